@@ -34,7 +34,7 @@ from ddpdoctor.exchange.store import KeyValues, StoreError
 from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, seen, session, watch
 from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
-from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.launch import Connecting, Contact
 from ddpdoctor.probes import store
 from ddpdoctor.recorder.settings import RecorderSettings
 from ddpdoctor.recorder.storage import ring_layout

@@ -15,6 +15,7 @@ from ddpdoctor.collect.system import read_link
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import (
     EXCHANGE_PORT,
+    JobSettings,
     Launch,
     NodeLaunch,
     expand_hosts,
@@ -24,7 +25,6 @@ from ddpdoctor.model.launch import (
     select_variables,
 )
 from ddpdoctor.model.node import Launcher, NodeProcess
-from ddpdoctor.model.reaching import JobSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

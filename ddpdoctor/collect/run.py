@@ -57,8 +57,8 @@ from ddpdoctor.model.facts import (
     Run,
     Save,
 )
+from ddpdoctor.model.launch import Connecting
 from ddpdoctor.model.node import Node
-from ddpdoctor.model.reaching import Connecting
 from ddpdoctor.model.stacks import StackSample
 from ddpdoctor.model.steps import Speed, StepParts, StepTimes
 from ddpdoctor.model.words import grouped

@@ -77,8 +77,7 @@ def find_error(text: str) -> tuple[str, dict[str, str]] | None:
     Raises:
         UserError: it is a text, and not the name of a rule, and no known error is in it.
     """
-    from ddpdoctor.model.known_errors import find_known
-    from ddpdoctor.model.nccl_warnings import read_warning
+    from ddpdoctor.model.known_errors import find_known, read_warning
     from ddpdoctor.rules.registry import find_rule
 
     text = text.strip()

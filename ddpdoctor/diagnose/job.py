@@ -37,8 +37,7 @@ from ddpdoctor.model.findings import (
     hangs,
     now,
 )
-from ddpdoctor.model.garbage import no_collection
-from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.reading import Unread, Why, no_collection
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.data.shared import Replicas, replicas_of, shared_loaders
 from ddpdoctor.rules.engine import judge, order_findings, pick_verdict

@@ -16,9 +16,8 @@ from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_deputy, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN, VARIABLE, job_token
-from ddpdoctor.model.launch import is_loopback
+from ddpdoctor.model.launch import JobSettings, Visit, is_loopback
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
-from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.probes.store import is_own
 
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.meeting import MeetingWay
     from ddpdoctor.exchange.store import Client, Store
     from ddpdoctor.model.findings import Check, Finding
-    from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.launch import NodeLaunch, Publication
     from ddpdoctor.model.node import NodeProcess
-    from ddpdoctor.model.reaching import Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,8 @@ from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary, now
-from ddpdoctor.model.launch import NodeOptions
+from ddpdoctor.model.launch import Contact, NodeOptions, Publication, Rendezvous, StartTrial, StoreView, Visit
 from ddpdoctor.model.node import Fleet
-from ddpdoctor.model.reaching import Contact, Publication, Rendezvous, StartTrial, StoreView, Visit
 from ddpdoctor.model.reading import Unread, known
 from ddpdoctor.probes.mesh import MeshLimits, run_mesh
 from ddpdoctor.probes.store import IMPORT_LIMIT_S, NoTorch, StoreWatch, TorchError, TorchProcess, knock, more_telling
@@ -63,9 +62,8 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.meeting import JoinedMeeting, Seat
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Check, Finding, Judgment, Report
-    from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.launch import Connecting, NodeLaunch, NodePair, Transfer
     from ddpdoctor.model.node import Node, NodeProcess
-    from ddpdoctor.model.reaching import Connecting, NodePair, Transfer
     from ddpdoctor.rules.registry import Rule
 
 

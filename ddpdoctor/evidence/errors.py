@@ -10,16 +10,14 @@ from ddpdoctor.evidence.lines import origin_of
 from ddpdoctor.evidence.reader import LineReader, quote
 from ddpdoctor.model.evidence import MOST_RANKS, Exited, Failed, Hint, Link, Nature, Trouble, Who
 from ddpdoctor.model.facts import signal_name
-from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.nccl_warnings import Accused, read_warning
+from ddpdoctor.model.known_errors import Accused, find_known, read_warning
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
-    from ddpdoctor.model.known_errors import KnownError
-    from ddpdoctor.model.nccl_warnings import NcclWarning
+    from ddpdoctor.model.known_errors import KnownError, NcclWarning
     from ddpdoctor.model.stacks import Frame
 
 

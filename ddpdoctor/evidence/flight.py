@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import MOST_RANKS, FlightCall, FlightDump, FlightGroup, FlightTransfer, Spot
-from ddpdoctor.model.garbage import no_collection
+from ddpdoctor.model.reading import no_collection
 from ddpdoctor.model.words import dtype_name, op_name
 from ddpdoctor.recorder.storage.flight import parse_cut_pickle
 

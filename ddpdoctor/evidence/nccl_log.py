@@ -28,7 +28,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.nccl_warnings import plain_address, read_warning
+from ddpdoctor.model.known_errors import plain_address, read_warning
 from ddpdoctor.model.words import first_names
 
 if TYPE_CHECKING:

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.mailbox import MessageBox
     from ddpdoctor.exchange.reach import Failures
     from ddpdoctor.exchange.store import Client, Store
-    from ddpdoctor.model.launch import Launch
-    from ddpdoctor.model.reaching import Connecting
+    from ddpdoctor.model.launch import Connecting, Launch
 
 SERVED_BY = "the first node"
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.launch import Connecting, Contact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

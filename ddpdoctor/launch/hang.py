@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.placement import Placement
     from ddpdoctor.launch.watch import JobWatch, NodeProgress
     from ddpdoctor.model.facts import NodesSeen
-    from ddpdoctor.model.reaching import Connecting
+    from ddpdoctor.model.launch import Connecting
 
 
 FILE = "nodes.json"  # the file in the run folder with the state of all members, a ``NodesSeen``

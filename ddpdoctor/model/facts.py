@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.data import LoaderSeen
+    from ddpdoctor.model.launch import Connecting
     from ddpdoctor.model.node import Node
-    from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.model.stacks import Frame, StackSample
     from ddpdoctor.model.steps import FetchTimes, GradientTimes, LineSeen, Speed, StepTimes
 

@@ -1,6 +1,7 @@
-"""Errors of distributed training that are well known: what each means, whose fault it is, and what to do.
+"""Well-known errors of distributed training, and NCCL's warnings: what each means, whose fault it is, and what to do.
 
-The table is ``known_errors.toml`` beside this file; it says what its columns are. It is read on first use.
+The tables are ``known_errors.toml`` and ``nccl_warnings.toml`` beside this file, which say what their columns are. They
+are read on first use.
 """
 
 from __future__ import annotations
@@ -8,12 +9,17 @@ from __future__ import annotations
 import pkgutil
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache, lru_cache
 from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from ddpdoctor.model.evidence import MOST_RANKS
 from ddpdoctor.model.findings import FaultOrigin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # The column ``fault`` in words.
 FAULTS = {
@@ -55,11 +61,14 @@ class KnownError:
         return tuple(rank for rank in ranks if rank < MOST_RANKS)
 
 
+def _read_table(name: str) -> dict[str, Any]:
+    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return cast("dict[str, Any]", toml.loads((pkgutil.get_data("ddpdoctor.model", name) or b"").decode("utf-8")))
+
+
 @cache
 def read_known_errors() -> tuple[KnownError, ...]:
     """Return the table in its order."""
-    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    table = pkgutil.get_data("ddpdoctor.model", "known_errors.toml") or b""
     return tuple(
         KnownError(
             pattern=re.compile(row["match"], re.DOTALL), shown=row["shown"], means=row["means"],
@@ -67,7 +76,7 @@ def read_known_errors() -> tuple[KnownError, ...]:
             nature=row.get("nature") or ("peer-lost" if row["fault"] == "peer" else "own"),
             vague=row.get("vague", False), loose=row.get("loose", False), marks=tuple(row.get("marks", ())),
         )
-        for row in toml.loads(table.decode("utf-8"))["error"]
+        for row in _read_table("known_errors.toml")["error"]
     )  # fmt: skip
 
 
@@ -86,3 +95,87 @@ def find_known(text: str, *, loose: bool = False) -> KnownError | None:
 
 def _plain(text: str) -> str:
     return _MODULE.sub("", text[:_MOST_CHARACTERS])
+
+
+class Accused(Enum):
+    """Whom a warning accuses."""
+
+    PEER = "peer"  # The other end is gone. The process that warns is a victim.
+    LINK = "link"  # the network between this host and another one
+    HOST = "host"  # what this host offers to the network: an interface, an adapter, the fabric
+    PROCESS = "process"  # the process itself: an error of its GPU's earlier work, or memory that ran out
+    START = "start"  # how the job is started or installed: interface, version, shared memory, GPUs
+    NOBODY = "nobody"  # it is worth a note and no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """How a family of warnings is to be read. ``words`` and ``fix`` may name groups of ``pattern`` in braces."""
+
+    pattern: re.Pattern[str]
+    accused: Accused
+    words: str
+    fix: str = ""  # empty: the table of known errors has it, or there is none
+    kind: str = ""  # for ``START``: "shm", "version", "interface", "duplicate-gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclWarning:
+    """One warning, understood."""
+
+    accused: Accused
+    words: str
+    fix: str = ""
+    kind: str = ""
+    # What the text names: "address", "host", "local_rank", "device", "code".
+    named: Mapping[str, str] = field(default_factory=dict)
+
+
+SHM_FIX = (
+    "give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory)"
+)
+# Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
+ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
+
+
+@cache
+def _read_warnings() -> tuple[tuple[Meaning, ...], dict[str, str]]:
+    """Return the rows of ``nccl_warnings.toml`` in their order, and its fixes by name."""
+    table = _read_table("nccl_warnings.toml")
+    fixes = {"shm": SHM_FIX, **table["fixes"]}
+    rows = []
+    for row in table["warning"]:
+        pattern = re.sub(r"<([A-Z_]+)>", lambda part: table["parts"].get(part[1], part[0]), row["match"])
+        fix, accused = row.get("fix", ""), Accused(row["accused"])
+        rows += [
+            Meaning(
+                pattern=re.compile(pattern), accused=accused, words=row["words"], fix=fixes.get(fix, fix),
+                kind=row.get("kind", ""),
+            )
+        ]  # fmt: skip
+    return tuple(rows), fixes
+
+
+def read_warning(text: str) -> NcclWarning | None:
+    """Return what a warning of NCCL means, or None if it is not in the table."""
+    meanings, fixes = _read_warnings()
+    for meaning in meanings:
+        found = meaning.pattern.search(text)
+        if found is not None:
+            named = {name: value.strip() for name, value in found.groupdict().items() if value}
+            if "address" in named:
+                named["address"] = plain_address(named["address"])
+            hca = re.search(r"\bhca (\S+)", text)
+            fills = {"error": "", **named, "peer": named.get("host") or named.get("address", "another host")}
+            fills["hca"] = f", adapter {hca[1]}" if hca else ""
+            fix = meaning.fix
+            if meaning.accused is Accused.LINK and named.get("address", "").startswith(ONLY_LOCAL):
+                fix = fixes["other-interface"]
+            words = meaning.words.format_map(fills).rstrip(": ")
+            return NcclWarning(accused=meaning.accused, words=words, fix=fix, kind=meaning.kind, named=named)
+    return None
+
+
+def plain_address(text: str) -> str:
+    """Return "10.0.0.2" for "::ffff:10.0.0.2", and other addresses as they are."""
+    return text.removeprefix("::ffff:") if "." in text else text

@@ -1,10 +1,18 @@
-"""Types for facts that could not be read. They say why, and rules cannot mistake them for healthy values."""
+"""What reading facts takes: types for what could not be read, and a pause of the garbage collector for large files.
+
+The types say why, and rules cannot mistake them for healthy values.
+"""
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Value = TypeVar("Value")
 
@@ -50,3 +58,15 @@ def known(reading: Value | Unread) -> Value | None:
 
 
 NOT_ASKED = Unread(why=Why.NOT_ASKED, reason="not read for the checks that were chosen")
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Turn garbage collection off. Each collection would visit all objects that are kept, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ddpdoctor.exchange.reach import contact_of, describe
-from ddpdoctor.model.reaching import Connecting, Contact, NodePair
+from ddpdoctor.model.launch import Connecting, Contact, NodePair
 from ddpdoctor.probes.payloads import (
     ENOUGH,
     GO,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.reaching import Publication, Transfer
+    from ddpdoctor.model.launch import Publication, Transfer
 
 Kind = TypeVar("Kind")
 # Our choice: time limit of the whole mesh, and how much it grows per node. Four healthy nodes take some tenths of a

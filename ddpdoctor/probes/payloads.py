@@ -17,7 +17,7 @@ import zlib
 from dataclasses import dataclass, replace
 
 from ddpdoctor.exchange.reach import contact_of, describe
-from ddpdoctor.model.reaching import Contact, Transfer
+from ddpdoctor.model.launch import Contact, Transfer
 
 MAGIC = b"DDPDmesh"
 TICKET_BYTES = 16

@@ -33,7 +33,7 @@ from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, contact_of, describe, look_up
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.model.errors import first_line, typed_line
-from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.launch import Connecting, Contact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -17,7 +17,7 @@ from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import Store, wait_for
 from ddpdoctor.exchange.wire import open_client
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.reaching import Publication
+from ddpdoctor.model.launch import Publication
 from ddpdoctor.probes.mesh import MeshLimits, run_mesh
 from tests.scenarios.hosts import Hosts, lent_hosts
 

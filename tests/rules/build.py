@@ -19,7 +19,7 @@ from ddpdoctor.model.facts import (
     Raised,
     Rank,
 )
-from ddpdoctor.model.reaching import Connecting
+from ddpdoctor.model.launch import Connecting
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import find_rule, rules_of

@@ -6,10 +6,10 @@ has them.
 """
 
 from ddpdoctor.diagnose.job import judge_job
-from ddpdoctor.model import facts, reaching
+from ddpdoctor.model import facts, launch
 from tests.golden import RULES, table
 from tests.rules import build
 
 test_rows = table(
-    "*", vars(facts), vars(reaching), vars(build), head=build.sureness, folder=RULES.parent / "jobs", judge=judge_job
+    "*", vars(facts), vars(launch), vars(build), head=build.sureness, folder=RULES.parent / "jobs", judge=judge_job
 )

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Arrival, Measurement, Mode
-from ddpdoctor.model.garbage import no_collection
+from ddpdoctor.model.reading import no_collection
 from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, bus_factor, cache_bytes, make_call, make_sets
 from ddpdoctor.probes.bandwidth.plan import (
     LEAST_BATCH_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
+from ddpdoctor.model.launch import Contact, Rendezvous, say_place
 from ddpdoctor.model.words import format_about
 from ddpdoctor.report.blocks import MAX_COLUMNS, Column, Grid, GridCell, Table, Text, Tone, not_shown, table_of
 from ddpdoctor.report.verbs.checks import checklist_content
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.reaching import NodePair, Visit
+    from ddpdoctor.model.launch import NodePair, Visit
     from ddpdoctor.report.blocks import Block, Content, Section
 
 WORDS = {

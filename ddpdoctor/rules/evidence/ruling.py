@@ -33,7 +33,7 @@ from ddpdoctor.model.evidence import (  # fmt: skip
     Waiting,
 )
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.nccl_warnings import ONLY_LOCAL
+from ddpdoctor.model.known_errors import ONLY_LOCAL
 from ddpdoctor.model.words import rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Doing, Exited, Failed, Hint, Inside, Link, Moving, ProcessState, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
-from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.nccl_warnings import SHM_FIX
+from ddpdoctor.model.known_errors import SHM_FIX, find_known
 from ddpdoctor.model.words import count_of, format_numbers, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.calls import innermost

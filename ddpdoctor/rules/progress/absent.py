@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import Presence
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Severity
-from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.launch import Contact
 from ddpdoctor.model.words import name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 from ddpdoctor.rules.network import EPHEMERAL
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.facts import Job, NodeSeen
-    from ddpdoctor.model.reaching import Connecting
+    from ddpdoctor.model.launch import Connecting
 
 
 CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"

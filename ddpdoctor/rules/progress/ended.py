@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
-from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.nccl_warnings import SHM_FIX
+from ddpdoctor.model.known_errors import SHM_FIX, find_known
 from ddpdoctor.model.node import DEVICE_ERROR
 from ddpdoctor.model.reading import known as known_of
 from ddpdoctor.model.words import format_memory, grouped, rank_list, verb

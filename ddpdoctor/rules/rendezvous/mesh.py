@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.reaching import Contact, say_place
+from ddpdoctor.model.launch import Contact, say_place
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
@@ -18,8 +18,8 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from ddpdoctor.model.launch import Connecting, NodePair, Rendezvous, Transfer, Visit
     from ddpdoctor.model.node import Node
-    from ddpdoctor.model.reaching import Connecting, NodePair, Rendezvous, Transfer, Visit
 
     Pairs = dict[tuple[int, int], NodePair]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.reaching import Contact, say_place
+from ddpdoctor.model.launch import Contact, say_place
 from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.network import open_ports
@@ -22,7 +22,7 @@ from ddpdoctor.rules.rendezvous.mesh import (
 )
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.reaching import Connecting, StartTrial, StoreView, Visit
+    from ddpdoctor.model.launch import Connecting, StartTrial, StoreView, Visit
 
 
 WORDS = {

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.node import FirewallChain, Fleet, Launcher
-from ddpdoctor.model.reaching import (
+from ddpdoctor.model.launch import (
     Connecting,
     Contact,
     JobSettings,
@@ -15,6 +14,7 @@ from ddpdoctor.model.reaching import (
     Transfer,
     Visit,
 )
+from ddpdoctor.model.node import FirewallChain, Fleet, Launcher
 from tests.rules.environment.build import interface, network, node
 
 PORT = 29500

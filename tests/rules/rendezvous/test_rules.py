@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ddpdoctor.diagnose.rendezvous import judge_meeting
 from ddpdoctor.model.findings import Judgment
-from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.launch import Contact
 from ddpdoctor.rules.rendezvous.mesh import PairSide, explain
 from tests.golden import table
 from tests.rules.rendezvous import build

@@ -28,9 +28,8 @@ from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.launch import Launch, NodeOptions
+from ddpdoctor.model.launch import JobSettings, Launch, NodeOptions, Publication
 from ddpdoctor.model.node import SECTIONS, Clock, Launcher, Node, NodeProcess
-from ddpdoctor.model.reaching import JobSettings, Publication
 from ddpdoctor.model.reading import Unread
 from tests.golden import words
 from tests.rules.environment.build import process

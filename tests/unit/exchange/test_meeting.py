@@ -43,7 +43,7 @@ from ddpdoctor.exchange.meeting import (
 )
 from ddpdoctor.exchange.store import MAX_VALUE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import HELLO, NONCE_BYTES, PROOF_BYTES, RequestType, pack_request
-from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.launch import Contact
 from tests.golden import words
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until

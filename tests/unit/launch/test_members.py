@@ -42,7 +42,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
-from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.launch import Connecting, Contact
 from tests.golden import words
 from tests.synthetic import Job, write_hosts
 

@@ -14,6 +14,7 @@ from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.data import Drawn, LoaderTaken, Pass, PassTaken, RankPass, RankTaken, SamplingPlan, share_out
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, JobSummary, Outcome, Place, RankRow, Severity
+from ddpdoctor.model.launch import Contact
 from ddpdoctor.model.live import Blamed, JobNow, Liveness, PassSeen, RankNow, ReplicasNow, Start, WaitNow
 from ddpdoctor.model.pictures import (
     Lane,
@@ -25,7 +26,6 @@ from ddpdoctor.model.pictures import (
     TimelineEvent,
     WaitingRanks,
 )
-from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.saved import Checksums, Contents, FileSeen, Form, ReadState, StatePart
 from ddpdoctor.model.steps import Budget, PhaseRow
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Trial, TrialSettings
@@ -402,7 +402,7 @@ test_rows = table(
     "pictures",
     "ddpdoctor.diagnose.files ddpdoctor.diagnose.rendezvous ddpdoctor.model.codec ddpdoctor.report.blocks",
     "ddpdoctor.model.consistency ddpdoctor.model.data ddpdoctor.model.facts ddpdoctor.model.findings",
-    "ddpdoctor.model.live ddpdoctor.model.reaching ddpdoctor.model.saved ddpdoctor.model.tuning",
+    "ddpdoctor.model.live ddpdoctor.model.launch ddpdoctor.model.saved ddpdoctor.model.tuning",
     "ddpdoctor.report.text.pictures tests.pictures tests.rules.rendezvous.build tests.rules.consistency.build",
     globals(),
 )

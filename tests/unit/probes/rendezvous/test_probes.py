@@ -15,7 +15,7 @@ import pytest
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.reach import contact_of
 from ddpdoctor.exchange.store import KeyValues
-from ddpdoctor.model.reaching import Connecting, Contact, Publication, Transfer
+from ddpdoctor.model.launch import Connecting, Contact, Publication, Transfer
 from ddpdoctor.probes.mesh import (
     BLOCK,
     MAX_WAITING,
