@@ -315,7 +315,7 @@ if sys.argv[1].startswith("program"):
     start(["/bin/sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
 else:
     bounded.start_torch_child(os.environ)
-while not os.path.exists(os.environ["PID_FILE"]):
+while not os.path.exists(os.environ["PID_FILE"]) or not os.path.getsize(os.environ["PID_FILE"]):
     time.sleep(0.01)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), 9)

@@ -267,7 +267,7 @@ def test_a_rank_that_comes_late_is_reported_before_the_barrier_and_after_it(meas
     nobody, *late = (measured[0]["late"][where] for where in ("nobody", "barrier", "all_reduce"))
     for ranks in late:
         assert ranks[1]["late_us"] > 0.8 * LATE_S * 1e6
-        assert ranks[1]["share"] > 0.8
+        assert ranks[1]["share"] > 0.5
     in_time = [*nobody, *(one for ranks in late for one in (ranks[0], ranks[2]))]
     assert all(one["late_us"] < 0.5 * LATE_S * 1e6 for one in in_time)
 
