@@ -195,7 +195,14 @@ class Server:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._hear_proof(peer)
+            ours = os.urandom(NONCE_BYTES)
+            await self._loop.sock_sendall(connection, HELLO + ours)
+            theirs, proof = await self._read(peer, NONCE_BYTES), await self._read(peer, PROOF_BYTES)
+            if not hmac.compare_digest(proof, prove(self._token, b"client", ours, theirs)):
+                self.strangers += 1
+                return
+            await self._loop.sock_sendall(connection, prove(self._token, b"server", ours, theirs))
+            peer.proven = True
             while peer in self.peers:
                 peer.deadline_s = None
                 first = await self._loop.sock_recv(connection, 1)
@@ -220,16 +227,6 @@ class Server:
             if peer.member is not None and all(other.member != peer.member for other in self.peers):
                 self.values.lose(peer.member)  # else it has reconnected
             connection.close()
-
-    async def _hear_proof(self, peer: ConnectedPeer) -> None:
-        ours = os.urandom(NONCE_BYTES)
-        await self._loop.sock_sendall(peer.connection, HELLO + ours)
-        theirs, proof = await self._read(peer, NONCE_BYTES), await self._read(peer, PROOF_BYTES)
-        if not hmac.compare_digest(proof, prove(self._token, b"client", ours, theirs)):
-            self.strangers += 1
-            raise BadRequest("it does not have this job's token")
-        await self._loop.sock_sendall(peer.connection, prove(self._token, b"server", ours, theirs))
-        peer.proven = True
 
     async def _read(self, peer: ConnectedPeer, length: int) -> bytes:
         """Return the next bytes of a peer, of which no more than these are read. Raises OSError or ``EOFError``."""

@@ -185,18 +185,28 @@ def pack_folder(folder: Path) -> bytes:
 
     Files that do not fit are left out, the largest first. Raises OSError if the folder is gone.
     """
-    files = _fitting([(path, str(path.relative_to(folder))) for path in _files(folder)])
+    sizes: dict[Path, int] = {}
+    for path in _files(folder):
+        sizes[path] = 0
+        with contextlib.suppress(OSError):
+            sizes[path] = path.stat().st_size
+    left = MAX_PLAIN_BYTES - 2**20
+    files: list[Path] = []
+    for path in sorted(sizes, key=sizes.__getitem__)[:MAX_FILES]:
+        left -= sizes[path]
+        if sizes[path] <= MAX_FILE_BYTES and left >= 0:
+            files.append(path)
     rows: list[tuple[str, int, list[int]]] = []
     """Name, size, and the numbers of the pieces that are not all zeros."""
     pieces: list[bytes] = []
     zeros = bytes(_PIECE_BYTES)
-    for path, name in files:
+    for path in files:
         content = b""
         with contextlib.suppress(OSError):  # it may have vanished, as the files of loader workers do
             content = read_plain(path, MAX_FILE_BYTES)
         split = enumerate(content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
         kept = {number: piece for number, piece in split if piece != zeros[: len(piece)]}
-        rows.append((name, len(content), list(kept)))
+        rows.append((str(path.relative_to(folder)), len(content), list(kept)))
         pieces += kept.values()
     index = json.dumps(rows).encode()
     packer = zlib.compressobj(LEVEL)
@@ -239,21 +249,6 @@ def _files(folder: Path) -> Iterator[Path]:
         else:
             yield path
     yield from (path for _, path in answers.values())
-
-
-def _fitting(files: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
-    """Return the smallest files that fit within the limits together."""
-    sizes = dict.fromkeys((name for _, name in files), 0)
-    for path, name in files:
-        with contextlib.suppress(OSError):
-            sizes[name] = path.stat().st_size
-    left = MAX_PLAIN_BYTES - 2**20
-    kept = []
-    for path, name in sorted(files, key=lambda file: sizes[file[1]])[:MAX_FILES]:
-        left -= sizes[name]
-        if sizes[name] <= MAX_FILE_BYTES and left >= 0:
-            kept.append((path, name))
-    return kept
 
 
 def _contents(plain: bytes) -> list[tuple[str, int, dict[int, memoryview]]]:

@@ -220,7 +220,14 @@ class OtherNode:
                 if not self._find() and self._searches > 1:
                     self._ended.wait(FIND_EVERY_S)
             while self._found is not None and (task := self._tasks.get()) is not None:
-                self._do(task)
+                try:
+                    task()
+                except StoreError:  # reconnect if the connection was lost, and run it again
+                    try:
+                        self._found = replace(self._found, store=self._found.open(REOPEN_LIMIT_S))
+                        task()
+                    except StoreError as error:
+                        self._why = str(error)
             if self._beating is not None:
                 self._beating.leave(json.dumps(self._pulse.status).encode())
             if self._found is not None:
@@ -287,17 +294,6 @@ class OtherNode:
             self._greet(self._required().store)
         self._talk().send_bytes(f"{EVIDENCE}/{self.number}/{request}", packed)
         self._say_now(answered=request, moved=moved)
-
-    def _do(self, task: Callable[[], None]) -> None:
-        """Run a task, and if the connection was lost, reconnect and run it again."""
-        try:
-            task()
-        except StoreError:
-            try:
-                self._found = replace(self._required(), store=self._required().open(REOPEN_LIMIT_S))
-                task()
-            except StoreError as error:
-                self._why = str(error)
 
     def _talk(self) -> Conversation:
         return Conversation(self._required().store, self._token)

@@ -288,7 +288,7 @@ class Session:
                     self.said |= self.notifier.report_replicas(self.folder, frozenset(self.said))
         # A signal may have ended the launcher before the next check. So may a warning, if the script has no handler.
         self.signals += [(number, at_ns) for number, at_ns in self.warnings if status == -number][:1]
-        if self.signals and self._note_interruption():
+        if self.signals and self._note_interruption(*self.signals[0]):
             self.watch.stopping_since_ns = self.watch.interrupted_ns
         return status
 
@@ -384,7 +384,7 @@ class Session:
     def _pass_on_signal(self) -> None:
         """Save evidence within a scheduler's grace time, then let the launcher end its ranks in its usual way."""
         number, began_ns = self.signals[0]
-        if self._note_interruption():
+        if self._note_interruption(*self.signals[0]):
             if self.examining.have_moved():
                 self._withdraw()
             self._take_evidence()
@@ -408,12 +408,11 @@ class Session:
             stop_tree(self.launcher.pid, self.folder)
         self.watch.evidence.acknowledge()
 
-    def _note_interruption(self) -> bool:
+    def _note_interruption(self, number: signal.Signals, at_ns: int) -> bool:
         """Record the signal that ends the job; return False if one is recorded already."""
         if self.watch.interrupted_by is not None:
             return False
-        number, began_ns = self.signals[0]
-        self.watch.interrupted_by, self.watch.interrupted_ns = number.name, began_ns
+        self.watch.interrupted_by, self.watch.interrupted_ns = number.name, at_ns
         return True
 
     def _save_at_once(self) -> None:
@@ -500,23 +499,19 @@ class JoinedSession(Session):
         if not self.closed:
             self.attendance = read_attendance(self.folder)
             if Leaving.INTERRUPTED in self.attendance.left.values():
-                self._note_end_by("SIGINT", time.monotonic_ns())
+                self._note_interruption(signal.SIGINT, time.monotonic_ns())
             came = self.attendance.left or self.attendance.gone
-            if self.attendance.present or (not came and time.monotonic() < self._deadline) or not self._close():
+            if self.attendance.present or (not came and time.monotonic() < self._deadline):
                 return None
+            if self.meeting is not None:  # let nobody join any more, unless somebody has just joined
+                with contextlib.suppress(OSError), locked(self.meeting):
+                    self.attendance = read_attendance(self.folder)
+                    if self.attendance.present:
+                        return None
+                    remove(self.meeting)
+            self.closed = True
         left = self.attendance.left.values()
         return int(bool(self.attendance.gone) or Leaving.FAILED in left)
-
-    def _close(self) -> bool:
-        """Let nobody join any more. Return False if somebody has just joined."""
-        if self.meeting is not None:
-            with contextlib.suppress(OSError), locked(self.meeting):
-                self.attendance = read_attendance(self.folder)
-                if self.attendance.present:
-                    return False
-                remove(self.meeting)
-        self.closed = True
-        return True
 
     def _react(self) -> None:
         """Report a failure at once: the process waits a moment for that, and its launcher may then end everything."""
@@ -547,7 +542,7 @@ class JoinedSession(Session):
 
     def _pass_on_signal(self) -> None:
         """Save a report when somebody ends the job; whoever sent the signal sends it to the ranks too."""
-        if self._note_interruption():
+        if self._note_interruption(*self.signals[0]):
             self._take_evidence()
             self._save_at_once()
 
@@ -570,7 +565,7 @@ class JoinedSession(Session):
             ]
             known = [at_ns for at_ns in asked if at_ns is not None]
             if asked and len(known) == len(asked) and max(known) - min(known) <= ASKED_TOGETHER_NS:
-                self._note_end_by("SIGTERM", min(known))
+                self._note_interruption(signal.SIGTERM, min(known))
         now_ns = time.monotonic_ns()
         for process in self.watch.followed.values():
             how = self.attendance.left.get((process.pid, process.ticks))
@@ -585,7 +580,3 @@ class JoinedSession(Session):
         """
         outcome = super()._outcome(status, judgment)
         return outcome if outcome.end.hung else replace(outcome, end=replace(outcome.end, exit_status=None))
-
-    def _note_end_by(self, name: str, at_ns: int) -> None:
-        if self.watch.interrupted_by is None:
-            self.watch.interrupted_by, self.watch.interrupted_ns = name, at_ns

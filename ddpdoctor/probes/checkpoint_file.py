@@ -6,7 +6,7 @@ import mmap
 import pickle
 import warnings
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -232,29 +232,23 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
     ``named`` are those that the file names. If torch does not say which it refuses, it may be any of them.
     """
     import torch
+    from torch import serialization
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
-        return _refused(path, named), "" if named else typed_line(error)
+        ask = getattr(serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
+        found: tuple[str, ...] = ()
+        with suppress(Exception):  # we have read the file already, and torch's list is only a refinement
+            found = tuple(ask(path)) if ask is not None else ()
+        return found or named, "" if named else typed_line(error)
     except NotImplementedError:
         return (), ""  # the meta device has no quantized or nested tensors, which says nothing about the file
     except Exception as error:  # noqa: BLE001 - a damaged file may raise anything
         return (), typed_line(error)
     return (), ""
-
-
-def _refused(path: Path, named: tuple[str, ...]) -> tuple[str, ...]:
-    from torch import serialization
-
-    ask = getattr(serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
-    try:
-        found = tuple(ask(path)) if ask is not None else ()
-    except Exception:  # noqa: BLE001 - we have read the file already, and torch's list is only a refinement
-        found = ()
-    return tuple(found) or named
 
 
 def describe(root: Any, names: tuple[str, ...]) -> Contents:

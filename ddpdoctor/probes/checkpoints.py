@@ -277,20 +277,19 @@ def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
 def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[Damage]:
     for item in items:
         path = folder / item.file
-        if path.is_file() and path.stat().st_size >= item.offset + item.length and not _is_sound(path, item):
+        if not path.is_file() or path.stat().st_size < item.offset + item.length:
+            continue
+        is_sound = True
+        with path.open("rb") as file:
+            content = _Window(file, item.offset, item.length)
+            try:
+                if zipfile.is_zipfile(content):  # else compressed or another format: it has no checksum to verify
+                    with zipfile.ZipFile(content) as archive:
+                        is_sound = not any(info.CRC for info in archive.infolist()) or archive.testzip() is None
+            except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
+                is_sound = False
+        if not is_sound:
             yield Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
-
-
-def _is_sound(path: Path, item: _Item) -> bool:
-    with path.open("rb") as file:
-        content = _Window(file, item.offset, item.length)
-        try:
-            if not zipfile.is_zipfile(content):
-                return True  # compressed or another format: it has no checksum to verify
-            with zipfile.ZipFile(content) as archive:
-                return not any(info.CRC for info in archive.infolist()) or archive.testzip() is None
-        except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
-            return False
 
 
 def list_folder(folder: Path) -> dict[str, int]:

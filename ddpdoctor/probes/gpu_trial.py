@@ -61,11 +61,30 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
     ``size`` is the number of rows and columns of the product, and ``memory_bytes`` is how much is filled. The defaults
     depend on the device.
     """
+    import torch
+
+    is_gpu, words = device.type == "cuda", CHUNK_BYTES // 4
     try:
-        wrong = _try_memory(device, memory_bytes)
-        return wrong or _try_products(device, size if size is not None else (8192 if device.type == "cuda" else 256))
+        if memory_bytes is None:
+            free_bytes = torch.cuda.mem_get_info(device)[0] if is_gpu else 0
+            memory_bytes = min(MAX_BYTES, int(free_bytes * FREE_SHARE)) if is_gpu else CHUNK_BYTES
+        # Fill all chunks before comparing the first, to catch writes that land at another address
+        chunks = [_pattern(words, seed, device) for seed in range(max(1, memory_bytes // CHUNK_BYTES))]
+        for seed, chunk in enumerate(chunks):
+            differing = int(torch.count_nonzero(chunk != _pattern(words, seed, device)))
+            if differing:
+                return f"{differing} of {words} words read back from memory differ from what was written"
+        del chunks, chunk
+        size = size if size is not None else (8192 if is_gpu else 256)
+        for dtype in (torch.float32, torch.bfloat16):
+            left, right, expected = make_product(size, dtype, device)
+            for _ in range(ROUNDS):
+                wrong = compare_product(left @ right, expected)
+                if wrong:
+                    return f"a matrix product in {str(dtype).removeprefix('torch.')} {wrong}"
     except RuntimeError as error:  # torch raises this for every CUDA error
         return first_line(error)
+    return None
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
@@ -74,34 +93,6 @@ def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
 
     places = torch.arange(words, dtype=torch.int64, device=device)
     return ((places + seed) * PRIME % 2**31).to(torch.int32)
-
-
-def _try_memory(device: torch.device, total_bytes: int | None) -> str | None:
-    """Fill all chunks before comparing the first, to catch writes that land at another address."""
-    import torch
-
-    if total_bytes is None:
-        is_gpu = device.type == "cuda"
-        total_bytes = min(MAX_BYTES, int(torch.cuda.mem_get_info(device)[0] * FREE_SHARE)) if is_gpu else CHUNK_BYTES
-    words = CHUNK_BYTES // 4
-    chunks = [_pattern(words, seed, device) for seed in range(max(1, total_bytes // CHUNK_BYTES))]
-    for seed, chunk in enumerate(chunks):
-        differing = int(torch.count_nonzero(chunk != _pattern(words, seed, device)))
-        if differing:
-            return f"{differing} of {words} words read back from memory differ from what was written"
-    return None
-
-
-def _try_products(device: torch.device, size: int) -> str | None:
-    import torch
-
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right, expected = make_product(size, dtype, device)
-        for _ in range(ROUNDS):
-            wrong = compare_product(left @ right, expected)
-            if wrong:
-                return f"a matrix product in {str(dtype).removeprefix('torch.')} {wrong}"
-    return None
 
 
 def make_product(

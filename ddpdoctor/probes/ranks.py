@@ -155,41 +155,32 @@ class Ranks:
         """Create the default process group and return its store, which must live as long. torch's errors propagate."""
         import torch
         from torch import distributed
+        from torch.distributed import HashStore, PrefixStore, TCPStore
 
         gpu = torch.device(device) if device.startswith("cuda") else None
         if gpu is not None:
             torch.cuda.set_device(gpu)
-        store = self._open_store(store_limit_s)
-        distributed.init_process_group(
-            backend,
-            store=store,
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=timedelta(seconds=timeout_s),
-            device_id=gpu,
-        )
-        return store
-
-    def _open_store(self, limit_s: float) -> Any:
-        """Return a torch store that all ranks share."""
-        from torch.distributed import HashStore, PrefixStore, TCPStore
-
+        launch, limit = self._launch, timedelta(seconds=store_limit_s)
+        store: Any
         if self.world_size == 1:
-            return HashStore()
-        timeout = timedelta(seconds=limit_s)
-        launch = self._launch
-        if launch.launcher is Launcher.TORCHRUN:
-            store = TCPStore(launch.hosts[0], launch.port, is_master=False, wait_for_workers=False, timeout=timeout)
-            return PrefixStore(f"ddpdoctor/{launch.run}/group/{self.conversation.prefix}", store)
-        if self.rank == 0:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            store = HashStore()
+        elif launch.launcher is Launcher.TORCHRUN:
+            store = TCPStore(launch.hosts[0], launch.port, is_master=False, wait_for_workers=False, timeout=limit)
+            store = PrefixStore(f"ddpdoctor/{launch.run}/group/{self.conversation.prefix}", store)
+        elif self.rank == 0:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
             self.conversation.send("port", _Port(port=store.port))
-            return store
-        served = self.conversation.wait(_Port, "port", limit_s, "rank 0")
-        if served is None:
-            raise StoreError(f"rank 0 opened no store within {limit_s:g} s")
-        host = reach(launch.hosts, served.port, limit_s, _address)
-        return TCPStore(host, served.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        else:
+            served = self.conversation.wait(_Port, "port", store_limit_s, "rank 0")
+            if served is None:
+                raise StoreError(f"rank 0 opened no store within {store_limit_s:g} s")
+            host = reach(launch.hosts, served.port, store_limit_s, _address)
+            store = TCPStore(host, served.port, is_master=False, wait_for_workers=False, timeout=limit)
+        distributed.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timedelta(seconds=timeout_s),
+            device_id=gpu,
+        )  # fmt: skip
+        return store
 
 
 def _address(connection: socket.socket) -> str:

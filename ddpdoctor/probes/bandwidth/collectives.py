@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddpdoctor.model.bandwidth import Case
-    from ddpdoctor.probes.bandwidth.group import RankGroup
+    from ddpdoctor.probes.bandwidth.timing import RankGroup
 
     Call = Callable[[bool], Any]
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.bandwidth import Case, Collective, Mode, NodeResult, Pair
 from ddpdoctor.model.words import format_size, grouped
-from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.timing import Effort, coefficient_of_variation, measure
+from ddpdoctor.probes.bandwidth.timing import Effort, RankGroup, coefficient_of_variation, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddpdoctor.model.bandwidth import BenchSettings
-    from ddpdoctor.probes.bandwidth.group import ResultLog
+    from ddpdoctor.probes.bandwidth.session import ResultLog
 
     Progress = Callable[[str, float, float | None], None]
 
@@ -111,7 +110,7 @@ def visit_units(
                     large.measurement.busbw_gb_s or 0.0,
                     float(statistics.median(own_late)),
                 ]
-            groups.release(slot)
+            groups.close(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
             for unit in slot:
@@ -174,20 +173,17 @@ class _Groups:
             if self._rank in unit.ranks
         ]
 
-    def release(self, slot: Sequence[Unit]) -> None:
-        """Close the groups of a slot if some rank has too many. All ranks know all groups and decide the same."""
-        held = Counter(rank for ranks in self._handles for rank in ranks)
-        if max(held.values()) > KEPT:
-            self._close([unit.ranks for unit in slot])
+    def close(self, slot: Sequence[Unit] | None = None) -> None:
+        """Close the groups of a slot if some rank has too many open; without a slot, close all.
 
-    def close(self) -> None:
-        """Close all groups."""
-        self._close(list(self._handles))
-
-    def _close(self, closing: Sequence[tuple[int, ...]]) -> None:
+        All ranks know all groups and decide the same.
+        """
         import torch.distributed as dist
 
-        for ranks in closing:
+        held = Counter(rank for ranks in self._handles for rank in ranks)
+        if slot is not None and max(held.values()) <= KEPT:
+            return
+        for ranks in list(self._handles) if slot is None else [unit.ranks for unit in slot]:
             handle = self._handles.pop(ranks)
             if self._rank in ranks:
                 dist.destroy_process_group(handle)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.bandwidth import Collective, LeftOut, NcclLog, describe_shared_gpus
+from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, describe_shared_gpus
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth.collectives import check, count_sets, make_sets, set_bytes, working_bytes
-from ddpdoctor.probes.bandwidth.group import ResultLog, Tracker
 from ddpdoctor.probes.bandwidth.plan import (
     Forecast,
     Step,
@@ -29,7 +29,7 @@ from ddpdoctor.probes.bandwidth.plan import (
     list_impossible,
     share_out,
 )
-from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, measure, most_calls
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, Tracker, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 
@@ -40,10 +40,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Case, Member
+    from ddpdoctor.model.bandwidth import (
+        Arrival,
+        BenchSettings,
+        Case,
+        Measurement,
+        Member,
+        NodeResult,
+        Pair,
+        Stop,
+        Wrong,
+    )
     from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.ranks import Ranks
 
     Progress = Callable[[str, float, float | None], None]
@@ -86,6 +95,38 @@ class BenchTask:
     progress: Callable[[str, float, float | None], None]
 
 
+@dataclass(slots=True)
+class ResultLog:
+    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
+
+    Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
+    """
+
+    settings: BenchSettings
+    members: tuple[Member, ...]
+    results: list[Measurement] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
+    arrivals: tuple[Arrival, ...] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    nodes: list[NodeResult] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    nccl_logs: tuple[NcclLog, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, text: str) -> None:
+        """Add a note for the reader about how it was measured. Equal notes are added once."""
+        with self._lock:
+            if text not in self.notes:
+                self.notes.append(text)
+
+    def bench(self, stop: Stop | None = None) -> Bench:
+        """Return the results so far. ``stop`` says how the bench ended if it did not finish."""
+        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
+        parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
+        return Bench(**parts, stop=stop)
+
+
 def run_rank(job: BenchTask) -> int:
     """Take part in a bench and return the exit status, which is the same on all ranks.
 
@@ -116,7 +157,6 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     import torch
     from torch import distributed
 
-    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 
     tracker, settings, nccl_logs = Tracker(), log.settings, NcclLogs(log.settings.backend)

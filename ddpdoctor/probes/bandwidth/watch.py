@@ -18,8 +18,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -28,21 +30,20 @@ from ddpdoctor.collect.system import read_link, read_text
 from ddpdoctor.exchange.conversation import News
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.model.bandwidth import Ending, Position, Stop
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, typed_line
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.probes.bandwidth.group import take_position
 from ddpdoctor.probes.loading import Lifeline
 from ddpdoctor.probes.ranks import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import Member
-    from ddpdoctor.probes.bandwidth.group import Tracker
+    from ddpdoctor.probes.bandwidth.timing import Tracker
 
 Given = TypeVar("Given")
 LOOK_EVERY_S = 1.0  # our choice: soon enough for a waiting user, and it can disturb only one call in thousands
@@ -83,6 +84,7 @@ PROC = Path("/proc")
 GONE = frozenset({"", "Z", "X"})  # state letters of a process that has ended; "" if it no longer exists
 FROZEN = frozenset({"T", "t"})  # state letters of a process that a signal or a debugger has stopped
 EXITED = "exit status "  # start of the description of a process that ended by itself
+MAX_FRAMES = 60  # our choice: how many innermost frames of a stack are kept
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -302,6 +304,34 @@ class Watcher:
             return call()
         except StoreError:
             return otherwise
+
+
+def take_position(
+    rank: int, tracker: Tracker, error: BaseException | None, states: Mapping[int, str], ends: Mapping[int, str]
+) -> Position:
+    """Return where the main thread is now, and the states of the other processes on this host.
+
+    With the error that ended the main thread, its stack is that of the error, from where it was caught.
+    """
+    if error is not None:
+        frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
+    else:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the documented way
+        frames = list(islice(traceback.walk_stack(frame), MAX_FRAMES))[::-1] if frame is not None else []
+    return Position(
+        rank=rank,
+        phase=tracker.phase,
+        what=tracker.what,
+        group=tracker.group,
+        calls=tracker.calls,
+        op=tracker.op,
+        inside=tracker.inside,
+        stale_s=max(0.0, time.monotonic() - tracker.moved_s),
+        stack=tuple(f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}" for frame, line in frames),
+        error=None if error is None else typed_line(error),
+        states={str(other): state for other, state in states.items()},
+        ends={str(other): end for other, end in ends.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -341,7 +341,12 @@ class TrialWatch:
     def _end(self) -> None:
         trouble = self._conversation.alarm(TrialTrouble)
         if trouble.still:
-            self._conversation.send(f"place/{self._rank}", self._place())
+            stack = walk_stack(sys._current_frames()[self._main])  # noqa: SLF001 - the documented way to a stack
+            frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
+            own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
+            waits = bool(frames) and is_installed(frames[0][0])
+            place = RankPlace(rank=self._rank, phase=self._phase, line=own, waits=waits)
+            self._conversation.send(f"place/{self._rank}", place)
         if self._rank == 0:
             # On rank 0: show the trouble to the user, then send the others the status
             if trouble.still:
@@ -366,13 +371,6 @@ class TrialWatch:
         """Return what the ranks sent within the limit, in rank order."""
         found = self._conversation.gather(kind, name, lambda: range(self._size), limit_s)
         return [found[rank] for rank in sorted(found)]
-
-    def _place(self) -> RankPlace:
-        stack = walk_stack(sys._current_frames()[self._main])  # noqa: SLF001 - the documented way to a stack
-        frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
-        own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
-        waits = bool(frames) and is_installed(frames[0][0])
-        return RankPlace(rank=self._rank, phase=self._phase, line=own, waits=waits)
 
 
 def describe_places(places: Sequence[RankPlace], size: int) -> list[str]:

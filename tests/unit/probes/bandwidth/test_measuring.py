@@ -29,7 +29,6 @@ from ddpdoctor.probes.bandwidth.collectives import (
     tolerance,
     working_bytes,
 )
-from ddpdoctor.probes.bandwidth.group import RankGroup, Tracker
 from ddpdoctor.probes.bandwidth.plan import CAUTION, DTYPES, Forecast, Growth, list_cases, share_out
 from ddpdoctor.probes.bandwidth.session import (
     count_takers,
@@ -44,6 +43,8 @@ from ddpdoctor.probes.bandwidth.timing import (
     LEAST_CALLS,
     BarrierWaits,
     Effort,
+    RankGroup,
+    Tracker,
     coefficient_of_variation,
     even_out,
     lateness,
