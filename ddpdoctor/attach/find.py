@@ -221,22 +221,14 @@ def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
     absolute = str(Path(read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
     sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_slurm_step(env) and "RANK" not in env else ()
     return SeenRank(
-        pid=one.pid,
-        namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None,
-        start_ticks=one.process.start_ticks,
-        rank=rank,
-        rank_by=by,
-        local_rank=rank if ordered else read_local_rank(env),
+        pid=one.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None, start_ticks=one.process.start_ticks,
+        rank=rank, rank_by=by, local_rank=rank if ordered else read_local_rank(env),
         world_size=(siblings if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
         node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
-        restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"),
-        launcher=_launcher(one, ordered=ordered),
-        parent_pid=one.process.ppid,
-        command=read_command(one.pid),
-        user=_user(one.pid),
-        wrap_folder=absolute,
+        restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
+        parent_pid=one.process.ppid, command=read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
         variables=select_variables(env)[0],
-    )
+    )  # fmt: skip
 
 
 def _launcher(one: Candidate, *, ordered: bool) -> str:

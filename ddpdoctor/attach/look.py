@@ -86,18 +86,10 @@ def attach(
     files += save_look(folder, second)
     movements = compare_looks(first, second)
     seen = AttachedJob(
-        host=socket.gethostname(),
-        wall_ns=began_ns,
-        job=chosen.identity,
-        world_size=chosen.world_size,
-        ranks=chosen.ranks,
-        looks=2,
-        gap_s=gap_s,
-        movement=of_job(movements),
-        movements=movements,
-        refused=tuple(dict.fromkeys((*first.refused, *second.refused))),
-        files=tuple(files),
-    )
+        host=socket.gethostname(), wall_ns=began_ns, job=chosen.identity, world_size=chosen.world_size,
+        ranks=chosen.ranks, looks=2, gap_s=gap_s, movement=of_job(movements), movements=movements,
+        refused=tuple(dict.fromkeys((*first.refused, *second.refused))), files=tuple(files),
+    )  # fmt: skip
     write_whole(folder / SUMMARY, to_json(encode(seen)))
     return Attached(folder=folder, job=seen)
 

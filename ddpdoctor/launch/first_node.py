@@ -209,20 +209,15 @@ class MembersHeard:
         if greeting is not None and greeting.started_as not in {None, number}:
             why = f"it was started as number {greeting.started_as}, which another one has"
         return NodeSeen(
-            number=number,
-            host=greeting.host if greeting else names[number] if number < len(names) else "",
-            presence=self._presence(number, now_ns),
-            heard_ns=heard.heard_ns if heard else None,
+            number=number, host=greeting.host if greeting else names[number] if number < len(names) else "",
+            presence=self._presence(number, now_ns), heard_ns=heard.heard_ns if heard else None,
             status=read_status(heard.left) if heard and heard.left else pulse.status if pulse else None,
             clock_offset_ns=greeting.clock_offset_ns if greeting else None,
             clock_error_ns=greeting.clock_error_ns if greeting else None,
-            wall_offset_s=greeting.wall_offset_s if greeting else None,
-            gathered=number in self.gathered,
-            ranks=pulse.all_ranks if pulse else (),
-            alive=pulse.progress.alive if pulse else None,
-            waits_s=pulse.progress.waits_s if pulse else None,
-            why=why,
-        )
+            wall_offset_s=greeting.wall_offset_s if greeting else None, gathered=number in self.gathered,
+            ranks=pulse.all_ranks if pulse else (), alive=pulse.progress.alive if pulse else None,
+            waits_s=pulse.progress.waits_s if pulse else None, why=why,
+        )  # fmt: skip
 
     def _presence(self, number: int, now_ns: int) -> Presence:
         heard = self._heard.get(number)

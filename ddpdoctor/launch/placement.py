@@ -141,15 +141,10 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
         is_own = found[place.task] == env.get("SLURMD_NODENAME", found[place.task])
         task_hosts = found if in_order and is_own else ()
     return SlurmStep(
-        place=place,
-        nodes=nodes,
-        node=node,
-        local_tasks=counts[node] if node < len(counts) else None,
-        hosts=hosts,
-        task_hosts=task_hosts,
-        master="" if nodes > 1 and is_loopback(master) else master,
+        place=place, nodes=nodes, node=node, local_tasks=counts[node] if node < len(counts) else None, hosts=hosts,
+        task_hosts=task_hosts, master="" if nodes > 1 and is_loopback(master) else master,
         master_port=number(env, "MASTER_PORT"),
-    )
+    )  # fmt: skip
 
 
 def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
@@ -164,7 +159,14 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     if "SLURM_JOB_ID" in env and (step := read_step(env)) is not None:
         placed = _by_slurm(split, torchrun, step, env)
     elif torchrun is not None and torchrun.nnodes is not None:
-        placed = _by_torchrun(style, torchrun, torchrun.nnodes)
+        (host, port), (fewest, most) = torchrun.endpoint or ("", 0), torchrun.nnodes
+        own = torchrun.number("--node-rank") or 0  # only a static rendezvous uses it
+        one_host = is_loopback(host)
+        placed = Placement(
+            style=style, number=own if torchrun.backend == "static" else None, expected=fewest, most=most,
+            hosts=("127.0.0.1",) if one_host else tuple(filter(None, (host,))), port=_beside(port), one_host=one_host,
+            store=torchrun.endpoint,
+        )  # fmt: skip
     else:
         placed = _by_variables(split, torchrun, env) or Placement(style=style, note=_idle_note(env))
     if placed.alone:
@@ -189,22 +191,6 @@ def _idle_note(env: Mapping[str, str]) -> str | None:
     return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
 
 
-def _by_torchrun(style: Style, torchrun: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
-    """Place a node by torchrun's options. Only a static rendezvous uses --node-rank."""
-    host, port = torchrun.endpoint or ("", 0)
-    one_host = is_loopback(host)
-    return Placement(
-        style=style,
-        number=(torchrun.number("--node-rank") or 0) if torchrun.backend == "static" else None,
-        expected=nnodes[0],
-        most=nnodes[1],
-        hosts=("127.0.0.1",) if one_host else tuple(filter(None, (host,))),
-        port=_beside(port),
-        one_host=one_host,
-        store=torchrun.endpoint,
-    )
-
-
 def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
     if not env.get("RANK") or not env.get("WORLD_SIZE"):
@@ -221,18 +207,11 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
     )
     one_host = is_loopback(host)
     return Placement(
-        style=Style.COMMAND if split.is_command else Style.RANK,
-        number=rank,
-        expected=size,
-        most=size,
-        of_ranks=True,
+        style=Style.COMMAND if split.is_command else Style.RANK, number=rank, expected=size, most=size, of_ranks=True,
         nodes=1 if one_host else -(-size // (number(env, "LOCAL_WORLD_SIZE") or 1)),
-        hosts=("127.0.0.1",) if one_host else (host,),
-        port=_beside(port),
-        one_host=one_host,
-        store=(host, port),
+        hosts=("127.0.0.1",) if one_host else (host,), port=_beside(port), one_host=one_host, store=(host, port),
         note=None if split.is_command or rank else note,
-    )
+    )  # fmt: skip
 
 
 def _beside(port: int) -> int:
@@ -253,18 +232,10 @@ def _by_slurm(
     one_host, tasks = step.nodes == 1, step.place.tasks
     hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
     placed = Placement(
-        number=step.place.task,
-        expected=tasks,
-        most=tasks,
-        hosts=tuple(dict.fromkeys(filter(None, hosts))),
-        port=step.place.port(EXCHANGE_PORTS),
-        names=step.task_hosts,
-        one_host=one_host,
-        store=step.store,
-        batch_job=step.place.name,
-        of_ranks=tasks > step.nodes,
-        nodes=step.nodes,
-    )
+        number=step.place.task, expected=tasks, most=tasks, hosts=tuple(dict.fromkeys(filter(None, hosts))),
+        port=step.place.port(EXCHANGE_PORTS), names=step.task_hosts, one_host=one_host, store=step.store,
+        batch_job=step.place.name, of_ranks=tasks > step.nodes, nodes=step.nodes,
+    )  # fmt: skip
     if torchrun is None or split.is_command:
         return replace(placed, style=Style.COMMAND)
     if tasks == step.nodes or torchrun.nnodes == (tasks, tasks):
@@ -310,14 +281,10 @@ def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -
     if torchrun.nnodes is not None and not fewest <= tasks <= most:
         note = f"--nnodes is {text('--nnodes')}, but this Slurm step has {tasks} tasks, one per node"
     return replace(
-        placed,
-        expected=fewest,
-        most=most,
-        of_ranks=False,
-        store=TorchrunSettings((*added, *torchrun.words), torchrun.env).endpoint,
-        torchrun_args=tuple(added),
+        placed, expected=fewest, most=most, of_ranks=False,
+        store=TorchrunSettings((*added, *torchrun.words), torchrun.env).endpoint, torchrun_args=tuple(added),
         note=note if task == 0 else None,
-    )
+    )  # fmt: skip
 
 
 def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -339,24 +339,15 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
             "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
         }  # fmt: skip
     run = Run(
-        command=hide_secrets(options.command),
-        started_at=started_at,
-        launched_ns=launched_ns,
-        hang_timeout_s=options.hang_timeout_s,
-        debug_level=level.upper(),
-        check_every=options.ranks.check_every,
-        allow_different=options.allow_different,
-        speed=options.speed,
-        host=socket.gethostname(),
+        command=hide_secrets(options.command), started_at=started_at, launched_ns=launched_ns,
+        hang_timeout_s=options.hang_timeout_s, debug_level=level.upper(), check_every=options.ranks.check_every,
+        allow_different=options.allow_different, speed=options.speed, host=socket.gethostname(),
         torch_version=_torch_version(),
-        environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
-        entry=options.entry,
+        environment={name: environment[name] for name in STORED_VARIABLES if name in environment}, entry=options.entry,
         launcher=placement.style.value,
         run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
-        watcher_pid=os.getpid(),
-        watcher_ticks=own.start_ticks if own is not None else None,
-        **shape,
-    )
+        watcher_pid=os.getpid(), watcher_ticks=own.start_ticks if own is not None else None, **shape,
+    )  # fmt: skip
     write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
 
 

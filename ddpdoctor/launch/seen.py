@@ -221,15 +221,10 @@ class CausesSeen:
             old = self._seen.get((pid, ticks), ProcessCauses())
             found = read_causes(pid, below, host)
             self._seen[pid, ticks] = replace(
-                found,
-                memory=old.memory,
-                children_memory=old.children_memory,
-                children_count=old.children_count,
-                busy_cores=old.busy_cores,
-                work=self._work.work.get(pid, {}).get(pid),
-                working_children=self._work.of_children(pid, below),
-                receiving=receiving.get(pid),
-            )
+                found, memory=old.memory, children_memory=old.children_memory, children_count=old.children_count,
+                busy_cores=old.busy_cores, work=self._work.work.get(pid, {}).get(pid),
+                working_children=self._work.of_children(pid, below), receiving=receiving.get(pid),
+            )  # fmt: skip
 
     def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
         """Return a rank's causes in the format of watch.json."""

@@ -89,13 +89,9 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     )
     unique_gaps = tuple({gap.pattern: gap for gap in gaps}.values())
     return Checkpoints(
-        files=tuple(files),
-        expected=expected,
-        copies=copies,
-        same_asked=wanted.same,
-        leftovers=tuple(dict.fromkeys(leftovers)),
-        gaps=unique_gaps,
-    )
+        files=tuple(files), expected=expected, copies=copies, same_asked=wanted.same,
+        leftovers=tuple(dict.fromkeys(leftovers)), gaps=unique_gaps,
+    )  # fmt: skip
 
 
 def _expand(path: Path) -> tuple[Path, ...]:

@@ -164,17 +164,11 @@ def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Seque
         for number in range(min(len(one.passes) for one in everyone))
     )
     return Drawn(
-        world_size=len(everyone),
-        function=wanted.function,
-        samples=first.samples if same_length else None,
-        kind=first.kind,
-        dataset=first.loader.dataset,
-        sampler=first.loader.sampler.type if first.loader.sampler else "",
-        batch_size=first.loader.batch_size,
-        passes=passes,
-        set_epoch=first.set_epoch,
-        notes=tuple(notes),
-    )
+        world_size=len(everyone), function=wanted.function, samples=first.samples if same_length else None,
+        kind=first.kind, dataset=first.loader.dataset,
+        sampler=first.loader.sampler.type if first.loader.sampler else "", batch_size=first.loader.batch_size,
+        passes=passes, set_epoch=first.set_epoch, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indices], samples: int | None) -> Pass:
@@ -193,14 +187,10 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
     half = [[(one & other).bit_count() for other in paired[: at + 1]] for at, one in enumerate(paired)]
     places = range(len(paired))
     return Pass(
-        number=number + 1,
-        ranks=rows,
-        unique=once.bit_count(),
-        shared=twice.bit_count(),
-        missed=samples - once.bit_count(),
-        alike=tuple(tuple(ranks) for ranks in same.values() if len(ranks) > 1),
+        number=number + 1, ranks=rows, unique=once.bit_count(), shared=twice.bit_count(),
+        missed=samples - once.bit_count(), alike=tuple(tuple(ranks) for ranks in same.values() if len(ranks) > 1),
         overlaps=tuple(tuple(half[max(a, b)][min(a, b)] for b in places) for a in places),
-    )
+    )  # fmt: skip
 
 
 def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
@@ -275,19 +265,9 @@ def _draw_pass(
             bits[index >> 3] |= 1 << (index & 7)
     repeats = drawn - int.from_bytes(bits, "little").bit_count()
     seen = EpochSeen(
-        number=number,
-        set_epoch=epoch,
-        batches=batches,
-        drawn=drawn,
-        total=total,
-        xor=xor,
-        order=order.hexdigest(),
-        first=first,
-        complete=True,
-        trained=True,
-        backwards=batches,
-        repeats=repeats,
-    )
+        number=number, set_epoch=epoch, batches=batches, drawn=drawn, total=total, xor=xor, order=order.hexdigest(),
+        first=first, complete=True, trained=True, backwards=batches, repeats=repeats,
+    )  # fmt: skip
     row = RankPass(rank=rank, drawn=drawn, repeated=repeats, batches=batches, last_batch=last, complete=True)
     return seen, row, bytes(bits)
 
@@ -320,19 +300,9 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
             complete = False
             break
     seen = EpochSeen(
-        number=number,
-        set_epoch=epoch,
-        batches=batches,
-        drawn=0,
-        total=0,
-        xor=0,
-        order="",
-        first="",
-        complete=complete,
-        trained=True,
-        batch_digests=tuple(digests),
-        backwards=batches,
-    )
+        number=number, set_epoch=epoch, batches=batches, drawn=0, total=0, xor=0, order="", first="", complete=complete,
+        trained=True, batch_digests=tuple(digests), backwards=batches,
+    )  # fmt: skip
     return seen, RankPass(
         rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete
     )  # fmt: skip
@@ -360,30 +330,15 @@ def _describe(
     batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
     samples = None if base is None else base.samples
     loader = LoaderSeen(
-        number=1,
-        site=None,
-        dataset=_type_of(dataset),
-        dataset_digest="",
-        samples=samples,
-        batch_size=batch_size if isinstance(batch_size, int) else None,
-        drop_last=getattr(made, "drop_last", None),
-        iterable=base is None,
-        workers=getattr(made, "num_workers", 0),
-        indices_seen=base is not None,
-        sampler=None if base is None else _describe_sampler(made),
-        epochs=seen,
-        passes=len(seen),
-    )
+        number=1, site=None, dataset=_type_of(dataset), dataset_digest="", samples=samples,
+        batch_size=batch_size if isinstance(batch_size, int) else None, drop_last=getattr(made, "drop_last", None),
+        iterable=base is None, workers=getattr(made, "num_workers", 0), indices_seen=base is not None,
+        sampler=None if base is None else _describe_sampler(made), epochs=seen, passes=len(seen),
+    )  # fmt: skip
     return RankDraws(
-        rank=passes[0].rank,
-        host=os.uname().nodename,
-        loader=loader,
-        kind=_type_of(made),
-        samples=samples,
-        set_epoch=any(one.set_epoch is not None for one in seen),
-        passes=passes,
-        notes=notes,
-    )
+        rank=passes[0].rank, host=os.uname().nodename, loader=loader, kind=_type_of(made), samples=samples,
+        set_epoch=any(one.set_epoch is not None for one in seen), passes=passes, notes=notes,
+    )  # fmt: skip
 
 
 def _describe_sampler(loader: Any) -> SamplerSeen:
@@ -395,14 +350,10 @@ def _describe_sampler(loader: Any) -> SamplerSeen:
     is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
     sampler = batch_sampler if is_own else loader.sampler
     return SamplerSeen(
-        type=_type_of(sampler),
-        replicas=_plain(sampler, "num_replicas", int),
-        rank=_plain(sampler, "rank", int),
-        seed=_plain(sampler, "seed", int),
-        shuffle=_plain(sampler, "shuffle", bool),
-        drop_last=_plain(sampler, "drop_last", bool),
-        standard=type(sampler).__iter__ is DistributedSampler.__iter__,
-    )
+        type=_type_of(sampler), replicas=_plain(sampler, "num_replicas", int), rank=_plain(sampler, "rank", int),
+        seed=_plain(sampler, "seed", int), shuffle=_plain(sampler, "shuffle", bool),
+        drop_last=_plain(sampler, "drop_last", bool), standard=type(sampler).__iter__ is DistributedSampler.__iter__,
+    )  # fmt: skip
 
 
 def _plain(sampler: Any, name: str, kind: type[Plain]) -> Plain | None:

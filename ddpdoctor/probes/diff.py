@@ -65,15 +65,10 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
 def _describe(path: Path, saved: Saved) -> SavedFile:
     ranks = {int(number) for number in RANK.findall(path.name)} or {int(n) for n in RANK.findall(path.parent.name)}
     return SavedFile(
-        path=str(path),
-        rank=ranks.pop() if len(ranks) == 1 else None,
-        size_bytes=path.stat().st_size,
-        tensors=len(saved.tensors),
-        values=len(saved.values),
-        stripped=tuple(sorted(saved.stripped)),
-        below=saved.prefix,
-        beside=saved.beside,
-    )
+        path=str(path), rank=ranks.pop() if len(ranks) == 1 else None, size_bytes=path.stat().st_size,
+        tensors=len(saved.tensors), values=len(saved.values), stripped=tuple(sorted(saved.stripped)),
+        below=saved.prefix, beside=saved.beside,
+    )  # fmt: skip
 
 
 def _digests(saved: Saved) -> dict[str, str]:
@@ -155,15 +150,10 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
         # The size is 0 only for +0 and -0.
         relative = max(relative or 0.0, float((off / size.clamp_min(torch.finfo(torch.float64).tiny)).max()))
     return Apart(
-        file=file,
-        against=against,
-        differing=differing,
-        of=ours.numel(),
-        first=tuple(int(i) for i in torch.unravel_index(torch.tensor(first), ours.shape)),
-        largest=largest,
-        relative=relative,
-        not_finite=not_finite,
-    )
+        file=file, against=against, differing=differing, of=ours.numel(),
+        first=tuple(int(i) for i in torch.unravel_index(torch.tensor(first), ours.shape)), largest=largest,
+        relative=relative, not_finite=not_finite,
+    )  # fmt: skip
 
 
 def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:

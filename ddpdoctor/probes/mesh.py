@@ -419,14 +419,10 @@ class Visitor:
 
     def _visit(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
         pair = NodePair(
-            source=self._own,
-            target=target.publication.number,
-            address=target.publication.address,
-            port=target.port,
-            interface=target.publication.interface,
-            connecting=attempt.seen if attempt is not None else None,
+            source=self._own, target=target.publication.number, address=target.publication.address, port=target.port,
+            interface=target.publication.interface, connecting=attempt.seen if attempt is not None else None,
             skipped=target.obstacle,
-        )
+        )  # fmt: skip
         if attempt is None or attempt.connection is None:
             return pair
         pair = self._send(pair, target, attempt.connection)

@@ -118,15 +118,11 @@ def send_payload(connection: socket.socket, size_bytes: int, pace: PayloadLimits
     grown = read_tcp_counts(connection).since(before)
     whole = contact is Contact.CONNECTED
     return Transfer(
-        size_bytes=begun_bytes,
-        contact=contact,
-        error=error,
+        size_bytes=begun_bytes, contact=contact, error=error,
         duration_s=time.monotonic() - started if whole or contact is Contact.NO_ANSWER else None,
-        retransmitted=grown.retransmitted,
-        sent=grown.sent,
-        needless=grown.needless,
+        retransmitted=grown.retransmitted, sent=grown.sent, needless=grown.needless,
         delivered_bytes=None if whole else grown.delivered_bytes,
-    )
+    )  # fmt: skip
 
 
 def pack_hello(ticket: bytes, number: int) -> bytes:

@@ -478,16 +478,10 @@ def name_member(launch: Launch) -> Member:
     """Return who this rank is, without importing torch."""
     found = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return Member(
-        rank=launch.rank,
-        local_rank=launch.local_rank or 0,
-        host=os.uname().nodename,
-        pid=os.getpid(),
-        device="cpu",
-        device_name=found[1].strip() if found else platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
-        version=ddpdoctor.__version__,
-        torch="",
-    )
+        rank=launch.rank, local_rank=launch.local_rank or 0, host=os.uname().nodename, pid=os.getpid(), device="cpu",
+        device_name=found[1].strip() if found else platform.machine(), cores=len(os.sched_getaffinity(0)),
+        version=ddpdoctor.__version__, torch="",
+    )  # fmt: skip
 
 
 def read_member(launch: Launch, env: Mapping[str, str]) -> Member:

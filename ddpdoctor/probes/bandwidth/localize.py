@@ -130,14 +130,9 @@ def slot_seconds(budget_s: float, slots: int) -> float:
 
 def _case(size_bytes: int) -> Case:
     return Case(
-        collective=Collective.ALL_REDUCE,
-        dtype=DTYPE,
-        redop="sum",
-        mode=Mode.LATENCY,
-        in_place=True,
-        size_bytes=size_bytes,
-        count=size_bytes // ELEMENT_BYTES,
-    )
+        collective=Collective.ALL_REDUCE, dtype=DTYPE, redop="sum", mode=Mode.LATENCY, in_place=True,
+        size_bytes=size_bytes, count=size_bytes // ELEMENT_BYTES,
+    )  # fmt: skip
 
 
 class _Groups:

@@ -299,20 +299,10 @@ def summarize(
     algbw_gb_s = case.size_bytes / p50_us / 1e3
     factor = bus_factor(case.collective, size)
     return Measurement(
-        **asdict(case),
-        iterations=len(slowest) * calls,
-        first_us=max(first_us),
-        min_us=min(slowest),
-        p50_us=p50_us,
-        p95_us=quantile(slowest, 0.95),
-        p50_low_us=low_us,
-        p50_high_us=high_us,
-        cv=coefficient_of_variation(slowest),
-        algbw_gb_s=algbw_gb_s,
-        busbw_gb_s=None if factor is None else algbw_gb_s * factor,
-        warm=warm,
-        wrong=None,
-    )
+        **asdict(case), iterations=len(slowest) * calls, first_us=max(first_us), min_us=min(slowest), p50_us=p50_us,
+        p95_us=quantile(slowest, 0.95), p50_low_us=low_us, p50_high_us=high_us, cv=coefficient_of_variation(slowest),
+        algbw_gb_s=algbw_gb_s, busbw_gb_s=None if factor is None else algbw_gb_s * factor, warm=warm, wrong=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

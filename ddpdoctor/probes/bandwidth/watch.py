@@ -319,19 +319,13 @@ def take_position(
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the documented way
         frames = list(islice(traceback.walk_stack(frame), MAX_FRAMES))[::-1] if frame is not None else []
     return Position(
-        rank=rank,
-        phase=tracker.phase,
-        what=tracker.what,
-        group=tracker.group,
-        calls=tracker.calls,
-        op=tracker.op,
-        inside=tracker.inside,
-        stale_s=max(0.0, time.monotonic() - tracker.moved_s),
+        rank=rank, phase=tracker.phase, what=tracker.what, group=tracker.group, calls=tracker.calls, op=tracker.op,
+        inside=tracker.inside, stale_s=max(0.0, time.monotonic() - tracker.moved_s),
         stack=tuple(f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}" for frame, line in frames),
         error=None if error is None else typed_line(error),
         states={str(other): state for other, state in states.items()},
         ends={str(other): end for other, end in ends.items()},
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

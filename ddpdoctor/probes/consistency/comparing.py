@@ -84,13 +84,9 @@ def _stream(
         for what, splits in zip(What, split(tensors, What), strict=True):
             if splits and what not in found:
                 found[what] = Difference(
-                    what=what,
-                    number=number,
-                    last_equal=last_equal.get(what),
-                    splits=splits[:MAX_SPLITS],
-                    differing=len(splits),
-                    of=max(len(splits), sum(one.what is what for one in first)),
-                )
+                    what=what, number=number, last_equal=last_equal.get(what), splits=splits[:MAX_SPLITS],
+                    differing=len(splits), of=max(len(splits), sum(one.what is what for one in first)),
+                )  # fmt: skip
             elif not splits and any(one.what is what for one in first):
                 last_equal[what] = number
     return Stream(
@@ -164,15 +160,9 @@ def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
         if differing:
             what = differing[0]
             return Rerun(
-                steps=steps,
-                step=step,
-                what=what.what,
-                name=what.name,
-                part=what.part,
-                ranks=(rank,),
-                differing=len(differing),
-                of=len(other),
-            )
+                steps=steps, step=step, what=what.what, name=what.name, part=what.part, ranks=(rank,),
+                differing=len(differing), of=len(other),
+            )  # fmt: skip
     return Rerun(steps=steps)
 
 

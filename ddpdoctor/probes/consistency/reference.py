@@ -239,16 +239,10 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
         )
     noise = [_norm(best.whole[n] - other_numbers[n]) / rounding[n] for n in names if n in other_numbers]
     return ReferenceStep(
-        step=question.step,
-        scale=scale,
-        weights=weights,
-        samples=samples,
-        losses=question.losses,
-        part_losses=part_losses,
-        random_error=max(noise, default=0.0),
-        tensors=tuple(rows),
+        step=question.step, scale=scale, weights=weights, samples=samples, losses=question.losses,
+        part_losses=part_losses, random_error=max(noise, default=0.0), tensors=tuple(rows),
         missing=tuple(sorted({*best.whole} ^ {*ddp}))[:8],
-    )
+    )  # fmt: skip
 
 
 def _roundings(
@@ -395,16 +389,11 @@ class Alone:
             whole, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == sum(samples) else tensor
         )
         return compare_gradients(
-            question=question,
-            ddp=kept["gradients"],
-            plain=plain,
-            double=double,
-            other_numbers=other,
+            question=question, ddp=kept["gradients"], plain=plain, double=double, other_numbers=other,
             reordered=self._compute(copy_, kept, backwards, question.step, 0)[0],
             still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
-            samples=samples,
-            part_losses=losses,
-        )
+            samples=samples, part_losses=losses,
+        )  # fmt: skip
 
     def _compute_all(
         self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int

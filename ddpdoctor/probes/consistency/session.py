@@ -195,15 +195,10 @@ class _Run:
         built = build(load_callable(settings.model, "--model"), settings.model, self._device)
         dropout = quiet_dropout(built.module) if settings.reference else 0
         setting = TrainingSetup(
-            settings=settings,
-            rank=self._launch.rank,
-            world_size=self._launch.world_size,
-            device=self._device,
-            built=built,
-            batches=choose_batches(settings, built.module, self._device),
-            steps=TrainingStep(settings.step, built.loss_fn),
-            mark=self._watch.mark,
-        )
+            settings=settings, rank=self._launch.rank, world_size=self._launch.world_size, device=self._device,
+            built=built, batches=choose_batches(settings, built.module, self._device),
+            steps=TrainingStep(settings.step, built.loss_fn), mark=self._watch.mark,
+        )  # fmt: skip
         return setting, dropout
 
     def _train(

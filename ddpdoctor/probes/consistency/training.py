@@ -115,13 +115,9 @@ class Training:
             optimizer.step()
         after = digest_rows([*parameter_rows(module), *state_rows(module, optimizer)])
         return StepRecord(
-            step=step,
-            tensors=(*gradients, *after),
-            synced=self._synced,
-            values=self._values(step),
-            loss=loss,
+            step=step, tensors=(*gradients, *after), synced=self._synced, values=self._values(step), loss=loss,
             batch=self._batch,
-        )
+        )  # fmt: skip
 
     def _before_ddp(self, ddp: Any, _: Any) -> None:
         import torch
@@ -144,19 +140,14 @@ class Training:
         trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)]
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         return Values(
-            rank=self._setting.rank,
-            steps=step,
-            reductions=self._reductions,
-            forwards=self._forwards,
-            unreduced_forwards=self._unreduced,
-            settings=read_settings(optimizer),
-            optimizer=type(optimizer).__name__,
+            rank=self._setting.rank, steps=step, reductions=self._reductions, forwards=self._forwards,
+            unreduced_forwards=self._unreduced, settings=read_settings(optimizer), optimizer=type(optimizer).__name__,
             random=random_digest(self._setting.device),
             dropout=any(isinstance(one, dropout) and one.training and one.p > 0 for one in module.modules()),
             unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
             stray=len(held - {id(one) for one in module.parameters()}),
             unheld=sum(id(one) not in held for _, one in trained),
-        )
+        )  # fmt: skip
 
 
 def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
