@@ -18,7 +18,7 @@ from math import prod
 from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from ddpdoctor.evidence.reader import Found
+from ddpdoctor.evidence.lines import Found
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import MOST_RANKS, FlightCall, FlightDump, FlightGroup, FlightTransfer, Spot
 from ddpdoctor.model.reading import no_collection
@@ -28,7 +28,7 @@ from ddpdoctor.recorder.storage.flight import parse_cut_pickle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.evidence.lines import Document
     from ddpdoctor.model.stacks import Frame
 
 
@@ -226,7 +226,11 @@ def _build_group(
     entries = group.collectives
     numbers = [*range(1, len(entries) + 1)] if one_counter else _column(entries, "collective_seq_id")
     if _is_rising(numbers):
-        calls, which = _calls(entries)
+        # The different calls, and which of them each entry is: equal entries are found by their bytes.
+        known: dict[bytes, int] = {}
+        which = array("I", [known.setdefault(marshal.dumps(_pick_call(entry), 2), len(known)) for entry in entries])
+        different = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
+        calls: tuple[tuple[FlightCall, ...], ...] = tuple((_call(different[at]),) for at in range(len(known)))
         ends = firsts = entries
     else:
         blocks = _blocks(entries)
@@ -280,14 +284,6 @@ def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
         elif number == last:
             blocks[-1].append(entry)
     return blocks
-
-
-def _calls(entries: Sequence[_Entry]) -> tuple[tuple[tuple[FlightCall, ...], ...], array[int]]:
-    """Return the different calls, and which of them each entry is. Equal entries are found by their bytes."""
-    ids: dict[bytes, int] = {}
-    which = array("I", [ids.setdefault(marshal.dumps(_pick_call(entry), 2), len(ids)) for entry in entries])
-    firsts = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
-    return tuple((_call(firsts[number]),) for number in range(len(ids))), which
 
 
 def _call(entry: _Entry) -> FlightCall:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.kernel import XID
-from ddpdoctor.evidence.reader import Found, Line, LineReader, quote
+from ddpdoctor.evidence.lines import Found, Line, LineReader, quote
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.evidence import Exited, Finished, Hint, MachineSeen, Spot, Trouble, Who
 from ddpdoctor.model.node import Node
@@ -15,7 +15,7 @@ from ddpdoctor.model.node import Node
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.evidence.lines import Document
     from ddpdoctor.model.evidence import Fact
 
 MOST_KILLED = 4096
@@ -194,11 +194,8 @@ class KubernetesReader(LineReader):
             return ()
         if "eason:" in text or "Exit Code:" in text or "exitCode:" in text:
             return tuple(self._field(line))
-        if "OOMKilled" in text or "Evicted" in text:
-            row = _ROW.match(text)
-            if row is not None:
-                return tuple(self._ended(row["status"], None, Who(host=row["pod"]), line))
-        return ()
+        row = _ROW.match(text) if "OOMKilled" in text or "Evicted" in text else None
+        return () if row is None else tuple(self._ended(row["status"], None, Who(host=row["pod"]), line))
 
     def _field(self, line: Line) -> Iterator[Fact]:
         found = _FIELD.match(line.text)
@@ -269,43 +266,38 @@ class NvidiaSmiReader:
                 continue
             if field["value"] in _ERRORS and gpu in lost:
                 continue
-            for fact in _judge([*(name for _, name in path), field["name"]], field["value"], gpu, line):
+            fact = _smi_trouble([*(name for _, name in path), field["name"]], field["value"], gpu, line)
+            if fact is not None:
                 lost.update([gpu] if fact.kind == "gpu-lost" else [])
                 facts.append(fact)
         return Found(facts=facts, lines=len(lines))
 
 
-def _judge(path: list[str], value: str, gpu: str, line: Line) -> Iterator[Trouble]:
+def _smi_trouble(path: list[str], value: str, gpu: str, line: Line) -> Trouble | None:
     """Return the fault that one value shows, or None if it is healthy."""
     from ddpdoctor.rules.environment.gpus import REBOOT, RESET
 
     name, above = path[-1], " / ".join(path)
     is_uncorrected = "Uncorrectable" in name or "Double Bit" in " ".join(path)  # in the words of new and old drivers
-    reset = RESET.replace("{index}", gpu)
+    kind, fix = "xid", RESET.replace("{index}", gpu)
     if value in _ERRORS:
-        yield _gpu_trouble("gpu-lost", f"the driver cannot read the GPU at {gpu}: {value}", REBOOT, gpu, line)
+        kind, words, fix = "gpu-lost", f"the driver cannot read the GPU at {gpu}: {value}", REBOOT
     elif "Volatile" in path and is_uncorrected and value.isdigit() and int(value):
         words = f"the memory of the GPU at {gpu} has {value} errors that ECC could not correct"
-        yield _gpu_trouble("xid", words, reset, gpu, line)
     elif "Remapped Rows" in above and name == "Pending" and value == "Yes":
         words = f"the GPU at {gpu} has a bad memory row that only a reset takes out of use"
-        yield _gpu_trouble("xid", words, reset, gpu, line)
     elif "Remapped Rows" in above and "Failure" in name and value == "Yes":
-        words = f"the GPU at {gpu} has a bad memory row that could not be taken out of use"
-        yield _gpu_trouble("xid", words, REBOOT, gpu, line)
+        words, fix = f"the GPU at {gpu} has a bad memory row that could not be taken out of use", REBOOT
     elif name == "GPU Recovery Action" and value not in {"None", "N/A"}:
-        words = f"the driver asks for a recovery of the GPU at {gpu}: {value}"
-        yield _gpu_trouble("gpu-lost", words, reset, gpu, line)
+        kind, words = "gpu-lost", f"the driver asks for a recovery of the GPU at {gpu}: {value}"
     elif name in {"HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown"} and value == "Active":
-        words = f"the hardware slows the GPU at {gpu} down ({name})"
-        yield _gpu_trouble("slowdown", words, _COOLING, gpu, line, fatal=False)
-
-
-def _gpu_trouble(kind: str, words: str, fix: str, gpu: str, line: Line, *, fatal: bool = True) -> Trouble:
-    spot = Spot(source=line.source, line=line.number)
+        kind, words, fix = "slowdown", f"the hardware slows the GPU at {gpu} down ({name})", _COOLING
+    else:
+        return None
     return Trouble(
-        who=line.who, spot=spot, said=quote(line.text), kind=kind, problem=words, fix=fix, gpu=gpu, fatal=fatal
-    )
+        who=line.who, spot=line.spot(), said=quote(line.text), kind=kind, problem=words, fix=fix, gpu=gpu,
+        fatal=kind != "slowdown",
+    )  # fmt: skip
 
 
 _MARK = re.compile(rb'^\s*\{\s*"schema_version": \d+,\s*"tool": \{\s*"name": "ddpdoctor"')

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import link_of, warned
-from ddpdoctor.evidence.frameworks import begins_run
-from ddpdoctor.evidence.reader import MOST_QUOTED, quote
+from ddpdoctor.evidence.lines import MOST_QUOTED, begins_run, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Called,
@@ -34,7 +33,7 @@ from ddpdoctor.model.words import first_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.evidence.lines import Line
     from ddpdoctor.model.evidence import Fact, Spot, Time
 
 
@@ -112,27 +111,10 @@ class NcclProcesses:
         others = [process.largest for process in self._all.values() if process.largest is not None]
         return all(other.ranks < one.ranks or other.key == one.key for other in others)
 
-    def world(self) -> int | None:
-        """Return the size of the communicator that has all ranks, or None."""
-        for process in self._all.values():
-            if process.largest is not None and self._is_world(process.largest):
-                return process.largest.ranks
-        return None
-
-    def read(self, process: NcclProcess, text: str, line: Line) -> None:
-        """Take in a line about a communicator or the bootstrap network."""
-        found = _INIT.search(text)
-        if found is not None:
-            _note(process, found, line)
-            return
-        found = _BOOTSTRAP.search(text)
-        if found is not None:
-            process.interface = found["interface"]
-            process.who = replace(process.who, address=plain_address(found["address"]))
-
     def tell(self) -> Iterator[Fact]:
         """Return the rank of each process, and which processes wait in the set-up of a communicator."""
-        world = self.world()
+        all_largest = [process.largest for process in self._all.values() if process.largest is not None]
+        world = next((one.ranks for one in all_largest if self._is_world(one)), None)
         for process in self._all.values():
             who = self.who(process)
             largest = process.largest
@@ -149,7 +131,14 @@ class NcclProcesses:
                 yield Waiting(who=who, spot=one.spot, time=one.time, said=one.said, operation=operation, in_init=True)
 
 
-def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
+def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
+    """Take in a line about a communicator or the bootstrap network."""
+    found = _INIT.search(text)
+    if found is None:
+        if (found := _BOOTSTRAP.search(text)) is not None:
+            process.interface = found["interface"]
+            process.who = replace(process.who, address=plain_address(found["address"]))
+        return
     pointer, phase = found["pointer"], found["phase"]
     if not phase.startswith("Init"):
         process.communicators.pop(pointer, None)
@@ -363,7 +352,6 @@ class _Connections:
 
 
 def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
-    """Take in a line about the connections of a process."""
     one = process.connections = process.connections or _Connections()
     if (found := _CHANNEL.search(text)) is not None:
         words = found["way"].partition(" comm ")[0].strip()
@@ -395,7 +383,6 @@ def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
 
 
 def _tell_connections(processes: NcclProcesses) -> Iterator[NcclPaths]:
-    """Yield the connections of each process."""
     for process in processes:
         one = process.connections
         if one is None:
@@ -507,7 +494,7 @@ class NcclLogReader:
             self._calls.read(process, text, line)
         elif "omm 0x" in text or text.startswith("Bootstrap"):
             self._ended = self._ended or text.endswith(("Abort COMPLETE", "Destroy COMPLETE"))
-            self._processes.read(process, text, line)
+            _read_communicator(process, text, line)
         elif (code := _WAY_UP.search(text)) is not None:
             self._ended = True
             self._way_up.setdefault((host, pid), (int(code["code"]), line))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.evidence.lines import Found, quote
 from ddpdoctor.evidence.nccl_log import COLLECTIVES
-from ddpdoctor.evidence.reader import Found, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,
@@ -38,12 +38,12 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.words import rank_list
+from ddpdoctor.model.words import grouped, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.evidence.reader import Document, Line
+    from ddpdoctor.evidence.lines import Document, Line
     from ddpdoctor.model.evidence import Fact, Time
 
 
@@ -67,16 +67,6 @@ class Counted:
     said: str
     # The ranks that RAS names. It only names the smaller side.
     ranks: dict[int, RasProcess | None] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class LostProcess:
-    """A process that does not answer."""
-
-    process: RasProcess
-    dead: bool
-    spot: Spot
-    said: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +97,8 @@ class RasReport:
     # By number: ranks of a communicator, communicators, errors, status.
     groups: dict[int, tuple[int, int, str, str]] = field(default_factory=dict)
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
-    lost: list[LostProcess] = field(default_factory=list)
+    # Processes that do not answer, whether RAS considers them dead, and the lines.
+    lost: list[tuple[RasProcess, bool, Spot, str]] = field(default_factory=list)
 
     def communicator(self, name: str, group: int | None) -> RasCommunicator:
         """Return a communicator by its hash."""
@@ -126,8 +117,6 @@ class RasReports:
         for comm in report.communicators.values():
             if comm.group in report.groups:
                 comm.size = report.groups[comm.group][0]
-            spot = report.spot
-            found = []
             for op in dict.fromkeys(op for counts in comm.counts.values() for op in counts):
                 numbers = {rank: counts.get(op, 0) for rank, counts in comm.counts.items()}
                 if len(set(numbers.values())) == 1:
@@ -135,8 +124,8 @@ class RasReports:
                 for number, count in Counter(numbers.values()).items():
                     ranks = {rank: comm.processes.get(rank) for rank, one in numbers.items() if one == number}
                     said = f"{rank_list(ranks)}: {op} {number}"
-                    found.append(Counted(op=op, number=number, count=count, spot=spot, said=said, ranks=ranks))
-            comm.counted += found
+                    side = Counted(op=op, number=number, count=count, spot=report.spot, said=said, ranks=ranks)
+                    comm.counted.append(side)
         self._former, self._last = self._last, report
 
     def judge(self) -> Iterator[Fact]:
@@ -144,9 +133,17 @@ class RasReports:
         last, former = self._last, self._former
         if last is None:
             return
-        names = _Names(last)
-        if names.world is not None:
-            yield Size(spot=last.spot, time=last.time, ranks=names.world)
+        sizes = [comm.size for comm in last.communicators.values() if comm.size]
+        largest = max([*sizes, *(ranks for ranks, _, _, _ in last.groups.values())], default=None)
+        world = largest if largest is not None and largest == last.gpus and largest <= MOST_RANKS else None
+        global_ranks: dict[RasProcess, int] = {}
+        for comm in last.communicators.values():
+            if comm.size == world:
+                absent = ((rank, process) for rank, (process, _, _) in comm.missing.items())
+                named = (*comm.processes.items(), *absent)
+                global_ranks = {process: rank for rank, process in named if process is not None}
+        if world is not None:
+            yield Size(spot=last.spot, time=last.time, ranks=world)
         moves = former is not None and _moved(former, last)
         if moves:
             yield Moving(spot=last.spot, time=last.time, said="the counts of operations grew between two reports")
@@ -161,39 +158,15 @@ class RasReports:
         # Processes that do not answer, unless a communicator names their rank
         missing = [process for comm in comms for process, _, _ in comm.missing.values()]
         is_only_one = len(last.lost) == 1 == len({rank for comm in comms for rank in comm.missing})
-        for lost in last.lost:
-            if lost.process not in missing and not is_only_one:  # "The missing rank: 21" is the only one
-                host, address = split_node(lost.process.node)
-                who = Who(rank=names.ranks.get(lost.process), host=host, address=address, pid=lost.process.pid)
-                words = f"{lost.said} (considered dead)" if lost.dead else lost.said
-                yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS, dead=lost.dead)
-        for comm in comms:
-            yield from _Comm(last, comm, names, former).judge(moves=moves)
-
-
-class _Names:
-    """Which global rank a rank of a communicator is."""
-
-    def __init__(self, report: RasReport) -> None:
-        sizes = [comm.size for comm in report.communicators.values() if comm.size]
-        sizes += [ranks for ranks, _, _, _ in report.groups.values()]
-        largest = max(sizes, default=None)
-        self.world = largest if largest is not None and largest == report.gpus and largest <= MOST_RANKS else None
-        self.ranks: dict[RasProcess, int] = {}
-        for comm in report.communicators.values():
-            if comm.size == self.world:
-                missing = {rank: process for rank, (process, _, _) in comm.missing.items()}
-                named = (*comm.processes.items(), *missing.items())
-                self.ranks = {process: rank for rank, process in named if process is not None}
-
-    def who(self, comm: RasCommunicator, rank: int, process: RasProcess | None) -> Who:
-        """Return a rank of a communicator."""
-        host, address = split_node(process.node) if process is not None else ("", "")
-        pid = process.pid if process is not None else None
-        known = rank if comm.size == self.world else self.ranks.get(process) if process is not None else None
-        if known is not None:
-            return Who(rank=known, host=host, address=address, pid=pid)
-        return Who(group=comm.key, group_rank=rank, host=host, address=address, pid=pid)
+        for process, dead, spot, said in last.lost:
+            if process not in missing and not is_only_one:  # "The missing rank: 21" is the only one
+                host, address = split_node(process.node)
+                who = Who(rank=global_ranks.get(process), host=host, address=address, pid=process.pid)
+                words = f"{said} (considered dead)" if dead else said
+                yield Absent(who=who, spot=spot, said=words, shown=Shown.COUNTS, dead=dead)
+        for name, comm in last.communicators.items():
+            before = former.communicators.get(name) if former is not None else None
+            yield from _Comm(last, comm, before, world=world, ranks=global_ranks).judge(moves=moves)
 
 
 def split_node(node: str) -> tuple[str, str]:
@@ -208,41 +181,58 @@ def split_node(node: str) -> tuple[str, str]:
 class _Comm:
     """Judges one communicator."""
 
-    def __init__(self, report: RasReport, comm: RasCommunicator, names: _Names, former: RasReport | None) -> None:
-        self._report = report
-        self._comm = comm
-        self._names = names
-        self._former = former.communicators.get(comm.key.removeprefix("comm ")) if former is not None else None
-        self._damaged = False
+    def __init__(
+        self,
+        report: RasReport,
+        comm: RasCommunicator,
+        former: RasCommunicator | None,
+        *,
+        world: int | None,
+        ranks: dict[RasProcess, int],
+    ) -> None:
+        """Take a communicator, as it was in the report before, the size of the job, and ranks of its processes."""
+        self._report, self._comm, self._former = report, comm, former
+        self._is_world, self._ranks = comm.size == world, ranks
 
     def judge(self, *, moves: bool) -> Iterator[Fact]:
         """Return the facts about the communicator."""
         comm = self._comm
         if comm.size and any(rank >= comm.size for one in comm.counted + comm.statuses for rank in one.ranks):
-            self._damaged = True
             words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
             yield Hint(spot=self._report.spot, words=words, kind="damaged")
             return
         yield from self._missing()
-        yield from self._errors()
+        for one in comm.errors:
+            own = "CUDA" in one.status
+            nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in one.status else Nature.FOLLOWS
+            for rank, process in one.ranks.items():
+                yield Failed(
+                    who=self._who(rank, process), spot=one.spot, said=one.said, type="NCCL error", message=one.status,
+                    nature=nature,
+                )  # fmt: skip
         yield from self._statuses()
         if not moves:
             yield from self._counts()
 
     def _who(self, rank: int, process: RasProcess | None = None) -> Who:
-        return self._names.who(self._comm, rank, process or self._comm.processes.get(rank))
+        process = process or self._comm.processes.get(rank)
+        host, address = split_node(process.node) if process is not None else ("", "")
+        pid = process.pid if process is not None else None
+        known = rank if self._is_world else self._ranks.get(process) if process is not None else None
+        if known is not None:
+            return Who(rank=known, host=host, address=address, pid=pid)
+        return Who(group=self._comm.key, group_rank=rank, host=host, address=address, pid=pid)
 
     def _operation(self, op: str, number: int | None) -> Operation:
         """Return an operation, which NCCL 2.24 and 2.25 do not name: they count all together as "collective".
 
         NCCL's numbers are not torch's, so its group is not torch's default group.
         """
-        world = self._comm.size == self._names.world
-        words = "all ranks" if world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
+        words = "all ranks" if self._is_world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
         return Operation(op=COLLECTIVES.get(op, ""), group=self._comm.key, group_words=words, seq=number)
 
     def _missing(self) -> Iterator[Fact]:
-        dead = {lost.process for lost in self._report.lost if lost.dead}
+        dead = {process for process, is_dead, _, _ in self._report.lost if is_dead}
         for rank, (process, spot, said) in self._comm.missing.items():
             words = f"{said} (considered dead)" if process in dead and "dead" not in said else said
             is_dead = "dead" in words or (len(self._comm.missing) == 1 == len(dead) == len(self._report.lost))
@@ -251,16 +241,6 @@ class _Comm:
                 waiters=self._others([rank, *self._comm.missing]), shown=Shown.COUNTS, dead=is_dead,
                 certain="has not this communicator" not in said,
             )  # fmt: skip
-
-    def _errors(self) -> Iterator[Fact]:
-        for one in self._comm.errors:
-            own = "CUDA" in one.status
-            nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in one.status else Nature.FOLLOWS
-            for rank, process in one.ranks.items():
-                yield Failed(
-                    who=self._who(rank, process), spot=one.spot, said=one.said, type="NCCL error", message=one.status,
-                    nature=nature,
-                )  # fmt: skip
 
     def _statuses(self) -> Iterator[Fact]:
         most = max((one.count for one in self._comm.statuses), default=0)
@@ -285,7 +265,17 @@ class _Comm:
             )  # fmt: skip
 
     def _counts(self) -> Iterator[Fact]:
-        sides = self._sides()
+        comm = self._comm
+        # The sides of each operation, furthest behind first, with all ranks whose names are known
+        sides = grouped((one.op, one) for one in comm.counted)
+        for those in sides.values():
+            those.sort(key=lambda one: one.number)
+            unnamed = [one for one in those if len(one.ranks) < one.count]
+            if len(unnamed) == 1 and comm.size:
+                known = {rank for one in those if one is not unnamed[0] for rank in one.ranks} | set(comm.missing)
+                rest = [rank for rank in range(comm.size) if rank not in known]
+                if len(rest) == unnamed[0].count:
+                    unnamed[0].ranks = {rank: comm.processes.get(rank) for rank in rest}
         behind = {op: those for op, those in sides.items() if len(those) > 1}
         differ = self._differ(behind)
         if differ is not None:
@@ -297,26 +287,20 @@ class _Comm:
         if not behind:
             yield from self._inside()
 
-    def _sides(self) -> dict[str, list[Counted]]:
-        """Return the sides of each operation, furthest behind first, with all ranks whose names are known."""
-        found: dict[str, list[Counted]] = {}
-        for one in self._comm.counted:
-            found.setdefault(one.op, []).append(one)
-        for those in found.values():
-            those.sort(key=lambda one: one.number)
-            unnamed = [one for one in those if len(one.ranks) < one.count]
-            if len(unnamed) == 1 and self._comm.size:
-                named = {rank for one in those if one is not unnamed[0] for rank in one.ranks} | set(self._comm.missing)
-                rest = [rank for rank in range(self._comm.size) if rank not in named]
-                if len(rest) == unnamed[0].count:
-                    unnamed[0].ranks = {rank: self._comm.processes.get(rank) for rank in rest}
-        return found
-
     def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[Fact]:
         low, high = those[0], those[-1]
         total = sum(one.count for one in those)
-        if 2 * low.count > total:
-            yield from self._ahead(op, low, high)
+        if 2 * low.count > total:  # a few ranks are ahead and wait; RAS does not show which of the others is at fault
+            for rank, process in high.ranks.items():
+                yield Waiting(
+                    who=self._who(rank, process), spot=high.spot, said=_said(low, high),
+                    operation=self._operation(op, high.number),
+                )  # fmt: skip
+            words = (
+                f"{rank_list(high.ranks) if high.ranks else high.count} of a communicator launched {op} {high.number}, "
+                f"and {low.count} others did not: those that RAS names are ahead, not at fault"
+            )
+            yield Hint(spot=high.spot, said=high.said, words=words, kind="ras-ahead")
             return
         before = self._former.counted if self._former is not None else []
         stood = min((one.number for one in before if one.op == op), default=None) == low.number
@@ -340,19 +324,6 @@ class _Comm:
                 spot=low.spot, said=low.said, kind="ras-unnamed",
                 words=f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does",
             )  # fmt: skip
-
-    def _ahead(self, op: str, low: Counted, high: Counted) -> Iterator[Fact]:
-        """Report that a few ranks are ahead and wait. RAS does not show which of the others is at fault."""
-        for rank, process in high.ranks.items():
-            yield Waiting(
-                who=self._who(rank, process), spot=high.spot, said=_said(low, high),
-                operation=self._operation(op, high.number),
-            )  # fmt: skip
-        words = (
-            f"{rank_list(high.ranks) if high.ranks else high.count} of a communicator launched {op} {high.number}, and "
-            f"{low.count} others did not: those that RAS names are ahead, not at fault"
-        )
-        yield Hint(spot=high.spot, said=high.said, words=words, kind="ras-ahead")
 
     def _differ(self, behind: dict[str, list[Counted]]) -> Differ | None:
         """Return that ranks called different operations: behind in one, and ahead in another by as many."""
@@ -573,7 +544,6 @@ def _note(text: str, common: dict[str, Any]) -> Hint:
 
 
 def _take(state: _Text, report: RasReport, text: str, line: Line) -> None:
-    """Take one line into the report."""
     words = text.strip()
     if not words:
         state.side = None
@@ -603,7 +573,7 @@ def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
     spot, said, comm = line.spot(), quote(words), state.comm
     if (found := _PROCESS.search(words)) is not None:
         process = RasProcess(pid=int(found["pid"]), node=found["node"])
-        report.lost.append(LostProcess(process=process, dead=state.block == "DEAD", spot=spot, said=said))
+        report.lost.append((process, state.block == "DEAD", spot, said))
     elif comm is None:
         return
     elif (found := _SIDE.match(words)) is not None:
@@ -695,9 +665,14 @@ def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
         if isinstance(counts, dict):
             numbers = {str(op): _number(value) for op, value in counts.items()}
             comm.counts[rank] = {op: number for op, number in numbers.items() if number is not None}
-        status = one.get("status")
-        if isinstance(status, dict):
-            _json_status(report, comm, rank, status)
+        status = one["status"] if isinstance(one.get("status"), dict) else {}
+        codes = [_number(status.get(name)) for name in ("init_state", "async_error")]
+        comm.unready += [rank] if codes[0] == _IN_PROGRESS else []
+        for words in filter(None, (_ERRORS.get(code or 0) for code in codes)):
+            said = f"rank {rank}: {words}"
+            comm.errors.append(Counted(
+                op="error", status=words, number=0, count=1, spot=report.spot, said=said, ranks={rank: process}
+            ))  # fmt: skip
     for one in _dicts(body.get("missing_ranks"))[:MOST_PROCESSES]:
         rank = _number(one.get("rank"))
         status = one.get("status")
@@ -708,18 +683,6 @@ def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
             words = "is dead for RAS" if dead else "has not this communicator" if answers else "does not answer RAS"
             comm.processes[rank] = process
             comm.missing[rank] = (process, report.spot, f"rank {rank} {words}")
-
-
-def _json_status(report: RasReport, comm: RasCommunicator, rank: int, status: dict[str, Any]) -> None:
-    state, error = _number(status.get("init_state")), _number(status.get("async_error"))
-    if state == _IN_PROGRESS:
-        comm.unready.append(rank)
-    for code in (state, error):
-        if code in _ERRORS:
-            words = _ERRORS[code]
-            one = Counted(op="error", status=words, number=0, count=1, spot=report.spot, said=f"rank {rank}: {words}")
-            one.ranks[rank] = comm.processes.get(rank)
-            comm.errors.append(one)
 
 
 _IN_PROGRESS = 7

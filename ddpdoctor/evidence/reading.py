@@ -8,14 +8,13 @@ import sys
 from calendar import timegm
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cache
 from time import gmtime
 from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
-from ddpdoctor.evidence.lines import LogSplitter
+from ddpdoctor.evidence.lines import Document, Funnel, LogSplitter
 from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read
-from ddpdoctor.evidence.reader import Document, Funnel
-from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
 from ddpdoctor.model.evidence import (
     Evidence,
@@ -39,9 +38,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.evidence.files import EvidenceFile, FileContent
-    from ddpdoctor.evidence.reader import DocumentReader, LineReader
+    from ddpdoctor.evidence.lines import DocumentReader, LineReader
     from ddpdoctor.model.attached import JobIdentity
     from ddpdoctor.model.evidence import Fact, FlightDump, Time
+
+
+@cache
+def document_readers() -> tuple[DocumentReader, ...]:
+    """Return the readers of whole files. The first that recognizes a file reads it."""
+    from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
+    from ddpdoctor.evidence.launchers import ErrorFileReader
+    from ddpdoctor.evidence.machines import MachineFactsReader, NvidiaSmiReader
+    from ddpdoctor.evidence.ras import RasJsonReader
+    from ddpdoctor.evidence.stacks import AttachReader, JsonStackReader, StackReader
+
+    return (
+        FlightPickleReader(), AttachReader(), MachineFactsReader(), FlightJsonReader(), RasJsonReader(),
+        NvidiaSmiReader(), JsonStackReader(), StackReader(), ErrorFileReader(),
+    )  # fmt: skip
+
+
+def line_readers() -> tuple[LineReader, ...]:
+    """Return new readers for one stream of lines. All of them get all lines.
+
+    The reader of launches is the last: what the others held back until a launch belongs before it.
+    """
+    from ddpdoctor.evidence.errors import CollectiveErrorReader, CrashReader
+    from ddpdoctor.evidence.launchers import (
+        FrameworkReader,
+        HorovodReader,
+        LaunchReader,
+        SacctReader,
+        SlurmReader,
+        TorchrunReader,
+    )
+    from ddpdoctor.evidence.machines import KernelReader, KubernetesReader, NcclTestsReader
+    from ddpdoctor.evidence.nccl_log import NcclLogReader
+    from ddpdoctor.evidence.ras import RasReader
+    from ddpdoctor.evidence.stacks import FaulthandlerReader
+    from ddpdoctor.evidence.tracebacks import TracebackReader
+    from ddpdoctor.evidence.watchdog import WatchdogReader
+
+    return (
+        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
+        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), FrameworkReader(),
+        HorovodReader(), FaulthandlerReader(), NcclTestsReader(), LaunchReader(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,26 +448,22 @@ def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
     if file.problem:
         return None, Read(source=file.name, formats=(), problem=file.problem)
     try:
-        return _read_opened(file)
+        stream, head, modified = open_file(file)
+        with stream:
+            part = Part(source=file.name, attempt=file.attempt, modified=modified)
+            reader = next((one for one in document_readers() if one.recognizes(head)), None)
+            if reader is not None:
+                return _read_document(reader, file, stream, head, part)
+            if head and is_text(head):
+                return _read_log(file, stream, head, part)
+            stream.look_for_damage()
+            problem = stream.problem or ("" if head else "empty")
+            return None, Read(source=file.name, formats=(), bytes=len(head), problem=problem)
     except OSError as error:
         problem = error.strerror or str(error)
     except Exception as error:  # noqa: BLE001 - the wall around a reader of foreign files
         problem = f"ddpdoctor cannot read it: {type(error).__name__}: {error}"
     return None, Read(source=file.name, formats=(), problem=problem)
-
-
-def _read_opened(file: EvidenceFile) -> tuple[Part | None, Read]:
-    stream, head, modified = open_file(file)
-    with stream:
-        part = Part(source=file.name, attempt=file.attempt, modified=modified)
-        reader = next((one for one in document_readers() if one.recognizes(head)), None)
-        if reader is not None:
-            return _read_document(reader, file, stream, head, part)
-        if not head or not is_text(head):
-            stream.look_for_damage()
-            problem = stream.problem or ("" if head else "empty")
-            return None, Read(source=file.name, formats=(), bytes=len(head), problem=problem)
-        return _read_log(file, stream, head, part)
 
 
 def _read_document(
@@ -460,7 +498,7 @@ def _read_log(file: EvidenceFile, stream: FileContent, head: bytes, part: Part) 
             log = _Log(replace(file, who=replace(file.who, rank=None)), line_readers())
             problem = log.read(again, head)
     part.facts = log.keeper.facts
-    part.span, part.names = log.span, frozenset(log.names)
+    part.span, part.names = log.splitter.span, frozenset(log.names)
     what = Read(
         source=file.name, formats=tuple(log.keeper.formats), lines=log.lines, bytes=log.bytes, problem=problem
     )  # fmt: skip
@@ -475,7 +513,7 @@ class _Log:
         self.names: set[tuple[str, str]] = set()
         self.lines = 0
         self.bytes = 0
-        self._splitter = LogSplitter(file.name, file.who)
+        self.splitter = LogSplitter(file.name, file.who)
         self._readers = readers
         self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
         self._funnel = Funnel(readers)
@@ -496,22 +534,17 @@ class _Log:
             block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
-        for reader in self._readers:
-            self.keeper.keep(reader.name, reader.end())
+        for name, facts in [(reader.name, [*reader.end()]) for reader in self._readers]:
+            self.keeper.keep(name, facts)
         return stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
-
-    @property
-    def span(self) -> tuple[float, float] | None:
-        """The first and the last time in its lines, in seconds since the epoch, if they have dates."""
-        return self._splitter.span
 
     def denies_name(self) -> bool:
         """Return whether lines of a file that is named after a rank are those of other ranks."""
-        rank = self._splitter.known.rank
+        rank = self.splitter.known.rank
         if rank is None:
             return False
         own = (fact.who for fact in self.keeper.facts if isinstance(fact, Failed | Exited | Waiting | Reached))
-        said = {who.rank for who in own} | {who.group_rank for who in own if not who.group} | self._splitter.ranks
+        said = {who.rank for who in own} | {who.group_rank for who in own if not who.group} | self.splitter.ranks
         return bool(said - {None, rank})
 
     def _take(self, block: bytes, *, last: bool) -> None:
@@ -527,7 +560,7 @@ class _Log:
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
-        for line in self._splitter.lines(text, self.lines + 1, is_read):
+        for line in self.splitter.lines(text, self.lines + 1, is_read):
             for reader in self._info_readers if is_nccl_info(line.text) else self._readers:
                 if facts := reader.read(line):
                     self.keeper.keep(reader.name, facts)

@@ -1,4 +1,4 @@
-"""Reads stacks: py-spy's text and JSON, pystack's, faulthandler's, and the folders of torch's debug server."""
+"""Reads stacks: of py-spy, pystack, faulthandler and torch's debug server; and all else that ``attach`` saved."""
 
 from __future__ import annotations
 
@@ -10,18 +10,33 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import origin_of, split_line
-from ddpdoctor.evidence.reader import Found
-from ddpdoctor.model.evidence import MOST_RANKS, Doing, Exited, Hint, Operation, Size, Spot, Stacked, Who
+from ddpdoctor.evidence.lines import Found, origin_of, split_line
+from ddpdoctor.model.attached import FORMAT, AskedNodes, AttachedJob, Movement, RankLook, SeenRank
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Doing,
+    Exited,
+    Hint,
+    Moving,
+    Operation,
+    ProcessState,
+    Refused,
+    Seen,
+    Size,
+    Spot,
+    Stacked,
+    Who,
+)
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.recorder.storage.ring_layout import is_library_path
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.evidence.reader import Document, Line
+    from ddpdoctor.evidence.lines import Document, Line
+    from ddpdoctor.model.attached import Refusal
     from ddpdoctor.model.evidence import Fact
-
 
 # The standard library, a torch that is run from its sources, launchers, and ddpdoctor.
 _LIBRARY = re.compile(
@@ -88,26 +103,22 @@ def doing_of(stack: Sequence[Frame]) -> Doing:
     for frame in reversed(stack):
         if frame.user:
             break
-        meaning = _meaning(frame)
-        if meaning in {Doing.INIT, Doing.EXIT}:
-            return meaning
-        if found is Doing.OWN and meaning is not None:
-            found = meaning
+        name = frame.function.rsplit(".", 1)[-1]
+        if name in _INIT:
+            return Doing.INIT
+        if name in _EXIT and _is_in(frame, ("threading.py", "multiprocessing/", "torch/distributed/", "concurrent/")):
+            return Doing.EXIT
+        if found is not Doing.OWN:
+            continue
+        if name in _LOADER and "dataloader" in frame.file:
+            found = Doing.DATA
+        elif any(words in frame.function for words in _DEVICE) or (
+            name == "synchronize" and "torch/cuda" in frame.file
+        ):
+            found = Doing.DEVICE
+        elif any(words in frame.function for words in _COLLECTIVE_NAMES) or _is_in(frame, _COLLECTIVE_FILES):
+            found = Doing.COLLECTIVE
     return found
-
-
-def _meaning(frame: Frame) -> Doing | None:
-    name = frame.function.rsplit(".", 1)[-1]
-    if name in _INIT:
-        return Doing.INIT
-    if name in _EXIT and _is_in(frame, ("threading.py", "multiprocessing/", "torch/distributed/", "concurrent/")):
-        return Doing.EXIT
-    if name in _LOADER and "dataloader" in frame.file:
-        return Doing.DATA
-    if any(words in frame.function for words in _DEVICE) or (name == "synchronize" and "torch/cuda" in frame.file):
-        return Doing.DEVICE
-    waits = any(words in frame.function for words in _COLLECTIVE_NAMES) or _is_in(frame, _COLLECTIVE_FILES)
-    return Doing.COLLECTIVE if waits else None
 
 
 def operation_of(stack: Sequence[Frame]) -> Operation | None:
@@ -293,9 +304,40 @@ class StackReader:
         return threads > 0 and frames > 0 and 2 * (threads + frames) > len(full) - 6
 
     def read(self, document: Document) -> Found:
-        """Return the main thread of each process."""
-        processes, facts, lines = _parse(document)
-        return Found(facts=[*facts, *_facts_of(processes, document.source)], log_from=lines + 1)
+        """Return the main thread of each process, and what else is said about ranks."""
+        processes: list[_Process] = []
+        facts: list[Fact] = []
+        current, label, last = _Process(document.who, 1), document.who, 0
+        text = io.TextIOWrapper(io.BytesIO(document.body), "utf-8", "replace", newline="\n")
+        for number, raw in enumerate(text, 1):
+            if number - last > _MOST_BETWEEN:
+                break
+            line = split_line(raw, number, document.source, document.who).text.rstrip()
+            if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
+                host = (match[2] or "") if match.re is _RANK_BLOCK else ""
+                rank = int(match[1]) if int(match[1][:9]) < MOST_RANKS else None
+                label = replace(document.who, rank=rank, host="" if host in {"localhost", "127.0.0.1"} else host)
+                processes += [current] if current.threads else []
+                current = _Process(label, number)
+            elif match := _PROCESS.match(line):
+                local = _LOCAL_RANK.search(match[2])
+                who = replace(label, pid=int(match[1]), local_rank=int(local[1]) if local else label.local_rank)
+                processes += [current] if current.threads else []
+                current = _Process(who, number)
+            elif match := _ANSWERED.match(line):
+                facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
+            elif match := _LACKING.match(line):
+                rank, why = int(match[1]), "its GIL is held" if match[2] == "Timeout" else "it is dead"
+                words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
+                spot = Spot(source=document.source, line=number)
+                facts.append(Hint(who=Who(rank=rank), spot=spot, words=words, kind="no-answer"))
+            elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
+                current.parent = int(line[15:].partition(":")[0])
+            elif not _read_line(current, line):
+                continue
+            last = number
+        processes += [current] if current.threads else []
+        return Found(facts=[*facts, *_facts_of(processes, document.source)], log_from=last + 1)
 
 
 class JsonStackReader:
@@ -335,49 +377,6 @@ def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list
             thread.add(foreign_frame(file, int(frame.get("line") or 0), str(frame["name"])))
         process.threads.append(thread)
     return _facts_of(list(by_pid.values()), source)
-
-
-def _parse(document: Document) -> tuple[list[_Process], list[Fact], int]:
-    """Return the processes, what else is said about ranks, and the number of the last line of the stacks."""
-    processes: list[_Process] = []
-    facts: list[Fact] = []
-    current = _Process(document.who, 1)
-    label = document.who
-    last = 0
-    text = io.TextIOWrapper(io.BytesIO(document.body), "utf-8", "replace", newline="\n")
-    for number, raw in enumerate(text, 1):
-        if number - last > _MOST_BETWEEN:
-            break
-        line = split_line(raw, number, document.source, document.who).text.rstrip()
-        if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
-            host = (match[2] or "") if match.re is _RANK_BLOCK else ""
-            rank = int(match[1]) if int(match[1][:9]) < MOST_RANKS else None
-            label = replace(document.who, rank=rank, host="" if host in {"localhost", "127.0.0.1"} else host)
-            current = _begin(processes, current, label, number)
-        elif match := _PROCESS.match(line):
-            local = _LOCAL_RANK.search(match[2])
-            who = replace(label, pid=int(match[1]), local_rank=int(local[1]) if local else label.local_rank)
-            current = _begin(processes, current, who, number)
-        elif match := _ANSWERED.match(line):
-            facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
-        elif match := _LACKING.match(line):
-            rank, why = int(match[1]), "its GIL is held" if match[2] == "Timeout" else "it is dead"
-            words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
-            spot = Spot(source=document.source, line=number)
-            facts.append(Hint(who=Who(rank=rank), spot=spot, words=words, kind="no-answer"))
-        elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
-            current.parent = int(line[15:].partition(":")[0])
-        elif not _read_line(current, line):
-            continue
-        last = number
-    _begin(processes, current, label, 0)
-    return processes, facts, last
-
-
-def _begin(processes: list[_Process], current: _Process, who: Who, number: int) -> _Process:
-    if current.threads:
-        processes.append(current)
-    return _Process(who, number)
 
 
 def _read_line(process: _Process, line: str) -> bool:
@@ -420,3 +419,73 @@ def _facts_of(processes: Iterable[_Process], source: str) -> list[Stacked]:
         )
         for process, thread in mains
     ]  # fmt: skip
+
+
+_OF_NODE = re.compile(r"/nodes/\d+$")  # the folder of another node, in the run folder of the job
+_RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
+
+
+class AttachReader:
+    """Reads ``attach.json`` and the looks at ranks. The store's keys are not needed for a verdict."""
+
+    name = "attach"
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether the file begins with the mark of ``attach``."""
+        return head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200]
+
+    def read(self, document: Document) -> Found:
+        """Return the ranks, their stacks and states, and whether the job moved."""
+        try:
+            plain = json.loads(document.body)
+            record = _RECORDS.get(plain.get("kind"))
+            read = decode(record, plain) if record is not None else None
+            spot = Spot(source=document.source)
+            facts: list[Fact] = []
+            if isinstance(read, AttachedJob):
+                facts = [*_of_job(read, spot)]
+            elif isinstance(read, RankLook):
+                facts = [*_of_look(read, spot, document.source)]
+            elif isinstance(read, AskedNodes):
+                facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
+            return Found(problem=f"damaged ({type(error).__name__})")
+        return Found(facts=facts, attached=read if isinstance(read, AttachedJob | AskedNodes) else None)
+
+
+def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
+    if job.world_size is not None:
+        yield Size(spot=spot, ranks=job.world_size)
+    for rank in job.ranks:
+        yield Seen(who=_who(rank, job.host), spot=spot)
+    if job.movement is Movement.MOVING:
+        # Not only by its stacks: a rank may be seen at one line twice, in two different steps.
+        for rank in job.ranks:
+            yield Moving(who=_who(rank, job.host), spot=spot)
+    for folder in {_OF_NODE.sub("", rank.wrap_folder) for rank in job.ranks if rank.wrap_folder is not None}:
+        yield Hint(spot=spot, words=f"the job runs under `ddpdoctor wrap`; its run folder is {folder}", kind="wrap")
+    for refusal in job.refused:
+        yield _refused(refusal, Who(host=job.host), spot)
+
+
+def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
+    who = _who(look.rank, look.host)
+    yield Seen(who=who, spot=spot)
+    if look.process is not None:
+        yield ProcessState(who=who, spot=spot, letter=look.process.state)
+    if isinstance(look.stacks, list):
+        yield from stacks_of_json(look.stacks, who, source)
+    for child in look.process.children if look.process is not None else ():
+        if isinstance(child.stacks, list):
+            # Other children of a rank, such as compile workers, hold up nobody.
+            yield from (one for one in stacks_of_json(child.stacks, who, source) if one.worker)
+    for refusal in look.refused:
+        yield _refused(refusal, who, spot)
+
+
+def _refused(refusal: Refusal, who: Who, spot: Spot) -> Refused:
+    return Refused(who=who, spot=spot, source=refusal.source, reason=refusal.reason, remedy=refusal.remedy)
+
+
+def _who(rank: SeenRank, host: str) -> Who:
+    return Who(rank=rank.rank, local_rank=rank.local_rank, host=host, pid=rank.pid)

@@ -10,9 +10,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import Reading, classify, named_cause
-from ddpdoctor.evidence.frameworks import begins_run
-from ddpdoctor.evidence.lines import origin_of, time_of
-from ddpdoctor.evidence.reader import condense, quote
+from ddpdoctor.evidence.lines import begins_run, condense, origin_of, quote, time_of
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Link, Nature, Operation, Stopped, Waiting
 from ddpdoctor.model.known_errors import find_known, read_known_errors
@@ -20,7 +18,7 @@ from ddpdoctor.model.known_errors import find_known, read_known_errors
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.evidence.lines import Line
     from ddpdoctor.model.evidence import Fact, Spot, Time, Who
     from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
@@ -417,7 +415,7 @@ class TracebackReader:
             self._last_error = (line.stream, line.number)
         if _NO_ERROR.search(text):
             return []
-        common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(text)}
+        common = origin_of(line)
         shape = text.translate(_NO_DIGITS)  # lines that differ in digits only are looked up once
         if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
             self._shapes[shape] = find_known(text)
@@ -481,7 +479,9 @@ def failure_facts(
 ) -> list[Fact]:
     """Return the facts about one exception: the failure, and the wait that ended with it."""
     said = quote(": ".join(filter(None, (raised.type, raised.message))))
-    operation = _operation(frames)
+    # The collective in whose function of torch it was raised
+    functions = (frame.function for frame in reversed(frames) if _C10D.search(frame.file))
+    operation = next((Operation(op=name) for name in functions if name in _OPERATIONS), None)
     if who.rank is None and reading.known is not None and len(ranks := reading.known.ranks(said)) == 1:
         who = replace(who, rank=ranks[0])
     common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
@@ -510,9 +510,3 @@ def failure_facts(
         **common,
     )  # fmt: skip
     return [waiting, failed]
-
-
-def _operation(frames: Sequence[Frame]) -> Operation | None:
-    """Return the collective in whose function of torch an exception was raised."""
-    names = (frame.function for frame in reversed(frames) if _C10D.search(frame.file))
-    return next((Operation(op=name) for name in names if name in _OPERATIONS), None)

@@ -12,9 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify, named_cause, numbers
-from ddpdoctor.evidence.frameworks import begins_run
-from ddpdoctor.evidence.lines import origin_of
-from ddpdoctor.evidence.reader import quote
+from ddpdoctor.evidence.lines import begins_run, origin_of, quote
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -37,7 +35,7 @@ from ddpdoctor.model.words import op_type_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.evidence.lines import Line
     from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.stacks import Frame
 
@@ -234,21 +232,24 @@ class DesyncReports:
     """Reads the reports of all ranks in one stream of lines."""
 
     def __init__(self) -> None:
-        self._reports: dict[Hashable, _Report] = {}
+        self.open: dict[Hashable, _Report] = {}
         self.group: tuple[int, str, str] = (-_NEAR, "", "")
         """The line of the last head with a group, and that group: a report begins in the next line."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a report is being read."""
-        return bool(self._reports)
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
         text = line.text
         if "Timeout at collective: " in text and (begins := _BEGINS.search(text)) is not None:
-            return self._begin(line, begins)
-        report = self._reports.get(line.stream)
+            near = line.number - self.group[0] <= _NEAR
+            key, words = self.group[1:] if near else ("", "")
+            operation = Operation(
+                op=op_type_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
+            )  # fmt: skip
+            found = self._close(line.stream)
+            if len(self.open) < _MOST_REPORTS:
+                self.open[line.stream] = _Report(int(begins["rank"]), operation, line)
+            return found
+        report = self.open.get(line.stream)
         if report is None:
             return ()
         own = report.operation
@@ -273,24 +274,27 @@ class DesyncReports:
 
     def end(self) -> Iterable[Fact]:
         """Return the facts of snapshots that the log cuts off."""
-        return [fact for stream in list(self._reports) for fact in self._close(stream)]
+        return [fact for stream in list(self.open) for fact in self._close(stream)]
 
-    def _begin(self, line: Line, begins: re.Match[str]) -> Iterable[Fact]:
-        near = line.number - self.group[0] <= _NEAR
-        key, words = self.group[1:] if near else ("", "")
-        operation = Operation(
-            op=op_type_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
-        )  # fmt: skip
-        found = [*self._close(line.stream)]
-        if len(self._reports) < _MOST_REPORTS:
-            self._reports[line.stream] = _Report(int(begins["rank"]), operation, line)
-        return found
-
-    def _close(self, stream: Hashable) -> Iterable[Fact]:
-        report = self._reports.pop(stream, None)
+    def _close(self, stream: Hashable) -> list[Fact]:
+        """Return in which calls the ranks of a snapshot differ."""
+        report = self.open.pop(stream, None)
         if report is None:
-            return ()
-        return [_differ(report, seq, sides) for seq, sides in report.started.items() if len(sides) > 1]
+            return []
+        own, line = report.operation, report.line
+        found: list[Fact] = []
+        for seq, sides in report.started.items():
+            ordered = sorted(sides.items(), key=lambda side: -len(side[1]))
+            if len(ordered) < 2:
+                continue
+            is_plain = len(ordered[0][1]) > len(ordered[1][1])
+            found.append(Differ(
+                spot=line.spot(), time=line.time, said=quote(line.text),
+                sides=tuple((ranks, replace(own, op=op_type_name(op), seq=seq)) for op, ranks in ordered),
+                odd=tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if is_plain else None,
+                aspect="operation", settled=True,
+            ))  # fmt: skip
+        return found
 
 
 def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, certain: bool = True) -> list[Fact]:
@@ -304,21 +308,6 @@ def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, ce
         )
         for rank in numbers(ranks)
     ]  # fmt: skip
-
-
-def _differ(report: _Report, seq: int, sides: dict[str, tuple[int, ...]]) -> Differ:
-    own = report.operation
-    ordered = sorted(sides.items(), key=lambda side: -len(side[1]))
-    most, second = len(ordered[0][1]), len(ordered[1][1])
-    odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if most > second else None
-    return Differ(
-        spot=report.line.spot(), time=report.line.time, said=quote(report.line.text),
-        sides=tuple(
-            (ranks, Operation(op=op_type_name(op), seq=seq, group=own.group, group_words=own.group_words))
-            for op, ranks in ordered
-        ),
-        odd=odd, aspect="operation", settled=True,
-    )  # fmt: skip
 
 
 _MOST_OPEN = 20_000
@@ -410,7 +399,7 @@ class WatchdogReader:
             return ()
         if self._tail is not None:
             found += self._read_tail(line)
-        if (self._open or self._said or self._desync.is_open) and begins_run(text):
+        if (self._open or self._said or self._desync.open) and begins_run(text):
             return [*found, *self.end()]
         found += self._desync.read(line)
         if ("NCCL" in text or "atchdog" in text or "[TC]" in text) and " NCCL INFO " not in text:
@@ -443,13 +432,12 @@ class WatchdogReader:
             seq = work_number(status["seq"])
             wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
             if wait is not None and group is not None:
-                _join(wait, group, line.who)
+                _join(wait, line, group)
             elif group is not None and line.who.rank is not None and (writer, seq) not in self._said:
                 self._said.add((writer, seq))  # the line of the limit itself is lacking
-                limit = Waiting(**origin_of(line, who_of(line, group)), operation=Operation(seq=seq), timed_out=True)
-                wait = _Wait(fact=limit, grouped=True)
-                _join(wait, group, line.who)
-                self._open.setdefault(writer, []).append(wait)
+                operation = Operation(seq=seq, group=group.key, group_words=group.words)
+                limit = Waiting(**origin_of(line, who_of(line, group)), operation=operation, timed_out=True)
+                self._open.setdefault(writer, []).append(_Wait(fact=limit, grouped=True))
                 self._count += 1
             return self._reached(line, group, status)
         if (aborted := _ABORTED.search(text)) is not None:  # nccl2 ends a process: a time limit, or an error
@@ -507,7 +495,7 @@ class WatchdogReader:
         if same is not None:
             if group is None or same.grouped:
                 return []
-            _join(same, group, line.who)
+            _join(same, line, group)
             return self._close(writer, only=same)
         if self._is_said(writer, operation):
             return []
@@ -520,7 +508,7 @@ class WatchdogReader:
         )  # fmt: skip
         wait = _Wait(fact=fact, grouped=group is not None)
         if group is not None:
-            _join(wait, group, line.who)
+            _join(wait, line, group)
         if work is None or "terminated with exception" in line.text:
             return [wait.fact]
         self._open.setdefault(writer, []).append(wait)
@@ -633,10 +621,8 @@ def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
     return operation, int(work["limit"]) / 1000 if work["limit"] else None
 
 
-def _join(wait: _Wait, group: NcclGroup, who: Who) -> None:
+def _join(wait: _Wait, line: Line, group: NcclGroup) -> None:
     """Say in which group a wait is."""
-    rank = group.rank if who.rank is None and group.words == DEFAULT_GROUP else who.rank
     operation = replace(wait.fact.operation, group=group.key, group_words=group.words)
-    full = replace(wait.fact.who, rank=rank, group=group.key, group_rank=group.rank)
-    wait.fact = replace(wait.fact, who=full, operation=operation)
-    wait.grouped = True
+    who = replace(wait.fact.who, rank=who_of(line, group).rank, group=group.key, group_rank=group.rank)
+    wait.fact, wait.grouped = replace(wait.fact, who=who, operation=operation), True

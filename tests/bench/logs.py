@@ -23,8 +23,8 @@ print(evidence.counts["lines"], "lines,", sum(len(run.facts) for run in evidence
 """
 NOTHING = """
 import sys
-from ddpdoctor.evidence import reading, registry
-registry.line_readers(), registry.document_readers()
+from ddpdoctor.evidence import reading
+reading.line_readers(), reading.document_readers()
 """
 
 

@@ -266,29 +266,26 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
     ahead = _ahead(group, target, whole)
     if ahead is not None:
         return [ahead]
-    absent = _absent(group, target, [rank for rank in members if rank in silent])
-    differ = _limits_differ(group, whole) if not any(fact.certain for fact in absent) else None
-    if differ is not None:
-        return [differ]
-    if absent:
-        return [*absent]
-    inside = {*group.waits, *(rank for rank, reached in group.reached.items() if _is_inside(reached, target))}
-    if len(inside) < 2 or len({_call(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
-        return []
-    complete = whole is not None and len(inside) >= whole
-    operation = target.operation
-    return [Inside(operation=operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
-
-
-def _absent(group: _Group, target: Waiting, silent: Iterable[int]) -> list[Absent]:
-    """Return the ranks that did not come: those whose own numbers show it; else those that said nothing of a limit."""
+    # The ranks that did not come: those whose own numbers show it; else those that said nothing of a limit
     number = target.operation.seq or 0
     others = {rank: reached for rank, reached in group.reached.items() if rank not in group.waits}
     behind = [rank for rank, reached in others.items() if _is_behind(reached, number)]
     if behind:
         return [_absence(group, rank, target, group.reached[rank], certain=True) for rank in sorted(behind)]
-    unsaid = [rank for rank in silent if rank not in group.waits and rank not in group.reached]
-    return [_absence(group, rank, target, target, certain=False) for rank in unsaid]
+    differ = _limits_differ(group, whole)
+    if differ is not None:
+        return [differ]
+    unsaid = [rank for rank in members if rank in silent and rank not in group.waits and rank not in group.reached]
+    if unsaid:
+        return [_absence(group, rank, target, target, certain=False) for rank in unsaid]
+    inside = set(group.waits)
+    for rank, reached in group.reached.items():
+        if reached.enqueued is not None and reached.enqueued >= number > (reached.completed or 0):
+            inside.add(rank)
+    if len(inside) < 2 or len({_call(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
+        return []
+    complete = whole is not None and len(inside) >= whole
+    return [Inside(operation=target.operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
 
 
 def _late(group: _Group) -> list[Absent]:
@@ -394,25 +391,17 @@ def _is_behind(reached: Reached, number: int) -> bool:
     return reached.enqueued is not None and number - _NEAR <= reached.enqueued < number
 
 
-def _is_inside(reached: Reached, target: Waiting) -> bool:
-    number = target.operation.seq or 0
-    completed = reached.completed if reached.completed is not None else 0
-    return reached.enqueued is not None and reached.enqueued >= number > completed
-
-
 def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool) -> Absent:
-    waiters = tuple(sorted(group.waits))
-    operation = target.operation
     return Absent(
-        who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, shown=Shown.NUMBERS,
-        **_where(shown_by),
+        who=Who(rank=rank), operation=target.operation, waiters=tuple(sorted(group.waits)), certain=certain,
+        shown=Shown.NUMBERS, **_where(shown_by),
     )  # fmt: skip
 
 
 def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
     """Return in what the calls differ that ranks of one group wait in."""
-    named = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
-    ordered = [ranks for _, ranks in group_alike(named)]
+    calls = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
+    ordered = [ranks for _, ranks in group_alike(calls)]
     if len(ordered) < 2:
         return None
     operations = [group.waits[ranks[0]].operation for ranks in ordered]
@@ -424,12 +413,9 @@ def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
     if not aspect or (aspect == "number" and (not group.words or root_ahead)):
         return None  # numbers without a group may be those of different groups
     odd = tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
-    is_plain = len(ordered[0]) > len(ordered[1])
-    first = group.waits[odd[0]]
     return Differ(
-        sides=tuple(zip(ordered, operations, strict=True)),
-        odd=odd if is_plain else None, aspect=aspect, settled=_settles(len(ordered[0]), whole),
-        **_where(first),
+        sides=tuple(zip(ordered, operations, strict=True)), aspect=aspect, settled=_settles(len(ordered[0]), whole),
+        odd=odd if len(ordered[0]) > len(ordered[1]) else None, **_where(group.waits[odd[0]]),
     )  # fmt: skip
 
 
@@ -504,11 +490,9 @@ def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
         if size is not None and len(ranks) > int(size[1]):
             continue
         by_number = grouped((fact.operation.seq or 0, fact) for fact in those)
-        for number in sorted(by_number):
-            found = _calls_differ(by_number[number])
-            if found is not None:
-                yield found
-                break
+        found = next(filter(None, (_calls_differ(by_number[number]) for number in sorted(by_number))), None)
+        if found is not None:
+            yield found
 
 
 def _calls_differ(called: Sequence[Called]) -> Differ | None:
@@ -526,13 +510,14 @@ def _calls_differ(called: Sequence[Called]) -> Differ | None:
         own = next((call for call in shape if common[call] < len(sides)), shape[0])
         fact = next(fact for fact in by_rank[ranks[0]] if _shape(fact.operation) == own)
         shown.append((tuple(sorted(ranks)), fact))
-    majority = shown[0][0] if 2 * len(shown[0][0]) > len(by_rank) else None
-    odd = tuple(sorted(set(by_rank) - set(majority))) if majority else None
-    last = shown[-1][1]
-    ops = {fact.operation.op for _, fact in shown}
-    shown_sides = tuple((ranks, fact.operation) for ranks, fact in shown)
-    aspect = "operation" if len(ops) > 1 else "shape"
-    return Differ(spot=last.spot, said=last.said, sides=shown_sides, odd=odd, aspect=aspect)
+    majority, last = shown[0][0], shown[-1][1]
+    return Differ(
+        spot=last.spot,
+        said=last.said,
+        sides=tuple((ranks, fact.operation) for ranks, fact in shown),
+        odd=tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None,
+        aspect="operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape",
+    )
 
 
 def _shape(operation: Operation) -> _Call:

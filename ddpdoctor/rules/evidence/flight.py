@@ -81,24 +81,6 @@ def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
     )
 
 
-def operation_of(block: Sequence[FlightCall] | None, number: int | None, group: str, words: str) -> Operation:
-    """Return a call as an operation; without a call, the number of an unknown one."""
-    if not block:
-        return Operation(seq=number, group=group, group_words=words)
-    call = block[0]
-    several = len(block) > 1
-    return Operation(
-        op=" and ".join(dict.fromkeys(one.op for one in block)) if several else call.op,
-        group=group,
-        group_words=words,
-        seq=number,
-        numel_in=sum(call.numels_in) if call.numels_in and not several else None,
-        numel_out=sum(call.numels_out) if call.numels_out and not several else None,
-        shape=call.shape if call.numels_in and len(call.numels_in) == 1 and not several else None,
-        dtype="" if several else call.dtype,
-    )
-
-
 # Sorts the groups of all dumps: groups of one name are one group only if they have the same members
 
 
@@ -112,15 +94,6 @@ class Cluster:
     dumps: dict[int, FlightDump] = field(default_factory=dict)
     # The dumps do not say the numbers: they are counted from the last completed call, which is the same on all.
     is_aligned: bool = False
-
-    def align(self) -> None:
-        """Give the calls new numbers where one counter served all groups and a ring has lost its oldest calls."""
-        if not any(dump.one_counter and dump.wrapped for dump in self.dumps.values()):
-            return
-        self.is_aligned = True
-        for rank, part in self.parts.items():
-            first = _LAST_DONE + 1 - part.done
-            self.parts[rank] = replace(part, seq=array("q", range(first, first + len(part.seq))))
 
     @property
     def words(self) -> str:
@@ -137,11 +110,26 @@ class Cluster:
         return part.calls[part.which[at]] if at >= 0 else None
 
     def operation(self, rank: int, number: int) -> Operation:
-        """Return the operation that a rank made under a number."""
-        block, part = self.block(rank, number), self.parts[rank]
-        found = operation_of(block, None if self.is_aligned else number, self.name, self.words)
+        """Return the operation that a rank made under a number. If its dump does not hold it, only that is known."""
+        block, part = self.block(rank, number) or (), self.parts[rank]
         is_pending = part.done < len(part.seq) and part.seq[part.done] == number
-        return replace(found, made_by="backward") if is_pending and part.pending_in_backward else found
+        found = Operation(
+            op=" and ".join(dict.fromkeys(one.op for one in block)),
+            group=self.name,
+            group_words=self.words,
+            seq=None if self.is_aligned else number,
+            made_by="backward" if is_pending and part.pending_in_backward else "",
+        )
+        if len(block) != 1:
+            return found
+        (call,) = block
+        return replace(
+            found,
+            numel_in=sum(call.numels_in) if call.numels_in else None,
+            numel_out=sum(call.numels_out) if call.numels_out else None,
+            shape=call.shape if len(call.numels_in) == 1 else None,
+            dtype=call.dtype,
+        )
 
     def pending(self, rank: int) -> Operation:
         """Return the oldest operation that a rank has not completed."""
@@ -167,8 +155,12 @@ def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
             cluster = found.setdefault((part.name, members), Cluster(part.name, members))
             cluster.parts[rank] = part
             cluster.dumps[rank] = dump
+    # Calls get new numbers where one counter served all groups and a ring has lost its oldest calls.
     for cluster in found.values():
-        cluster.align()
+        cluster.is_aligned = any(dump.one_counter and dump.wrapped for dump in cluster.dumps.values())
+        for rank, part in cluster.parts.items() if cluster.is_aligned else ():
+            first = _LAST_DONE + 1 - part.done
+            cluster.parts[rank] = replace(part, seq=array("q", range(first, first + len(part.seq))))
     return list(found.values())
 
 
@@ -279,7 +271,12 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
     only = all(len(dump.groups) <= 1 for dump in by_rank.values())
     guessed = tuple(range(world)) if only and world is not None else tuple(sorted(by_rank if only else cluster.parts))
     members = cluster.members or guessed
-    behind = [rank for rank in members if rank in by_rank and _is_behind(cluster, rank, number)]
+    parts = {rank: cluster.parts.get(rank) for rank in members if rank in by_rank}
+    behind = [  # those whose dumps show that they have not made the call
+        rank
+        for rank, part in parts.items()
+        if part is None or (part.last < number and not _may_lack_entries(cluster, rank))
+    ]
     if behind:
         return [*_absences(cluster, behind, operation, waiters)]
     unseen = [rank for rank in members if rank not in by_rank]
@@ -352,12 +349,6 @@ def _target(cluster: Cluster) -> tuple[int, tuple[int, ...]] | None:
         return None
     first = min(pending.values())
     return first, tuple(sorted(rank for rank, number in pending.items() if number == first))
-
-
-def _is_behind(cluster: Cluster, rank: int, number: int) -> bool:
-    """Return whether a rank that was dumped has not made the call of this number."""
-    part = cluster.parts.get(rank)
-    return part is None or (part.last < number and not _may_lack_entries(cluster, rank))
 
 
 def _may_lack_entries(cluster: Cluster, rank: int) -> bool:

@@ -38,8 +38,7 @@ from ddpdoctor.model.words import rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.calls import innermost
-from ddpdoctor.rules.evidence.roots import find_roots, lost_by, precedes
-from ddpdoctor.rules.evidence.state import Ruling, RunState, last_samples
+from ddpdoctor.rules.evidence.state import Ruling, RunState, find_roots, last_samples, lost_by, precedes
 from ddpdoctor.rules.evidence.words import (
     KILLED,
     MOST_QUOTES,
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddpdoctor.model.findings import Place
-    from ddpdoctor.rules.evidence.roots import Root
+    from ddpdoctor.rules.evidence.state import Root
 
 
 _STATES = {
@@ -124,12 +123,10 @@ def _absence(
     ]
     frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
     loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
-    found = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
-    workers = list(found.values())[:MOST_QUOTES]
-    where = (
-        *places(frames),
-        *tuple(dict.fromkeys(places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers))),
-    )
+    by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
+    workers = list(by_pid.values())[:MOST_QUOTES]
+    of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers)
+    where = (*places(frames), *dict.fromkeys(of_workers))
     target = "init_process_group" if absent[0].in_init else operation.words()
     did = {"early-exit": "exited before", "missing": "never joined"}.get(kind, "did not call")
     at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
@@ -150,11 +147,8 @@ def _absence(
         whom = ""
     summary = f"{who} {did} {target}; {at}{wait}{whom}"
     if kind == "killed":
-        summary = (
-            f"{who} {verb(ranks, 'is', 'are')} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
-        )
-        if sure is Confidence.LOW:
-            summary = f"{who} may be gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
+        be = "may be" if sure is Confidence.LOW else verb(ranks, "is", "are")
+        summary = f"{who} {be} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
     reached = []
     done: dict[tuple[int | None, str], int] = {}
     for fact in state.all(Reached):
@@ -174,7 +168,11 @@ def _absence(
         where=where,
         evidence=(
             *_doing_words(state, samples, ranks),
-            *_worker_words(workers),
+            *(
+                f"the worker of rank {fact.who.rank} with pid {fact.who.pid} is {place_words(frame)}"
+                for fact in workers
+                if (frame := innermost(fact.frames)) is not None and fact.who.pid is not None
+            ),
             *quotes(absent),
             *quotes([busy] if busy is not None else []),
             *(f"a weaker source disagrees: {words}" for words in quotes(weaker)),
@@ -196,23 +194,12 @@ def _absence(
     return Ruling(kind=kind, problem=problem)
 
 
-def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:
-    found = []
-    for rank in ranks:
-        if rank in samples:
-            sample = samples[rank]
-            at = place_words(innermost(sample.frames))
-            twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
-            found.append(f"rank {rank} {_STATES[sample.doing]}, {at}{twice} ({quote(sample)})")
-    return found
-
-
-def _worker_words(workers: Iterable[Stacked]) -> list[str]:
-    found = [(fact, innermost(fact.frames)) for fact in workers]
+def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Sequence[int]) -> list[str]:
+    twice = {rank: " in every sample" if len(state.samples_of(rank)) > 1 else "" for rank in ranks}
     return [
-        f"the worker of rank {fact.who.rank} with pid {fact.who.pid} is {place_words(frame)}"
-        for fact, frame in found
-        if frame is not None and fact.who.pid is not None
+        f"rank {rank} {_STATES[sample.doing]}, {place_words(innermost(sample.frames))}{twice[rank]} ({quote(sample)})"
+        for rank in ranks
+        if (sample := samples.get(rank)) is not None
     ]
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Exited, Failed, Hint, Inside, Link, Moving, ProcessState, Stacked, Waiting
+from ddpdoctor.model.evidence import (
+    Doing,
+    Exited,
+    Failed,
+    Hint,
+    Inside,
+    Link,
+    Moving,
+    Nature,
+    ProcessState,
+    Stacked,
+    Waiting,
+)
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import SHM_FIX, find_known
-from ddpdoctor.model.words import count_of, format_numbers, name_list, rank_list
+from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.calls import innermost
-from ddpdoctor.rules.evidence.roots import lost_by, victims_of
-from ddpdoctor.rules.evidence.state import last_samples
+from ddpdoctor.rules.evidence.state import last_samples, lost_by
 from ddpdoctor.rules.progress.states import place_words, to_place
 
 if TYPE_CHECKING:
@@ -21,8 +32,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Circle, Differ, Fact, Stopped
     from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.rules.evidence.roots import Lost, Root
-    from ddpdoctor.rules.evidence.state import RunState
+    from ddpdoctor.rules.evidence.state import Lost, Root, RunState
 
 
 MOST_REASONS = 12
@@ -271,7 +281,16 @@ def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: F
 
 def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
     """Return what happened to the other ranks in consequence."""
-    return [f"{rank_list(ranks)} {words} as a consequence" for words, ranks in victims_of(state, set(blamed)).items()]
+    words = {
+        Nature.PEER_LOST: "lost another rank",
+        Nature.TIMED_OUT: "timed out while waiting",
+        Nature.STOPPED: "was told to stop",
+    }
+    told = [(words[fact.nature], fact.who.rank) for fact in state.all(Failed) if fact.nature in words]
+    told += [(words[Nature.TIMED_OUT], limit.who.rank) for limit in state.all(Waiting) if limit.timed_out]
+    spared = set(blamed)
+    victims = grouped((did, rank) for did, rank in told if rank is not None and rank not in spared)
+    return [f"{rank_list(ranks)} {did} as a consequence" for did, ranks in victims.items()]
 
 
 def machine(state: RunState, root: Root) -> Problem:

@@ -513,6 +513,5 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
 
 
 def _last_lines(rank: Rank) -> list[Frame]:
-    """Return the line of the exit call and the line of the last call."""
     last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.site is not None)
     return [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]

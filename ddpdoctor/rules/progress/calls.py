@@ -238,29 +238,15 @@ def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: in
     start = next((n for n in range(low, seq) if not _agree(mine[n], other[n], partners)), None)
     if start is None:
         return None
-    shifted = any(
-        _is_shifted(mine, other, start, seq, by, partners) or _is_shifted(mine, other, start, seq, -by, partners)
-        for by in range(1, MOST_SHIFT + 1)
-    )
-    return start if shifted else None
+    for by in (by for most in range(1, MOST_SHIFT + 1) for by in (most, -most)):  # so many calls more, or fewer
+        length, own, theirs = seq - start + 1 - abs(by), start + max(by, 0), start + max(-by, 0)
+        if length > 0 and all(_agree(mine[own + i], other[theirs + i], partners) for i in range(length)):
+            return start
+    return None
 
 
 def _agree(mine: Hashable, other: Hashable, partners: Mapping[Hashable, Hashable]) -> bool:
     return mine == other or partners.get(mine) == other
-
-
-def _is_shifted(
-    mine: Mapping[int, Hashable],
-    other: Mapping[int, Hashable],
-    start: int,
-    end: int,
-    by: int,
-    partners: Mapping[Hashable, Hashable],
-) -> bool:
-    """Return whether ``mine`` has ``by`` more calls from ``start`` on, or fewer if ``by`` is negative."""
-    length = end - start + 1 - abs(by)
-    first = start + max(by, 0), start + max(-by, 0)
-    return length > 0 and all(_agree(mine[first[0] + i], other[first[1] + i], partners) for i in range(length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from ddpdoctor.model.words import format_memory, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.absent import judge_lost
+from ddpdoctor.rules.progress.absent import judge_lost, left_file_problem
 from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
@@ -39,7 +39,6 @@ from ddpdoctor.rules.progress.states import (
     places,
     seconds,
 )
-from ddpdoctor.rules.progress.stuck import left_file, left_file_problem
 from ddpdoctor.rules.progress.wait_causes import clues_of
 from ddpdoctor.rules.progress.words import Clue, fix_of, sentences
 from ddpdoctor.rules.registry import rule
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.facts import AtError, Call, Rank, Space
+    from ddpdoctor.model.facts import Call, Rank, Space
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
 
@@ -86,7 +85,10 @@ def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     """Return what was measured, if a rank ran out of memory or may have."""
     rank, error = failure.rank, failure.error
     at_error = rank.causes.at_error if rank.causes is not None else None
-    shared = _shared(job, rank, at_error if error is not None else None)
+    # /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone
+    seen = (at_error if error is not None else None, causes_at(job.facts, rank.host))
+    spaces = [one.shared_memory for one in seen if one is not None and one.shared_memory is not None]
+    shared = max(spaces, key=lambda one: one.used_bytes, default=None)
     if error is None:
         if rank.signal == "SIGBUS":
             return tuple(_of_shared(shared))
@@ -157,13 +159,6 @@ def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
     if host.group is not None and (host.machine is None or host.group.limit_bytes < host.machine.limit_bytes):
         return host.group, "its cgroup allows"
     return host.machine, "the machine has"
-
-
-def _shared(job: JobState, rank: Rank, at_error: AtError | None) -> Space | None:
-    """Return /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone."""
-    host = causes_at(job.facts, rank.host)
-    seen = [one.shared_memory for one in (at_error, host) if one is not None]
-    return max((one for one in seen if one is not None), key=lambda one: one.used_bytes, default=None)
 
 
 def _is_full(space: Space | None) -> bool:
@@ -265,10 +260,8 @@ def check_crash(job: JobState) -> Answer:
     assert root is not None
     if root.by_signal:
         return skipped("a signal ended the first rank that failed")
-    left = left_file(job) if not root.by_itself else None
-    if left is not None:
-        return judged([left_file_problem(job, *left)], certain=not job.is_ending())
-    return judged([_failed(job, root)], certain=not job.is_ending())
+    left = left_file_problem(job) if not root.by_itself else None
+    return judged([left or _failed(job, root)], certain=not job.is_ending())
 
 
 @rule("DD605", "killed", Severity.ERROR, "A rank was killed by a signal")
@@ -281,16 +274,18 @@ def check_killed(job: JobState) -> Answer:
     assert root is not None
     if not root.by_signal:
         return skipped("the first rank that failed raised an exception or exited with an error status")
-    left = left_file(job) if not root.rank.initialized else None  # Gloo can abort on such addresses
-    if left is not None:
-        return judged([left_file_problem(job, *left)], certain=not job.is_ending())
-    return judged([_failed(job, root)], certain=not job.is_ending())
+    left = left_file_problem(job) if not root.rank.initialized else None  # Gloo can abort on such addresses
+    return judged([left or _failed(job, root)], certain=not job.is_ending())
 
 
 def _failed(job: JobState, root: Failure) -> Problem:
     together = tuple(one for one in job.failures if one is root or is_same_bug(root, one))
     blamed = tuple(sorted(failure.rank.rank for failure in together))
-    where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
+    where: tuple[Place, ...] = ()
+    for one in together:  # its line, after that of what it followed from, and the line by which the script then left
+        then = one.then.site if one.then is not None else None
+        left_at = one.rank.exit_call if one.error is not None else None
+        where += places(one.rank.rank, [first_line_of(one), failure_line(one), then, left_at])
     clues = memory_clues(job, root) or reducer_clues(job, root) or _driver_clues(job, root)
     helper = error_of_helper(root)
     error = helper.error if helper is not None else root.error and (root.error.first or root.error)
@@ -381,26 +376,16 @@ def _then_words(root: Failure) -> list[str]:
     return said
 
 
-def _lines(failure: Failure) -> list[Frame | None]:
-    """Return the line of a failure, after that of what it followed from, and the line by which the script then left."""
-    then = failure.then.site if failure.then is not None else None
-    left = failure.rank.exit_call if failure.error is not None else None
-    return [first_line_of(failure), failure_line(failure), then, left]
-
-
 def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
     at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
-    helper = error_of_helper(root)
-    first = helper.error if helper is not None else root.error.first if root.error and first_line_of(root) else None
-    if first is not None:
+    helper, error = error_of_helper(root), root.error
+    first = helper.error if helper is not None else error.first if error and first_line_of(root) else None
+    if (raised := first or error) is not None:
         whose = f"a {helper.who.value} of {who}" if helper is not None else who
-        text = first_line(first.message)
-        return f"{whose} raised {first.type} {at}" + (f": {text}" if text else "")
-    if root.error is not None:
-        how = "passed on an error from a child process: " if root.error.from_child else "raised "
-        reducer = root.error.reducer
-        message = reducer_summary(reducer) if reducer is not None else first_line(root.error.message)
-        return f"{who} {how}{root.error.type} {at}" + (f": {message}" if message else "")
+        how = "passed on an error from a child process: " if first is None and raised.from_child else "raised "
+        reducer = raised.reducer if first is None else None
+        message = reducer_summary(reducer) if reducer is not None else first_line(raised.message)
+        return f"{whose} {how}{raised.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
         return f"{who} exited with {say.how_words(root).removeprefix('exit ')}" + (f" {at}" if where else "")
     was = verb(blamed, "was", "were")

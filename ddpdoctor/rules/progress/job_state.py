@@ -34,11 +34,11 @@ from ddpdoctor.rules.progress.states import (
     is_file,
     own_error,
     settle,
-    states_of,
+    state_of,
     with_given_up,
     without_pulled_down,
 )
-from ddpdoctor.rules.progress.waits import CallPosition, Waits, find_waits, group_table, position_of, world_of
+from ddpdoctor.rules.progress.waits import CallPosition, Waits, find_waits, group_table, positions_of, world_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -265,9 +265,12 @@ def build_job_state(facts: Job) -> JobState:
     lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
     ranks = _without_completed(without_pulled_down(with_given_up(map(settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
-    states, world, table = states_of(facts), world_of(facts), group_table(facts)
-    found = {n: position_of(state, table, world) for n, state in states.items()}
-    positions = {n: position for n, position in found.items() if position is not None}
+    # If several processes have one rank number, the last attempt's counts.
+    ordered = sorted(facts.ranks, key=lambda rank: (rank.rank, rank.attempt, rank.started_ns or 0))
+    is_detail, since_ns = facts.debug_level.upper() == "DETAIL", facts.stopping_since_ns
+    states = {rank.rank: replace(state_of(rank, since_ns), detail=is_detail) for rank in ordered}
+    world, table = world_of(facts), group_table(facts)
+    positions = positions_of(states, table, world)
     waits = find_waits(states, positions, world)
     failures = find_failures(facts, states)
     early = _early(states, waits, failures)

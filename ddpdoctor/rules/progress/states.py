@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -232,11 +232,11 @@ class RankState:
     call: Call | None = None  # the call it waits in, or the phase it is in
     # Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL).
     detail: bool = False
+    waiting: bool = field(init=False)  # whether it can go on only if other ranks do their part
 
-    @property
-    def waiting(self) -> bool:
-        """Whether it can go on only if other ranks do their part."""
-        return self.doing in WAITING
+    def __post_init__(self) -> None:
+        """Say whether it waits."""
+        object.__setattr__(self, "waiting", self.doing in WAITING)
 
     def since(self, now_ns: int) -> int | None:
         """Return how many nanoseconds it has been in its call."""
@@ -418,19 +418,14 @@ def _failed_state(rank: Rank) -> RankState:
 def call_at_failure(rank: Rank) -> Call | None:
     """Return the call, needing other ranks, in which a failed rank failed, or None if it failed on its own."""
     error = final_error(rank)
-    if error is not None:
-        return _call_that_raised(rank, error)
-    if rank.ended_by_thread is not None:
-        state = _living_state(rank, _innermost(rank.open_calls))
-        return state.call if state.waiting else None
-    if rank.life is Life.SIGNALED and rank.signal == "SIGABRT":
-        call = _innermost(rank.open_calls) or _innermost(rank.open_calls, main=False)
+    if error is None:
+        call = _innermost(rank.open_calls)
+        if rank.ended_by_thread is None:
+            if rank.life is not Life.SIGNALED or rank.signal != "SIGABRT":
+                return None
+            call = call or _innermost(rank.open_calls, main=False)
         state = _living_state(rank, call)
         return state.call if state.waiting else None
-    return None
-
-
-def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     in_call = error.in_call
     if error.reducer is not None:  # DDP raises it without talking to anyone
         return None
@@ -469,15 +464,6 @@ def _raised_by_torch(error: Raised) -> bool:
     if error.in_call in NATIVE_PHASES:
         return is_file(last, _DISTRIBUTED, _DDP_FILE)
     return not is_file(last, _LOADER)
-
-
-def states_of(facts: Job) -> dict[int, RankState]:
-    """Classify every rank of a job. If several processes have one rank number, the last attempt's counts."""
-    states: dict[int, RankState] = {}
-    for rank in sorted(facts.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
-        state = state_of(rank, facts.stopping_since_ns)
-        states[rank.rank] = replace(state, detail=facts.debug_level.upper() == "DETAIL")
-    return states
 
 
 def waited_its_limit(rank: Rank, call: Call) -> bool:

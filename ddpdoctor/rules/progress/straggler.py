@@ -161,14 +161,6 @@ def find_late(pacing: Pacing) -> Late | None:
     )
 
 
-def slow_phase(late: Late, rank: int) -> tuple[Phase, float, float]:
-    """Return the phase in which a late rank loses most, its median time there, and the others', in milliseconds."""
-    paces = late.pacing.paces
-    usual = [median(paces[number].busy_ms[phase] for number in late.others) for phase in Phase]
-    phase = max(Phase, key=lambda phase: paces[rank].busy_ms[phase] - usual[phase])
-    return phase, paces[rank].busy_ms[phase], usual[phase]
-
-
 def peer_wait_ms(rank: Rank) -> float:
     """Return how long blocking calls to a single peer take in the median step: ``StepTimes`` leaves these waits out."""
     times = rank.step_times
@@ -184,22 +176,6 @@ def peer_wait_ms(rank: Rank) -> float:
             waits_ns[at] += (call.ended_ns or 0) - call.started_ns
     recorded = range(bisect_left(began, log[0].started_ns), len(began))
     return median([waits_ns[at] for at in recorded] or [0]) / 1e6
-
-
-def _device_times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
-    """Return how many milliseconds each collective ran, by group, number and rank.
-
-    The ranks of a group are not known once a job has ended well, except those of the group of all ranks.
-    """
-    everyone = Group(DEFAULT_GROUP, tuple(range(job.world)))
-    table = {(rank, DEFAULT_GROUP): everyone for rank in range(job.world)} | group_table(job.facts)
-    found: dict[Group, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for rank in job.facts.ranks:
-        for time in rank.device_times:
-            group = table.get((rank.rank, time.group))
-            if group is not None and len(group.members) > 1:
-                found[group][time.seq][rank.rank] = time.ran_ms
-    return found
 
 
 def _late_device(job: JobState, group: Group, times: Mapping[int, Mapping[int, float]]) -> Problem | None:
@@ -395,7 +371,16 @@ def check_straggler(job: JobState) -> Answer:
 
 
 def _judge_devices(job: JobState) -> Answer:
-    lates = (_late_device(job, group, times) for group, times in _device_times(job).items())
+    # The ranks of a group are not known once a job has ended well, except those of the group of all ranks.
+    everyone = Group(DEFAULT_GROUP, tuple(range(job.world)))
+    table = {(rank, DEFAULT_GROUP): everyone for rank in range(job.world)} | group_table(job.facts)
+    ran_ms: dict[Group, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))  # by number and rank
+    for rank in job.facts.ranks:
+        for time in rank.device_times:
+            group = table.get((rank.rank, time.group))
+            if group is not None and len(group.members) > 1:
+                ran_ms[group][time.seq][rank.rank] = time.ran_ms
+    lates = (_late_device(job, group, times) for group, times in ran_ms.items())
     late = next((one for one in lates if one is not None), None)
     if late is not None:
         return judged([late])
@@ -407,19 +392,39 @@ def _judge_devices(job: JobState) -> Answer:
 
 
 def _finding(job: JobState, late: Late) -> Problem:
-    by_phase = grouped((slow_phase(late, number)[0], number) for number in late.ranks)
+    # The phase in which a late rank loses most, its median time there, and the others', in milliseconds
+    slow: dict[int, tuple[Phase, float, float]] = {}
+    paces = late.pacing.paces
+    usual_ms = {phase: median(paces[number].busy_ms[phase] for number in late.others) for phase in Phase}
+    for number in late.ranks:
+        lost_ms = {phase: paces[number].busy_ms[phase] - usual for phase, usual in usual_ms.items()}
+        phase = max(lost_ms, key=lost_ms.__getitem__)
+        slow[number] = phase, paces[number].busy_ms[phase], usual_ms[phase]
+    by_phase = grouped((phase, number) for number, (phase, _, _) in slow.items())
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
     others = [job.rank(number) for number in late.others]
     reason = find_slow_reason(job.rank(late.ranks[0]), others, late.cost_ms)
     collects = reason is not None and reason.cause is SlowCause.COLLECTIONS
-    where = tuple(place for number in late.ranks for place in _places(job, late, number, collects=collects))
+    # The lines at which a late rank was seen most in its slow phase, else that phase's own line. A rank that collects
+    # garbage cannot be seen at it, and its line was noted.
+    where: tuple[Place, ...] = ()
+    for number, (phase, _, _) in slow.items():
+        rank = job.rank(number)
+        noted = rank.speed.collected_at if collects and rank.speed is not None else None
+        kinds = pack_calls(rank.recent_calls).kinds
+        sites = [kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None]
+        where += places(number, (noted,) if noted is not None else _lines(rank, phase) or sites)
     late_words = say.who(job, late.ranks)
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     often = f"{min(late.last_in.values())} of {late.pacing.steps}"
+    sure = all(
+        own - usual >= EXPLAINED * late.cost_ms and _lines(job.rank(number), phase)
+        for number, (phase, own, usual) in slow.items()
+    )
     spent = []
     for phase, ranks in by_phase.items():
-        own, usual = median(slow_phase(late, number)[1] for number in ranks), slow_phase(late, ranks[0])[2]
+        own, usual = median(slow[number][1] for number in ranks), slow[ranks[0]][2]
         spent.append(
             f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(job, late, phase)}, "
             f"and the others spend {_ms(usual)}"
@@ -427,7 +432,7 @@ def _finding(job: JobState, late: Late) -> Problem:
     return say.problem_of(
         job,
         late.ranks,
-        confidence=_sureness(job, late),
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         where=where,
         summary=f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, main)}{at}; "
         f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps",
@@ -436,14 +441,6 @@ def _finding(job: JobState, late: Late) -> Problem:
         share=min(1.0, late.cost_ms / late.pacing.step_ms) if job.facts.speed_asked else None,
         step=None,
     )
-
-
-def _sureness(job: JobState, late: Late) -> Confidence:
-    for number in late.ranks:
-        phase, own, usual = slow_phase(late, number)
-        if own - usual < EXPLAINED * late.cost_ms or not _lines(job.rank(number), phase):
-            return Confidence.MEDIUM
-    return Confidence.HIGH
 
 
 def _waits(late: Late) -> list[str]:
@@ -487,19 +484,6 @@ def _phase_words(job: JobState, late: Late, phase: Phase) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
-
-
-def _places(job: JobState, late: Late, number: int, *, collects: bool) -> tuple[Place, ...]:
-    """Return the lines at which a late rank was seen most in its slow phase, else that phase's own line.
-
-    A rank that collects garbage cannot be seen at it, and its line was noted.
-    """
-    rank = job.rank(number)
-    phase = slow_phase(late, number)[0]
-    noted = rank.speed.collected_at if collects and rank.speed is not None else None
-    kinds = pack_calls(rank.recent_calls).kinds
-    sites = [kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None]
-    return places(number, (noted,) if noted is not None else _lines(rank, phase) or sites)
 
 
 def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:

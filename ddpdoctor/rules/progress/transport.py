@@ -23,9 +23,9 @@ from ddpdoctor.rules.progress.waits import (
     WaitCircle,
     find_circles,
     group_words,
-    met_peers,
     needed_in_init,
     wait_edges,
+    waiting_peers,
 )
 from ddpdoctor.rules.progress.words import Clue, fix_of
 from ddpdoctor.rules.registry import rule, rules_of
@@ -181,7 +181,7 @@ def find_targets(job: JobState) -> Targets:
         sides = dict.fromkeys((n for n in waiting if n not in blamed), blamed)
         sides = sides or {n: blamed - {n} for n in waiting if blamed - {n}}
         found = {**sides, **found}
-    return found or {rank: frozenset({peer}) for rank, peer in met_peers(job.states).items()}
+    return found or {rank: frozenset({peer}) for rank, peer in waiting_peers(job.states, met=True).items()}
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
@@ -194,7 +194,7 @@ def check_deadlock(job: JobState) -> Answer:
         return skipped("some ranks are in a collective that its whole group has called")
     circles = find_circles(job.states, job.positions)
     # Pairs of ranks of which one sends what the other waits to receive are circles of two.
-    peers = {} if circles else met_peers(job.states)
+    peers = {} if circles else waiting_peers(job.states, met=True)
     pairs = tuple(
         WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
         for one, other in sorted(peers.items())

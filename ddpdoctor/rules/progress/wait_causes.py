@@ -288,16 +288,6 @@ class Busy:
     may_spin: bool = False  # only its CPU time is known, and an endless loop uses CPU time too
     by_child: bool = False  # a child does the work; ``said`` names it
 
-    @property
-    def sentence(self) -> str:
-        """The same text with a subject."""
-        return self.said if self.by_child else f"it {self.said}"
-
-    @property
-    def clue(self) -> str:
-        """The text that serves as evidence."""
-        return self.said + (": it is computing, or spinning in a loop that waits" if self.may_spin else "")
-
 
 def find_work(job: JobState, number: int) -> Busy | None:
     """Return what a rank works at, or None if it does not work or that is not known."""
@@ -486,10 +476,11 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     if causes is None:
         return (*_compile_clue(frames, ()), *_lost_helpers(rank))
     busy, blocked, function = busy_at(job, number), causes.blocked, causes.kernel_function
+    spins = ": it is computing, or spinning in a loop that waits" if busy is not None and busy.may_spin else ""
     found = [
         *_person(frames, blocked),
         *_compile_clue(frames, causes.commands),
-        *((Clue(said=busy.clue, fix=busy_fix(job)),) if busy is not None else ()),
+        *((Clue(said=f"{busy.said}{spins}", fix=busy_fix(job)),) if busy is not None else ()),
         *lock_clues(job, rank, causes),
         *(_lost_helpers(rank) if busy is None else ()),
         *_lost_children(job, rank, causes),

@@ -156,15 +156,19 @@ def native_seq(state: RankState, name: str) -> int | None:
     return max(group.enqueued + state.detail, 1)
 
 
-def position_of(state: RankState, table: Mapping[tuple[int, str], Group], world: int) -> CallPosition | None:
-    """Return the collective that a rank waits in, or None if it waits in none."""
-    call = state.call
-    if call is None or state.doing not in (Activity.COLLECTIVE, Activity.NATIVE):
-        return None
-    if call.op in NATIVE_PHASES:
-        name = native_group(state)
-        return CallPosition(group=find_group(table, state.rank, name, world), seq=native_seq(state, name))
-    return CallPosition(group=find_group(table, state.rank, call.group, world), seq=call.seq)
+def positions_of(
+    states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
+) -> dict[int, CallPosition]:
+    """Return the collective that each rank waits in, for those that wait in one."""
+    found = {}
+    for number, state in states.items():
+        call = state.call
+        if call is not None and state.doing in (Activity.COLLECTIVE, Activity.NATIVE):
+            is_native = call.op in NATIVE_PHASES
+            name = native_group(state) if is_native else call.group
+            seq = native_seq(state, name) if is_native else call.seq
+            found[number] = CallPosition(group=find_group(table, state.rank, name, world), seq=seq)
+    return found
 
 
 def reached(state: RankState, name: str) -> int | None:
@@ -175,13 +179,6 @@ def reached(state: RankState, name: str) -> int | None:
         return None if native is None else max(recorded, native)
     group = own_state(state.rank, name)
     return max(recorded, group.enqueued if group is not None else 0)
-
-
-def peer_calls(states: Iterable[RankState]) -> dict[tuple[int, int | None], set[str]]:
-    """Return the pending point-to-point operations, by rank and peer."""
-    calls = ((state.rank.rank, call) for state in states for call in state.rank.open_calls)
-    found = grouped(((number, call.peer), call.op) for number, call in calls if call.op in POINT_TO_POINT)
-    return {ends: set(ops) for ends, ops in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +196,11 @@ def find_waits(
     """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     needed = needed_in_init(states, world)
-    last = furthest(positions)
+    last: dict[Group, int | None] = {}  # of each group with waiters the last number waited for, if any is known
+    for position in positions.values():
+        known = last.setdefault(position.group, None)
+        if position.seq is not None:
+            last[position.group] = max(known or 0, position.seq)
     for group, seq in last.items():  # members that have not arrived and are in no collective themselves
         for member in group.members:
             state = states.get(member)
@@ -210,7 +211,7 @@ def find_waits(
     made = {n: groups_made(state.rank) for n, state in states.items()}
     most = max((made[n] for n, state in states.items() if state.doing is Activity.NEW_GROUP), default=0)
     needed |= {n for n, state in states.items() if not state.waiting and made[n] < most}
-    needed |= set(unanswered_peers(states).values())
+    needed |= set(waiting_peers(states, met=False).values())
     absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}
     blockers = {n for n in needed - absent if not states[n].waiting}
     if not blockers and not absent:
@@ -222,18 +223,6 @@ def find_waits(
             if native and position.seq is not None and target is not None and position.seq < target:
                 blockers.add(n)
     return Waits(waiters=waiters, blockers=tuple(sorted(blockers)), absent=tuple(sorted(absent)))
-
-
-def furthest(positions: Mapping[int, CallPosition]) -> dict[Group, int | None]:
-    """Return, for each group with waiters, the last number waited for, or None if no number is known."""
-    found: dict[Group, int | None] = {}
-    for position in positions.values():
-        known = found.get(position.group)
-        if position.seq is not None:
-            found[position.group] = max(known or 0, position.seq)
-        else:
-            found.setdefault(position.group, None)
-    return found
 
 
 def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
@@ -250,30 +239,23 @@ def groups_made(rank: Rank) -> int:
     return ended + sum(call.op == "new_group" for call in rank.open_calls)
 
 
-def unanswered_peers(states: Mapping[int, RankState]) -> dict[int, int]:
-    """Return the ranks in a point-to-point call whose other half is not pending, each with its peer."""
-    pending = peer_calls(states.values())
-    found: dict[int, int] = {}
-    for number, state in states.items():
-        call = state.call
-        if state.doing is not Activity.PEER or call is None or call.peer is None or call.peer == number:
-            continue
-        other_half = _RECEIVES if call.op in _SENDS else _SENDS
-        if not pending.get((call.peer, number), frozenset()) & other_half:
-            found[number] = call.peer
-    return found
+def waiting_peers(states: Mapping[int, RankState], *, met: bool) -> dict[int, int]:
+    """Return the ranks that wait in a point-to-point call, each with its peer.
 
-
-def met_peers(states: Mapping[int, RankState]) -> dict[int, int]:
-    """Return the ranks that wait for a peer that waits in the other half of the same transfer, each with its peer."""
+    ``met``: those whose peer waits in the other half of the same transfer; else those whose other half is not pending.
+    """
     calls = {n: state.call for n, state in states.items() if state.doing is Activity.PEER and state.call is not None}
-    pending = peer_calls(states.values())  # all parts of a batch are pending
+    every = ((n, call) for n, state in states.items() for call in state.rank.open_calls)  # all parts of a batch
+    pending = {(n, call.peer, call.op) for n, call in every if call.op in POINT_TO_POINT}
     found: dict[int, int] = {}
     for number, call in calls.items():
-        other_half = _RECEIVES if call.op in _SENDS else _SENDS
-        if call.peer not in calls or calls[call.peer].peer != number:
-            continue
-        if pending.get((call.peer, number), frozenset()) & other_half:
+        halves = _RECEIVES if call.op in _SENDS else _SENDS
+        is_pending = any((call.peer, number, half) in pending for half in halves)
+        if met:
+            is_found = is_pending and call.peer in calls and calls[call.peer].peer == number
+        else:
+            is_found = not is_pending and call.peer != number
+        if is_found and call.peer is not None:
             found[number] = call.peer
     return found
 
@@ -323,7 +305,7 @@ def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosi
         if None in numbers:
             away = [n for n in sorted(here) if n not in positions or positions[n].group != group]
             edges[CallPosition(group=group, seq=None)] = tuple(away)
-    edges |= {number: (peer,) for number, peer in unanswered_peers(states).items()}
+    edges |= {number: (peer,) for number, peer in waiting_peers(states, met=False).items()}
     inside = [n for n, state in states.items() if state.doing is Activity.NEW_GROUP]
     if inside:  # each rank in ``new_group`` waits for the ranks that have called it less often
         made = {n: groups_made(state.rank) for n, state in states.items()}

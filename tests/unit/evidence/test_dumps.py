@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
-from ddpdoctor.evidence.reader import Document
+from ddpdoctor.evidence.lines import Document
 from ddpdoctor.evidence.reading import choose_dumps
 from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
 from ddpdoctor.model.attached import AskedNodes, AttachedJob, JobIdentity, Movement, NodeAnswer, RankLook, Refusal

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ddpdoctor.evidence.lines import MOST_CHARACTERS, LogSplitter, split_line, time_of
-from ddpdoctor.evidence.reader import MOST_QUOTED, Line, quote
+from ddpdoctor.evidence.lines import MOST_CHARACTERS, MOST_QUOTED, Line, LogSplitter, quote, split_line, time_of
 from ddpdoctor.evidence.stacks import is_foreign_user_file
 from ddpdoctor.model.evidence import Time, Who
 from tests.golden import outline, words

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.evidence.lines import Document
 from ddpdoctor.evidence.nccl_log import NcclLogReader
 from ddpdoctor.evidence.ras import RasJsonReader
-from ddpdoctor.evidence.reader import Document
 from ddpdoctor.model.evidence import Absent, Called, Fact, Hint
 from tests.golden import table
 from tests.unit.evidence.test_readers import read_text, shown

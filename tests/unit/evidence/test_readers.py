@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.evidence.errors import classify
-from ddpdoctor.evidence.lines import LogSplitter, split_line
-from ddpdoctor.evidence.reader import Document, condense, condensed_triggers
-from ddpdoctor.evidence.registry import document_readers, line_readers
+from ddpdoctor.evidence.lines import Document, LogSplitter, condense, condensed_triggers, split_line
+from ddpdoctor.evidence.reading import document_readers, line_readers
 from ddpdoctor.evidence.tracebacks import TracebackReader
 from ddpdoctor.evidence.watchdog import WatchdogReader
 from ddpdoctor.model.evidence import Failed, Finished, Moving, Waiting, Who

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.evidence import reading, registry
+from ddpdoctor.evidence import reading
 from ddpdoctor.evidence.files import HEAD_BYTES
-from ddpdoctor.evidence.reader import Document, Found, Line, condense, condensed_triggers
+from ddpdoctor.evidence.lines import Document, Found, Line, condense, condensed_triggers
 from ddpdoctor.evidence.reading import BLOCK_BYTES, MOST_ALIKE, read_evidence
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.evidence import Exited, Fact, Hint, Launched, Spot
@@ -52,7 +52,7 @@ class Dumps:
 
 @pytest.fixture(autouse=True)
 def _readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches = registry.line_readers
+    launches = reading.line_readers
     monkeypatch.setattr(reading, "line_readers", lambda: (Errors(), *launches()[-1:]))
     monkeypatch.setattr(reading, "document_readers", lambda: (Dumps(),))
 
@@ -64,11 +64,11 @@ def codes(path: Path | str) -> list[int | None]:
 def passing(text: bytes) -> list[bytes]:
     """Return the condensed triggers of all readers in a text."""
     condensed = condense(text)
-    return [trigger for trigger in condensed_triggers(registry.line_readers()) if trigger in condensed]
+    return [trigger for trigger in condensed_triggers(reading.line_readers()) if trigger in condensed]
 
 
 def test_every_reader_is_reached_through_the_funnel() -> None:
-    for reader in registry.line_readers():
+    for reader in reading.line_readers():
         assert reader.triggers
         for trigger in reader.triggers:
             assert passing(trigger), (reader.name, trigger)
