@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import xor
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.data import SamplingPlan, Sharing, share_out
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
@@ -23,26 +25,9 @@ if TYPE_CHECKING:
     _Digests = Mapping[str, Mapping[str, str]]  # digests by leaf, then by batch or sample
 
 
-def name_of(loader: LoaderSeen) -> str:
-    """Return the words for a loader: "the loader at train.py:12"."""
-    if loader.site is None:
-        return f"the DataLoader of {class_name(loader.dataset)}"
-    return f"the DataLoader ({loader.site.file.rpartition('/')[2]}:{loader.site.line})"
-
-
 def class_name(path: str) -> str:
     """Return a class name without its module."""
     return path.rpartition(".")[2]
-
-
-def places_of(shared: Shared, ranks: Iterable[int]) -> tuple[Place, ...]:
-    """Return the line that loops over a loader, for each of these ranks."""
-    return tuple(to_place(rank, site) for rank in ranks if (site := shared.seen[rank].site) is not None)
-
-
-def hosts_of(replicas: Replicas, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return the hosts of ranks, each once."""
-    return tuple(dict.fromkeys(replicas.hosts[rank] for rank in ranks if rank in replicas.hosts))
 
 
 def drawn_words(epoch: EpochSeen) -> str:
@@ -82,8 +67,6 @@ def shared_out(loader: LoaderSeen, size: int) -> str:
 
 NOT_LOOKED = "no use of a DataLoader was recorded"
 NO_REPLICAS = "no DDP model was seen on two or more ranks, so it is unknown which ranks share data"
-ONE_RANK = "there is only one rank"
-NOT_TRAINED = "no DataLoader was used for training on two or more ranks"
 # The smallest share of a training pass's batches that a backward follows. Our choice: gradients can be accumulated over
 # batches only with a backward for each; if an evaluation loop is left early, only its last batch is followed by the
 # next backward.
@@ -111,52 +94,55 @@ def replicas_of(job: Job) -> tuple[Replicas, ...] | Unread:
     """Return the groups in which DDP keeps models equal, each set of ranks once, or why none is known."""
     if all(rank.loaders is None for rank in job.ranks):
         return Unread(why=Why.ABSENT, reason=NOT_LOOKED)
+    users: dict[str, set[int]] = {}  # by group name: the ranks that gave DDP a model for that group
+    for rank in job.ranks:
+        for model in rank.models:
+            users.setdefault(model.group, set()).add(rank.rank)
+
+    def replicas(ranks: Sequence[Rank], size: int, *, by_model: bool = True) -> Replicas:
+        return Replicas(
+            loaders={rank.rank: rank.loaders or () for rank in ranks},
+            size=max(size, len(ranks)),
+            world_size=world_of(job),
+            hosts={rank.rank: rank.host for rank in ranks},
+            ended_badly=not job.ended or job.launcher_status != 0,
+            by_model=by_model,
+        )
+
     table = group_table(job)
     looked = {rank.rank: rank for rank in job.ranks}
     found: dict[tuple[int, ...], Replicas] = {}
-    for name, users in sorted(_users(looked.values()).items()):
-        for members in sorted({_members(rank, name, table, users) for rank in users}):
-            ranks = [looked[number] for number in members if number in looked and number in users]
+    for name, using in sorted(users.items()):
+        known = (getattr(table.get((rank, name)), "members", ()) for rank in using)
+        for members in sorted({members or tuple(sorted(using)) for members in known}):
+            ranks = [looked[number] for number in members if number in looked and number in using]
             size = world_of(job) if name == DEFAULT_GROUP else len(members)
             if len(ranks) > 1:
-                found.setdefault(tuple(rank.rank for rank in ranks), _replicas(job, ranks, size))
-    groups = tuple(found.values())
-    if not groups and len(job.ranks) > 1 and all(rank.loaders for rank in job.ranks):
-        return (replace(_replicas(job, job.ranks, world_of(job)), by_model=False),)
-    return groups or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
-
-
-def _users(ranks: Iterable[Rank]) -> dict[str, set[int]]:
-    """Return, by group name, the ranks that gave DDP a model for that group."""
-    found: dict[str, set[int]] = {}
-    for rank in ranks:
-        for model in rank.models:
-            found.setdefault(model.group, set()).add(rank.rank)
-    return found
-
-
-def _members(rank: int, name: str, table: Mapping[tuple[int, str], object], users: set[int]) -> tuple[int, ...]:
-    group = table.get((rank, name))
-    members: tuple[int, ...] = getattr(group, "members", ())
-    return members or tuple(sorted(users))
-
-
-def _replicas(job: Job, ranks: Sequence[Rank], size: int) -> Replicas:
-    return Replicas(
-        loaders={rank.rank: rank.loaders or () for rank in ranks},
-        size=max(size, len(ranks)),
-        world_size=world_of(job),
-        hosts={rank.rank: rank.host for rank in ranks},
-        ended_badly=not job.ended or job.launcher_status != 0,
-    )
+                found.setdefault(tuple(rank.rank for rank in ranks), replicas(ranks, size))
+    if not found and len(job.ranks) > 1 and all(rank.loaders for rank in job.ranks):
+        return (replicas(job.ranks, world_of(job), by_model=False),)
+    return tuple(found.values()) or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """One loader that two or more ranks of a group used to train."""
 
+    replicas: Replicas
     seen: Mapping[int, LoaderSeen]  # by rank
-    size: int  # how many ranks the group has
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self.replicas.size
+
+    @property
+    def name(self) -> str:
+        """The words for it: "the DataLoader (train.py:12)"."""
+        loader = self.first()
+        if loader.site is None:
+            return f"the DataLoader of {class_name(loader.dataset)}"
+        return f"the DataLoader ({loader.site.file.rpartition('/')[2]}:{loader.site.line})"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -180,9 +166,35 @@ class Shared:
                 found.setdefault(epoch.number, {})[rank] = epoch
         return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
 
+    def is_counted(self, epoch: EpochSeen) -> bool:
+        """Return whether a pass was for training, or the user named the loader."""
+        return was_trained(epoch) or not self.replicas.trained_only
+
+    def skipped(self, reason: str) -> Answer:
+        """Answer why this loader cannot be judged."""
+        return skipped(f"{self.name}: {reason}")
+
+    def failed(
+        self, summary: str, ranks: tuple[int, ...], evidence: Iterable[str], fix: str, *,
+        where: tuple[Place, ...] = (), **fields: Any,
+    ) -> Answer:  # fmt: skip
+        """Answer with one problem of these ranks, and the lines that loop over the loader; ``evidence`` may be ""."""
+        loops = (to_place(rank, site) for rank in ranks if (site := self.seen[rank].site) is not None)
+        hosts = self.replicas.hosts
+        problem = Problem(
+            summary=summary,
+            ranks=ranks,
+            hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts)),
+            where=(*where, *loops),
+            evidence=tuple(filter(None, evidence)),
+            fix=fix,
+            **fields,
+        )
+        return judged([problem])
+
 
 def judge_loaders(
-    replicas: Replicas, judge: Callable[[Replicas, Shared], Answer], healthy: str, *, of_any_job: bool = False
+    replicas: Replicas, judge: Callable[[Shared], Answer], healthy: str, *, of_any_job: bool = False
 ) -> Answer:
     """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed.
 
@@ -192,41 +204,39 @@ def judge_loaders(
     if not replicas.by_model and not of_any_job:
         return skipped(NO_REPLICAS)
     if replicas.size == 1:
-        return skipped(ONE_RANK)
-    heard = [judge(replicas, shared) for shared in shared_loaders(replicas)]
+        return skipped("there is only one rank")
+    heard = [judge(shared) for shared in shared_loaders(replicas)]
     problems = tuple(problem for answer in heard for problem in answer.problems)
     if problems:
         return judged(problems, problems[0].summary)
     if any(answer.outcome is Outcome.PASSED for answer in heard):
         return passed(healthy)
-    return skipped(heard[0].seen if heard else NOT_TRAINED)
+    return skipped(heard[0].seen if heard else "no DataLoader was used for training on two or more ranks")
 
 
 def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
     """Return the loaders that ranks of a group trained with, paired by the line that loops over them and by order."""
     by_rank = {
-        rank: grouped((_pairing_key(loader), loader) for loader in join_remade(loaders))
+        rank: grouped((_pairing_key(loader), loader) for loader in _join_remade(loaders))
         for rank, loaders in replicas.loaders.items()
     }
-    keys = dict.fromkeys(key for found in by_rank.values() for key in found)
-    paired = (_pair(by_rank, key, replicas.size) for key in keys)
-    return tuple(shared for pairs in paired for shared in pairs if not replicas.trained_only or is_trained(shared))
+    paired: list[Shared] = []
+    for key in dict.fromkeys(key for found in by_rank.values() for key in found):
+        using = {rank: loaders[key] for rank, loaders in by_rank.items() if key in loaders}
+        counts = {len(loaders) for loaders in using.values()}
+        # Ranks that used different numbers of them cannot be paired.
+        if len(using) > 1 and len(counts) == 1:
+            rows = zip(*using.values(), strict=True)
+            paired += (Shared(replicas=replicas, seen=dict(zip(using, row, strict=True))) for row in rows)
+    return tuple(shared for shared in paired if not replicas.trained_only or _is_trained(shared))
 
 
-def _pair(by_rank: Mapping[int, Mapping[Hashable, list[LoaderSeen]]], key: Hashable, size: int) -> list[Shared]:
-    """Pair the loaders of one line in order. Return nothing if ranks used different numbers of them."""
-    found = {rank: loaders[key] for rank, loaders in by_rank.items() if key in loaders}
-    if len(found) < 2 or len({len(loaders) for loaders in found.values()}) > 1:
-        return []
-    count = len(next(iter(found.values())))
-    return [Shared(seen={rank: loaders[i] for rank, loaders in found.items()}, size=size) for i in range(count)]
-
-
-def is_trained(shared: Shared) -> bool:
+def _is_trained(shared: Shared) -> bool:
     """Return whether at least two ranks used it for training, or rank 0 for all."""
+    loaders = shared.seen.values()
     if any(cut.what == "loader" for cut in shared.first().cuts):
-        return any(epoch.trained and epoch.backwards > 1 for loader in shared.seen.values() for epoch in loader.epochs)
-    return sum(any(was_trained(epoch) for epoch in loader.epochs) for loader in shared.seen.values()) > 1
+        return any(epoch.trained and epoch.backwards > 1 for loader in loaders for epoch in loader.epochs)
+    return sum(any(map(was_trained, loader.epochs)) for loader in loaders) > 1
 
 
 def was_trained(epoch: EpochSeen) -> bool:
@@ -236,52 +246,36 @@ def was_trained(epoch: EpochSeen) -> bool:
 
 
 def _pairing_key(loader: LoaderSeen) -> Hashable:
-    sampler = loader.sampler.type if loader.sampler is not None else ""
-    return (_line(loader), loader.dataset, loader.iterable, sampler)
+    site, sampler = loader.site, loader.sampler.type if loader.sampler is not None else ""
+    # The line is without the folder, which may differ between nodes.
+    line = (site.file.rpartition("/")[2], site.line, site.function) if site is not None else None
+    return (line, loader.dataset, loader.iterable, sampler)
 
 
-def _line(loader: LoaderSeen) -> Hashable:
-    """Return the line of a loader without the folder, which may differ between nodes."""
-    site = loader.site
-    return (site.file.rpartition("/")[2], site.line, site.function) if site is not None else None
-
-
-def join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
+def _join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
     """Join each loader that was created again at the same line, for the next pass, to the one before it."""
     joined: list[LoaderSeen] = []
     last: dict[Hashable, int] = {}
-    for loader in loaders:
-        key = (_pairing_key(loader), loader.samples, loader.batch_size, loader.drop_last, loader.dataset_digest)
-        before = last.get(key)
-        if before is not None and _continues(joined[before], loader):
-            joined[before] = _joined(joined[before], loader)
-        else:
-            last[key] = len(joined)
-            joined.append(loader)
+    for after in loaders:
+        shuffle = after.sampler.shuffle if after.sampler is not None else None
+        same = (_pairing_key(after), after.samples, after.batch_size, after.drop_last, after.dataset_digest)
+        at = last.get(same)
+        before = joined[at] if at is not None else None
+        ended = before.epochs[-1].ended_ns if before is not None and before.epochs and after.epochs else None
+        shuffled = before.sampler.shuffle if before is not None and before.sampler is not None else None
+        # One was finished before the other was first used, and both shuffle alike.
+        if at is None or before is None or ended is None or ended > after.epochs[0].begun_ns or shuffle != shuffled:
+            last[same] = len(joined)
+            joined.append(after)
+            continue
+        joined[at] = replace(
+            before,
+            epochs=(*before.epochs, *(replace(one, number=before.passes + one.number) for one in after.epochs)),
+            passes=before.passes + after.passes,
+            trained_batches=before.trained_batches + after.trained_batches,
+            in_join=before.in_join or after.in_join,
+        )
     return tuple(joined)
-
-
-def _continues(before: LoaderSeen, after: LoaderSeen) -> bool:
-    """Return whether one loader was finished before the other was first used, and both shuffle alike."""
-    if not before.epochs or not after.epochs or _shuffle(before) != _shuffle(after):
-        return False
-    ended = before.epochs[-1].ended_ns
-    return ended is not None and ended <= after.epochs[0].begun_ns
-
-
-def _shuffle(loader: LoaderSeen) -> bool | None:
-    return loader.sampler.shuffle if loader.sampler is not None else None
-
-
-def _joined(before: LoaderSeen, after: LoaderSeen) -> LoaderSeen:
-    more = tuple(replace(epoch, number=before.passes + epoch.number) for epoch in after.epochs)
-    return replace(
-        before,
-        epochs=before.epochs + more,
-        passes=before.passes + after.passes,
-        trained_batches=before.trained_batches + after.trained_batches,
-        in_join=before.in_join or after.in_join,
-    )
 
 
 ORDER_LENGTH = 4096  # how many first indices of a pass are checked one by one for repeats: the recorder's ``MAX_ORDER``
@@ -315,13 +309,10 @@ def drew_all(epoch: EpochSeen, loader: LoaderSeen) -> bool:
     if epoch.drawn == samples:
         return (epoch.total, epoch.xor) == (sum_of_all(samples), xor_of_all(samples))
     dropped = (loader.batch_size or 1) - 1 if loader.drop_last else 0
-    return samples - dropped <= epoch.drawn < samples and draws_once(epoch, samples)
-
-
-def draws_once(epoch: EpochSeen, samples: int) -> bool:
-    """Return whether a pass drew without replacement: otherwise some of the first indices would have repeated."""
+    # With replacement, some of the first indices would have repeated.
     looked_at = min(epoch.drawn, ORDER_LENGTH)
-    return epoch.repeats == 0 and looked_at * looked_at >= 2 * MIN_EXPECTED_REPEATS * samples
+    draws_once = epoch.repeats == 0 and looked_at * looked_at >= 2 * MIN_EXPECTED_REPEATS * samples
+    return samples - dropped <= epoch.drawn < samples and draws_once
 
 
 def are_distinct(epochs: Iterable[EpochSeen]) -> bool:
@@ -343,10 +334,7 @@ def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
         return False
     if not 0 <= excess <= beyond * (samples - 1):
         return True
-    xor = xor_of_all(samples)
-    for epoch in epochs:
-        xor ^= epoch.xor
-    return beyond < 2 and xor != excess
+    return beyond < 2 and reduce(xor, (epoch.xor for epoch in epochs), xor_of_all(samples)) != excess
 
 
 def shows_all(samples: int, epochs: Sequence[EpochSeen]) -> bool:
@@ -442,7 +430,15 @@ def find_overlap(replicas: Replicas) -> Answer | None:
         # Drawn again while others are not drawn at all, which padding never causes.
         beyond = min(one.drawn - (one.unique or 0), one.missed or 0) if replicas.drawn.samples else 0
         if beyond and not one.alike:
-            problem = _overlap(one, beyond)
+            problem = Problem(
+                severity=Severity.WARNING,
+                confidence=Confidence.MEDIUM,
+                ranks=tuple(row.rank for row in one.ranks),
+                summary=f"in pass {one.number}, the ranks draw {beyond} samples too often and miss as many others",
+                evidence=(_count_words(one),),
+                fix="use one order on all ranks: the same seed, and each rank its own part of it; or use "
+                "DistributedSampler",
+            )
             return judged([problem], problem.summary)
     return passed("the shares of the ranks cover each sample once")
 
@@ -461,15 +457,4 @@ def _count_words(one: Pass) -> str:
     return (
         f"counted in pass {one.number}: {one.drawn} drawn, {one.unique} of them different, {one.shared} drawn by two "
         f"or more ranks, {one.missed} not drawn"
-    )
-
-
-def _overlap(one: Pass, beyond: int) -> Problem:
-    return Problem(
-        severity=Severity.WARNING,
-        confidence=Confidence.MEDIUM,
-        ranks=tuple(row.rank for row in one.ranks),
-        summary=f"in pass {one.number}, the ranks draw {beyond} samples too often and miss as many others",
-        evidence=(_count_words(one),),
-        fix="use one order on all ranks: the same seed, and each rank its own part of it; or use DistributedSampler",
     )
