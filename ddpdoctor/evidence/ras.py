@@ -290,10 +290,11 @@ class _Comm:
     def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[Fact]:
         low, high = those[0], those[-1]
         total = sum(one.count for one in those)
+        both_said = low.said if low.said == high.said else f"{low.said}; {high.said}"
         if 2 * low.count > total:  # a few ranks are ahead and wait; RAS does not show which of the others is at fault
             for rank, process in high.ranks.items():
                 yield Waiting(
-                    who=self._who(rank, process), spot=high.spot, said=_said(low, high),
+                    who=self._who(rank, process), spot=high.spot, said=both_said,
                     operation=self._operation(op, high.number),
                 )  # fmt: skip
             words = (
@@ -316,7 +317,7 @@ class _Comm:
                 group_words=operation.group_words, enqueued=low.number,
             )  # fmt: skip
             yield Absent(
-                who=who, spot=low.spot, said=_said(low, high), operation=operation, waiters=waiters, certain=sure,
+                who=who, spot=low.spot, said=both_said, operation=operation, waiters=waiters, certain=sure,
                 shown=Shown.COUNTS,
             )  # fmt: skip
         if not low.ranks:
@@ -368,10 +369,6 @@ class _Comm:
         left = set(range(self._comm.size or 0)) - set(ranks)
         found = (self._who(rank).rank for rank in sorted(left))
         return tuple(rank for rank in found if rank is not None)
-
-
-def _said(low: Counted, high: Counted) -> str:
-    return low.said if low.said == high.said else f"{low.said}; {high.said}"
 
 
 def _moved(former: RasReport, last: RasReport) -> bool:

@@ -174,10 +174,6 @@ class Traceback:
         self._at = _At.LINK
         return Fed.TAKEN
 
-    def is_said(self) -> bool:
-        """Return whether an exception has been read."""
-        return bool(self.chain[0].type)
-
     def root(self) -> tuple[RaisedText, tuple[Frame, ...]]:
         """Return the exception where it began, and the way to it, outermost frame first."""
         whole = [one for one in self.chain if one.type]
@@ -200,9 +196,9 @@ def read_traceback(lines: Iterable[str]) -> Traceback | None:
         if found is not None and found.feed(text) is Fed.TAKEN:
             continue
         if text.rstrip().endswith(HEADER):
-            last = found if found is not None and found.is_said() else last
+            last = found if found is not None and found.chain[0].type else last
             found = Traceback(sure=True)
-    return found if found is not None and found.is_said() else last
+    return found if found is not None and found.chain[0].type else last
 
 
 _HARMLESS = (
@@ -440,7 +436,7 @@ class TracebackReader:
 def _facts(one: _Open) -> list[Fact]:
     if one.harmless:
         return []
-    if not one.text.is_said():  # it is cut off before the line of its exception
+    if not one.text.chain[0].type:  # it is cut off before the line of its exception
         frames = [f"{frame.file}:{frame.line}" for frame in one.text.chain[-1].frames[-1:]]
         said = quote(": ".join(["a traceback that is cut off before its exception", *frames]))
         return [ErrorLine(**{**origin_of(one.header), "said": said})]

@@ -379,12 +379,8 @@ def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
     reached = group.reached[ahead[0]]
     later = Operation(group=group.key, group_words=group.words, seq=reached.completed)
     sides = ((tuple(sorted(group.waits)), target.operation), (ahead, later))
-    return Differ(sides=sides, odd=ahead, aspect="number", settled=_settles(len(group.waits), whole), **_where(reached))
-
-
-def _settles(ranks: int, whole: int | None) -> bool:
-    """Return whether so many ranks are more than half of their group, so that the others are the odd ones."""
-    return whole is not None and 2 * ranks > whole
+    settled = whole is not None and 2 * len(group.waits) > whole  # they are most of their group
+    return Differ(sides=sides, odd=ahead, aspect="number", settled=settled, **_where(reached))
 
 
 def _is_behind(reached: Reached, number: int) -> bool:
@@ -414,7 +410,8 @@ def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
         return None  # numbers without a group may be those of different groups
     odd = tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
     return Differ(
-        sides=tuple(zip(ordered, operations, strict=True)), aspect=aspect, settled=_settles(len(ordered[0]), whole),
+        sides=tuple(zip(ordered, operations, strict=True)), aspect=aspect,
+        settled=whole is not None and 2 * len(ordered[0]) > whole,
         odd=odd if len(ordered[0]) > len(ordered[1]) else None, **_where(group.waits[odd[0]]),
     )  # fmt: skip
 

@@ -442,26 +442,35 @@ def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
 
 
-def _is_moved(store: StoreSought) -> bool:
-    """Return whether the script uses another address than the launcher gave."""
-    if store.given is None or store.given.startswith("None:"):
-        return False
-    host, _, port = store.given.rpartition(":")
-    given, used = ("127.0.0.1" if name == "localhost" else name for name in (host, store.host))
-    return (given, port) != (used, str(store.port))
-
-
-def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) -> list[str]:
+def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) -> tuple[list[str], str]:
+    """Return who should serve the store and at which address, and what to do."""
     found = []
-    if _is_moved(store):
+    host, _, port = (store.given or "").rpartition(":")
+    given, used = ("127.0.0.1" if name == "localhost" else name for name in (host, store.host))
+    is_given = store.given is not None and not store.given.startswith("None:")
+    is_moved = is_given and (given, port) != (used, str(store.port))  # the script uses another address
+    if is_moved:
         who = f"{line_of(store.set_at)} sets" if store.set_at is not None else "the script uses"
         via = f" ({store.method})" if store.method else ""
         found.append(f"the launcher set the store address to {store.given}, but {who} {store.host}:{store.port}{via}")
+    fix = (
+        f"give all ranks the address of rank 0's host, and check that its port {store.port} is reachable: "
+        f"{_CHECK_STORE}"
+    )
     if store.of_agent:
         found.append(
             "torchrun's agent serves the store at the address that torchrun set: with "
             "TORCHELASTIC_USE_AGENT_STORE=True, rank 0 is a client too, so no rank opens a store"
         )
+        fix = f"check that torchrun's agent on {store.host} is running and its port is reachable: {_CHECK_STORE}"
+        if is_moved and store.method == "env://":
+            at = f" (remove {line_of(store.set_at)})" if store.set_at is not None else ""
+            fix = (
+                f"keep the MASTER_ADDR and MASTER_PORT that torchrun sets{at}; to choose a port, pass `--master-port "
+                "PORT` to the launcher"
+            )
+        elif is_moved:
+            fix = "with torchrun, call init_process_group() without init_method, so that it uses the launcher's address"
     elif 0 in blamed or 0 not in job.states:
         found.append("rank 0 should serve the store")
     else:
@@ -469,7 +478,7 @@ def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) ->
         at = f" at {other.host}:{other.port}" if other is not None else " at another address, or did so before"
         on = f" on {job.rank(0).host}" if job.rank(0).host != job.rank(blamed[0]).host else ""
         found.append(f"rank 0 should serve the store, but it serves one{at}{on}")
-    return found
+    return found, fix
 
 
 def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
@@ -488,21 +497,6 @@ def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
     if _nobody_listens(store, causes):
         return [f"no process listens on port {store.port} of {rank.host or 'this host'}; torch keeps retrying"]
     return []
-
-
-def _store_fix(store: StoreSought) -> str:
-    if store.of_agent and store.method == "env://" and _is_moved(store):
-        at = f" (remove {line_of(store.set_at)})" if store.set_at is not None else ""
-        return (
-            f"keep the MASTER_ADDR and MASTER_PORT that torchrun sets{at}; to choose a port, pass `--master-port "
-            "PORT` to the launcher"
-        )
-    if store.of_agent and _is_moved(store):
-        return "with torchrun, call init_process_group() without init_method, so that it uses the launcher's address"
-    if store.of_agent:
-        return f"check that torchrun's agent on {store.host} is running and its port is reachable: {_CHECK_STORE}"
-    at = f"its port {store.port}"
-    return f"give all ranks the address of rank 0's host, and check that {at} is reachable: {_CHECK_STORE}"
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank is stuck, and the others wait for it")
@@ -567,6 +561,7 @@ def _nobody_held(job: JobState) -> Answer:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
     sure = all((n in deserted and stores[n].of_agent) or n in elsewhere for n in blamed)
     store = stores[blamed[0]]
+    served_by, fix = _server_words(job, blamed, store)
     ends = {f"{stores[n].host}:{stores[n].port}" for n in blamed}
     where = tuple(place for n in blamed for place in places(n, (stores[n].set_at, say.line_at(job.states[n]))))
     at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
@@ -580,12 +575,12 @@ def _nobody_held(job: JobState) -> Answer:
                 summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a "
                 f"store at {', '.join(sorted(ends))} that does not respond",
                 evidence=(
-                    *_server_words(job, blamed, store),
+                    *served_by,
                     *_answer_words(job.rank(blamed[0]), store),
                     *say.classes(job, blamed),
                     *say.others(job, blamed),
                 ),
-                fix=_store_fix(store),
+                fix=fix,
                 step=None,
             )
         ],
