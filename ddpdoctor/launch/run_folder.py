@@ -338,11 +338,16 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         shape = {
             "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
         }  # fmt: skip
+    # Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too
+    torch, version = find_spec("torch"), None
+    with suppress(OSError, UnicodeDecodeError):
+        text = (Path(torch.origin).parent / "version.py").read_text() if torch and torch.origin else ""
+        version = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
     run = Run(
         command=hide_secrets(options.command), started_at=started_at, launched_ns=launched_ns,
         hang_timeout_s=options.hang_timeout_s, debug_level=level.upper(), check_every=options.ranks.check_every,
         allow_different=options.allow_different, speed=options.speed, host=socket.gethostname(),
-        torch_version=_torch_version(),
+        torch_version=version[1] if version else None,
         environment={name: environment[name] for name in STORED_VARIABLES if name in environment}, entry=options.entry,
         launcher=placement.style.value,
         run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
@@ -366,17 +371,6 @@ def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
         "nnodes": nnodes[0] if nnodes else None,
         "node_rank": torchrun.number("--node-rank"),
     }
-
-
-def _torch_version() -> str | None:
-    """Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too."""
-    found = find_spec("torch")
-    try:
-        text = (Path(found.origin).parent / "version.py").read_text() if found and found.origin else ""
-    except (OSError, UnicodeDecodeError):
-        return None
-    said = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
-    return said[1] if said else None
 
 
 def choose_folder(run_dir: Path) -> Path:

@@ -207,7 +207,7 @@ class Watcher:
             self._unknown.discard(rank)
             descriptor = self._local_ranks.add(rank, home)
             if descriptor is not None:
-                self._signals.listen_to(descriptor)
+                self._signals.selector.register(descriptor, selectors.EVENT_READ)
         news = self._try(self._conversation.news, NO_NEWS)
         if news.alarm:
             return self._hear_alarm()
@@ -539,8 +539,9 @@ class CaughtSignals:
         self._reader, self._writer = socket.socketpair()
         self._reader.settimeout(0)
         self._writer.settimeout(0)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._reader, selectors.EVENT_READ)
+        self.selector = selectors.DefaultSelector()
+        """What ``wait`` waits for: a descriptor that becomes readable ends it once."""
+        self.selector.register(self._reader, selectors.EVENT_READ)
 
     def catch(self) -> None:
         """Begin."""
@@ -554,13 +555,9 @@ class CaughtSignals:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)
-        self._selector.close()
+        self.selector.close()
         self._reader.close()
         self._writer.close()
-
-    def listen_to(self, descriptor: int) -> None:
-        """Also end ``wait`` when this descriptor becomes readable, once."""
-        self._selector.register(descriptor, selectors.EVENT_READ)
 
     def wake(self) -> None:
         """End the other thread's ``wait``."""
@@ -569,9 +566,9 @@ class CaughtSignals:
 
     def wait(self, limit_s: float) -> list[signal.Signals]:
         """Wait, and return the signals that have come; [] after the limit or a wake-up."""
-        for key, _ in self._selector.select(limit_s):
+        for key, _ in self.selector.select(limit_s):
             if key.fileobj is not self._reader:
-                self._selector.unregister(key.fileobj)
+                self.selector.unregister(key.fileobj)
         try:
             numbers = self._reader.recv(4096)
         except BlockingIOError:
