@@ -358,11 +358,6 @@ def network_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], 
     )
 
 
-def is_efa(device: RdmaDevice) -> bool:
-    """Say whether it is an Elastic Fabric Adapter, which needs device files and memory as other adapters do."""
-    return any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
-
-
 def card(device: RdmaDevice) -> str:
     """Return what the functions of one card have in common."""
     return device.bus_id.rpartition(".")[0] if device.bus_id else device.name

@@ -138,7 +138,11 @@ def _about(check: Check) -> str:
 def rules_of(*families: str) -> tuple[Rule, ...]:
     """Return the rules of some families (packages below ``rules``), sorted by code."""
     for family in families:
-        _load(family)
+        if family not in _loaded:
+            package = importlib.import_module(f"{PACKAGE}.{family}")
+            for module in pkgutil.iter_modules(package.__path__):  # each may register rules
+                importlib.import_module(f"{package.__name__}.{module.name}")
+            _loaded.add(family)
     return tuple(_rules[code] for code in sorted(_rules) if _rules[code].family in families)
 
 
@@ -157,16 +161,6 @@ def _families() -> tuple[str, ...]:
 def loaded_rules() -> tuple[Rule, ...]:
     """Return the rules of the families loaded so far."""
     return tuple(_rules.values())
-
-
-def _load(family: str) -> None:
-    """Import every module of a family, because each may register rules."""
-    if family in _loaded:
-        return
-    package = importlib.import_module(f"{PACKAGE}.{family}")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    _loaded.add(family)
 
 
 def find_rule(code_or_kind: str) -> Rule | None:

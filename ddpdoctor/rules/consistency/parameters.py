@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.consistency import TensorRow, Values
-    from ddpdoctor.model.facts import Job, TensorSeen
+    from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
     from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
     from ddpdoctor.rules.progress.calls import ModelDifference
@@ -517,27 +517,23 @@ def models_problem(
 
 def _summary(difference: ModelDifference) -> str:
     blamed = difference.blamed
-    rest = [n for n in sorted(difference.models) if n not in set(blamed)]
     if difference.tensor is None:
         return f"{rank_list(blamed)} passed another model to DDP than the other ranks"
-    where = f", but {_sides_words(difference, rest)}" if rest else ""
-    return f"the ranks' DDP models differ at {difference.tensor}: {_sides_words(difference, blamed)}{where}"
-
-
-def _sides_words(difference: ModelDifference, numbers: Iterable[int]) -> str:
-    """Return what each rank has at the first difference."""
-    return ", ".join(_have({n: _row_words(difference.rows[n]) for n in numbers}))
+    rest = [n for n in sorted(difference.models) if n not in set(blamed)]
+    sides = []
+    for numbers in (blamed, rest):
+        words = dict.fromkeys(numbers, "no such tensor")
+        for number in numbers:
+            tensor = difference.rows[number]
+            if tensor is not None:
+                shape = "no shape yet" if tensor.shape is None else f"{tensor.dtype}{list(tensor.shape)}"
+                kind = "buffer" if tensor.is_buffer else f"requires_grad={tensor.requires_grad}"
+                words[number] = f"{tensor.name} of {shape}, {kind}"
+        sides.append(", ".join(_have(words)))
+    return f"the ranks' DDP models differ at {difference.tensor}: {', but '.join(filter(None, sides))}"
 
 
 def _have(what: Mapping[int, str]) -> list[str]:
     """Return "rank 2 has ..." for each of the first few different values, with all ranks that have it."""
     sides = list(grouped((words, number) for number, words in what.items()).items())[: say.MAX_CLASSES]
     return [f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {words}" for words, ranks in sides]
-
-
-def _row_words(tensor: TensorSeen | None) -> str:
-    if tensor is None:
-        return "no such tensor"
-    shape = "no shape yet" if tensor.shape is None else f"{tensor.dtype}{list(tensor.shape)}"
-    kind = "buffer" if tensor.is_buffer else f"requires_grad={tensor.requires_grad}"
-    return f"{tensor.name} of {shape}, {kind}"

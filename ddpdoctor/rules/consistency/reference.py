@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.saved import MODEL_KEYS, Kind
 from ddpdoctor.model.words import count_of, first_names, name_list, outvoted, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.saved import Apart, DiffFacts, Unequal
+    from ddpdoctor.model.saved import DiffFacts, Unequal
     from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Trial
 
 
@@ -44,42 +44,36 @@ def check_reference(trial: Trial) -> Answer:
 
 
 def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
-    found = explain(reference, step)
-    worst = worst_tensor(step)
+    cause = explain(reference, step)
+    worst = max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
     ranks = tuple(one.rank for one in trial.participants)
     error_words = []
     if worst is not None:
         wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
         how = "float64" if reference.float64 else "another order of the samples"
         wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
-        shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
+        whole, rounding = (
+            f"{error / worst.norm:.2g}" if worst.norm else f"{error:.2g} of a gradient that is 0"
+            for error in (worst.whole, worst.rounding)
+        )
         error_words = [
             f"{wrong_words} by more than {LIMIT:g} times the rounding error ({how})",
-            f"{worst.name}: relative error {shares[0]}; rounding explains {shares[1]}",
+            f"{worst.name}: relative error {whole}; rounding explains {rounding}",
         ]
+    off = f"; {count_of(reference.dropout, 'dropout layer')} disabled" if reference.dropout else ""
     return replace(
-        found,
+        cause,
         ranks=ranks,
         hosts=tuple(dict.fromkeys(one.host for one in trial.participants)),
         step=step.step,
         tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
-        summary=f"DDP's gradient differs from one process on the whole batch: {found.summary}",
-        evidence=(*error_words, *found.evidence, *_done(reference, ranks)),
+        summary=f"DDP's gradient differs from one process on the whole batch: {cause.summary}",
+        evidence=(
+            *error_words,
+            *cause.evidence,
+            f"the same state and the same batches of {rank_list(ranks)} in one process{off}",
+        ),
     )
-
-
-def worst_tensor(step: ReferenceStep) -> GradientErrors | None:
-    """Return the parameter whose error is the largest compared with its rounding error."""
-    return max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
-
-
-def _share(error: float, norm: float) -> str:
-    return f"{error / norm:.2g}" if norm else f"{error:.2g} of a gradient that is 0"
-
-
-def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
-    off = f"; {count_of(reference.dropout, 'dropout layer')} disabled" if reference.dropout else ""
-    return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]
 
 
 @rule("DD510", "not-repeatable", Severity.INFO, "Two runs with the same seed differ on the same rank")
@@ -96,17 +90,13 @@ def check_repeat(trial: Trial) -> Answer:
     else:
         part = f" ({rerun.part})" if rerun.part else ""
         what = f"the {rerun.what.value} {rerun.name}{part}, {rerun.differing} of {rerun.of} tensors"
-    return judged(
-        [
-            Problem(
-                ranks=rerun.ranks,
-                step=rerun.step or None,
-                tensor=rerun.name if rerun.what is not None else None,
-                summary=f"a second run with the same seed differs from the first {since}: {what}",
-                evidence=(f"on {rank_list(rerun.ranks)}; this is not drift between ranks",),
-                fix="use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators",
-            )
-        ]
+    return found(
+        f"a second run with the same seed differs from the first {since}: {what}",
+        ranks=rerun.ranks,
+        step=rerun.step or None,
+        tensor=rerun.name if rerun.what is not None else None,
+        evidence=(f"on {rank_list(rerun.ranks)}; this is not drift between ranks",),
+        fix="use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators",
     )
 
 
@@ -124,27 +114,25 @@ def ratio(error: float, allowed: float) -> float:
 
 def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
     """Return why a step's gradient is not that of one process: the first cause that explains all parameters."""
-    tests: tuple[Callable[[OneProcess, ReferenceStep], Problem | None], ...] = (
-        _missing,
-        _local,
-        _scaled,
-        _partly_local,
-        _batchnorm,
-        _weighted,
-    )
-    for test in tests:
-        found = test(reference, step)
-        if found is not None:
-            return found
-    right = _agree(step.tensors, "parts")
-    seen = (
-        "DDP's gradient is the mean over the ranks' batches: the reduction is correct, but the loss of the whole "
-        "batch is not the mean of the ranks' losses"
-        if right
-        else "DDP's gradient is not the mean over the ranks' batches: check the reduction, a communication hook, and "
-        "code that depends on the rank or the world size"
-    )
-    return Problem(
+    if step.missing:
+        return Problem(
+            summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient "
+            "on one side only",
+            fix="use the same parameters in forward for every batch and every number of ranks",
+        )
+    if _agree(step.tensors, "parts"):
+        cause = _batchnorm(reference, step) or _weighted(step)
+        seen = (
+            "DDP's gradient is the mean over the ranks' batches: the reduction is correct, but the loss of the whole "
+            "batch is not the mean of the ranks' losses"
+        )
+    else:
+        cause = _not_the_mean(reference, step)
+        seen = (
+            "DDP's gradient is not the mean over the ranks' batches: check the reduction, a communication hook, and "
+            "code that depends on the rank or the world size"
+        )
+    return cause or Problem(
         summary="the reason is unknown",
         fix="look for code that mixes the samples of a batch (contrastive losses, batch normalization), branches on "
         "the rank, and hooks on gradients",
@@ -157,32 +145,18 @@ def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "roundi
     return all(ratio(getattr(one, error), getattr(one, allowed)) <= LIMIT for one in tensors)
 
 
-def _missing(_: OneProcess, step: ReferenceStep) -> Problem | None:
-    if not step.missing:
-        return None
-    return Problem(
-        summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient on "
-        "one side only",
-        fix="use the same parameters in forward for every batch and every number of ranks",
-    )
-
-
-def _local(_: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if DDP's gradient is that of rank 0's batch alone."""
-    if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
-        return None
-    return Problem(
-        summary="it equals the gradient of rank 0's own batch, so gradients were not reduced at all",
-        fix="run the forward and backward of the last batch before step() outside no_sync(), and call the model that "
-        "is passed to the step, not its .module",
-    )
-
-
-def _partly_local(_: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if some parameters have rank 0's gradient, and the others the mean over ranks."""
+def _not_the_mean(reference: OneProcess, step: ReferenceStep) -> Problem | None:
+    """Return the cause if DDP's gradient is rank 0's own for all or some parameters, or a multiple of the mean."""
+    if _agree(step.tensors, "local"):
+        return Problem(
+            summary="it equals the gradient of rank 0's own batch, so gradients were not reduced at all",
+            fix="run the forward and backward of the last batch before step() outside no_sync(), and call the model "
+            "that is passed to the step, not its .module",
+        )
+    if _agree(step.tensors, "scaled"):
+        return _scaled(reference, step)
     local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
-    rest = [one for one in step.tensors if one not in local]
-    if not local or not rest or not _agree(local, "local"):
+    if not 0 < len(local) < len(step.tensors) or not _agree(local, "local"):
         return None
     names = ", ".join(one.name for one in local[:MAX_NAMES])
     return Problem(
@@ -192,10 +166,7 @@ def _partly_local(_: OneProcess, step: ReferenceStep) -> Problem | None:
     )
 
 
-def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if DDP's gradient is a multiple of the mean over ranks."""
-    if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
-        return None
+def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
     world = len(step.samples)
     scale = step.scale
     if abs(scale - world) <= NEAR * world:
@@ -205,8 +176,7 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     else:
         factor = f"{scale:.6g} times"
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
-    by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
-    if by_loss:
+    if losses and all(math.isclose(one, scale * part, rel_tol=NEAR) for one, part in losses):
         return Problem(
             summary=(
                 f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
@@ -228,7 +198,7 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     """Return the cause if the ranks' parts add up to the whole once BatchNorm takes no batch statistics."""
     known = [one for one in step.tensors if one.without_batchnorm is not None]
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
-    if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
+    if not reference.batchnorm or not known or not same:
         return None
     return Problem(
         summary=f"BatchNorm uses the statistics of each rank's own batch in {first_names(reference.batchnorm)}",
@@ -239,9 +209,9 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     )
 
 
-def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
+def _weighted(step: ReferenceStep) -> Problem | None:
     """Return the cause if one process gives the ranks' parts other weights than DDP, which weights all alike."""
-    if not _agree(step.tensors, "parts") or not _agree(step.tensors, "weighted", "exact"):
+    if not _agree(step.tensors, "weighted", "exact"):
         return None
     world = len(step.weights)
     if all(abs(weight - 1) <= NEAR for weight in step.weights):
@@ -310,18 +280,15 @@ def check_optimizer_files(facts: DiffFacts) -> Answer:
     """Report files whose optimizers differ, and other values that differ."""
     answer = _judge(facts, Kind.STATE, Kind.SETTING)
     unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
-    others = []
-    if unequal:
-        names = ", ".join(one.name for one in unequal[:MAX_NAMED])
-        others = [
-            Problem(
-                severity=Severity.INFO,
-                summary=f"values other than tensors differ: {names}",
-                evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
-                fix="compare files from the same step",
-            )
-        ]
-    return judged([*answer.problems, *others]) if others else answer
+    if not unequal:
+        return answer
+    others = Problem(
+        severity=Severity.INFO,
+        summary=f"values other than tensors differ: {', '.join(one.name for one in unequal[:MAX_NAMED])}",
+        evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
+        fix="compare files from the same step",
+    )
+    return judged([*answer.problems, others])
 
 
 def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
@@ -332,33 +299,39 @@ def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
 
 
 def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
-    found: set[int] = set()
-    for one in unequal:
-        found.update(outvoted((*one.sides, one.absent_in)))
-    blamed = tuple(sorted(found))
-    other_steps = _other_steps(facts)
-    sure = len(blamed) < len(facts.files) and not other_steps
+    blamed = sorted({number for one in unequal for number in outvoted((*one.sides, one.absent_in))})
+    # Files that record different epochs or steps need not be equal.
+    clocks = [
+        one
+        for one in facts.unequal
+        if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
+    ]
+    other_steps = [f"the files may be from different times: {one.name} is {_values(facts, one)}" for one in clocks[:1]]
+    has_majority = len(blamed) < len(facts.files)
     settings = all(one.kind is Kind.SETTING for one in unequal)
     noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
     many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {PLURALS.get(noun, noun + 's')}"
     verb = "differs" if len(unequal) == 1 else "differ"
     first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
     values = f": {_values(facts, unequal[0])}" if settings else ""
-    if len(blamed) < len(facts.files):
-        summary = f"{many} {verb} in {_paths(facts, blamed)} from the other files{first}{values}"
-    else:
-        summary = f"{many} {verb} between {_paths(facts, blamed)}{first}{values}"
+    between = f"in {_paths(facts, blamed)} from the other files" if has_majority else f"between {_paths(facts, blamed)}"
+    # A parameter's own name, without the key under which the file holds the model.
+    name = next((one.name for one in unequal if one.kind is not Kind.SETTING), None)
+    head, _, rest = (name or "").partition(".")
+    prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
+    with_prefix = [number for number, one in enumerate(facts.files) if one.stripped]
+    stripped = f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_prefix)}"
     return Problem(
-        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if has_majority and not other_steps else Confidence.MEDIUM,
         ranks=_ranks(facts, blamed),
-        tensor=next((_inner_name(one.name) for one in unequal if one.kind is not Kind.SETTING), None),
-        summary=summary,
+        tensor=rest if rest and head in {*MODEL_KEYS, "module"} else name,
+        summary=f"{many} {verb} {between}{first}{values}",
         evidence=(
             *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
-            *([WHO_IS_RIGHT] if len(blamed) == len(facts.files) else []),
+            *([] if has_majority else [WHO_IS_RIGHT]),
             *other_steps,
-            *_prefixes(facts),
+            *([stripped] if len({one.stripped for one in facts.files}) > 1 else []),
         ),
         fix=fix,
     )
@@ -373,8 +346,18 @@ def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
 
 
 def _describe(facts: DiffFacts, one: Unequal) -> str:
+    apart = []
+    for pair in one.apart:
+        files = f"{_paths(facts, (pair.file,))} against {_paths(facts, (pair.against,))}: "
+        size = ""
+        if pair.largest is not None:
+            size = f", by up to {pair.largest:.3g} ({pair.relative:.3g} of the larger value)"
+        odd = f", {pair.not_finite} of them inf or NaN" if pair.not_finite else ""
+        apart.append(
+            f"{files if len(facts.files) > 2 else ''}{pair.differing} of {pair.of} elements differ, the first at "
+            f"[{', '.join(map(str, pair.first))}]{size}{odd}"
+        )
     absent = [f"missing in {_paths(facts, one.absent_in)}"] if one.absent_in else []
-    apart = [_apart_words(facts, each, named=len(facts.files) > 2) for each in one.apart]
     values = [_values(facts, one)] if len(set(one.seen)) > 1 else []
     return f"{one.name}: {'; '.join([*values, *apart, *absent])}"
 
@@ -383,49 +366,14 @@ def _values(facts: DiffFacts, one: Unequal) -> str:
     return ", ".join(f"{what} in {_paths(facts, side)}" for what, side in zip(one.seen, one.sides, strict=True))
 
 
-def _apart_words(facts: DiffFacts, one: Apart, *, named: bool) -> str:
-    who = f"{_paths(facts, (one.file,))} against {_paths(facts, (one.against,))}: " if named else ""
-    at = f"[{', '.join(map(str, one.first))}]"
-    size = "" if one.largest is None else f", by up to {one.largest:.3g} ({one.relative:.3g} of the larger value)"
-    odd = f", {one.not_finite} of them inf or NaN" if one.not_finite else ""
-    return f"{who}{one.differing} of {one.of} elements differ, the first at {at}{size}{odd}"
-
-
-def _other_steps(facts: DiffFacts) -> list[str]:
-    """Say that files record different epochs or steps: then they need not be equal."""
-    found = [
-        one
-        for one in facts.unequal
-        if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
-    ]
-    return [f"the files may be from different times: {found[0].name} is {_values(facts, found[0])}"] if found else []
-
-
-def _prefixes(facts: DiffFacts) -> list[str]:
-    """Say which prefixes were removed from names, if not all files have them."""
-    if len({one.stripped for one in facts.files}) < 2:
-        return []
-    with_it = [number for number, one in enumerate(facts.files) if one.stripped]
-    prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
-    return [f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_it)}"]
-
-
-def _inner_name(name: str) -> str:
-    """Return a parameter's own name, without the key under which the file holds the model."""
-    head, _, rest = name.partition(".")
-    return rest if rest and head in {*MODEL_KEYS, "module"} else name
-
-
 def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
     ranks = _ranks(facts, files)
     if len(files) > MAX_NAMED and len(ranks) == len(files):
         return f"the files of {rank_list(ranks)}"
-    names = [_short(facts, number) for number in files]
+    base_names = [one.path.rpartition("/")[2] for one in facts.files]
+    # A file is named with its folder if another file has the same name.
+    names = [
+        base_names[number] if base_names.count(base_names[number]) == 1 else facts.files[number].path
+        for number in files
+    ]
     return first_names(names, MAX_NAMED) if len(names) > MAX_NAMED else name_list(names, MAX_NAMED)
-
-
-def _short(facts: DiffFacts, number: int) -> str:
-    """Return a file's name, with its folder if another file has the same name."""
-    parts = facts.files[number].path.split("/")
-    alike = [one for one in facts.files if one.path.split("/")[-1] == parts[-1]]
-    return parts[-1] if len(alike) == 1 else facts.files[number].path

@@ -225,7 +225,10 @@ def _excuse_of_sighting(job: Job, sighting: Sighting, cause: DriftCause) -> str:
         points = f"the ranks were at different points at optimizer step {sighting.step}"
         return f"{points}: {behind} had reduced fewer backwards"
     if at_the_end and any(
-        stream.clock is StreamClock.STEP and sighting.step == stream.last_number and _has_equal_parameters(stream)
+        stream.clock is StreamClock.STEP
+        and sighting.step == stream.last_number
+        and What.PARAMETER in stream.kinds
+        and not any(one.what is What.PARAMETER for one in stream.differences)
         for stream in replica.streams
     ):
         return f"parameters were equal after the last step, {sighting.step}, and changed only later"
@@ -240,10 +243,6 @@ def _excuse_of_sighting(job: Job, sighting: Sighting, cause: DriftCause) -> str:
     ):
         return "local SGD: gradients were not reduced, and the parameters were equal at the end"
     return ""
-
-
-def _has_equal_parameters(stream: Stream) -> bool:
-    return What.PARAMETER in stream.kinds and not any(one.what is What.PARAMETER for one in stream.differences)
 
 
 def _joins(replica: ReplicaStreams) -> bool:

@@ -16,7 +16,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.node import Fleet, Node, Software
+    from ddpdoctor.model.node import Fleet, Node
 
     Offsets = list[tuple[Node, float]]  # nodes, and the seconds by which their clocks are ahead of rank 0's
 
@@ -144,14 +144,19 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
         return skipped("only one node: nothing to compare")
     software = fleet.each(lambda node: node.software)
     torch = [(node, build) for node in fleet.nodes if (build := known(node.torch)) is not None]
+    # Entries of /etc/hosts without the compared nodes' lines: many hosts list only themselves.
     own = frozenset(line for _, one in software for line in one.hosts_own)
+    others = [
+        (node, " ".join(line for line in one.hosts_lines if line not in own))
+        for node, one in software
+        if one.hosts_lines is not None
+    ]
     compared: dict[str, Sequence[Voice[str]]] = {
         "Python": voices_of(software, lambda one: one.executable),
         "torch": voices_of(torch, lambda one: one.path),
         "system": voices_of(software, lambda one: one.os_name or None),
-        "/etc/hosts (digest)": voices_of(software, lambda one: _digest_others(one, own)),
+        "/etc/hosts (digest)": voices_of(others, lambda lines: f"{zlib.crc32(lines.encode()):08x}"),
     }
-    splits = [(name, split) for name, voices in compared.items() if (split := compare(voices)) is not None]
     problems = [
         Problem(
             summary=describe(split, name),
@@ -159,14 +164,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
             confidence=split.confidence,
             hosts=split.hosts,
         )
-        for name, split in splits
+        for name, voices in compared.items()
+        if (split := compare(voices)) is not None
     ]
     return judged(problems, f"paths and systems of {len(software)} nodes")
-
-
-def _digest_others(software: Software, own: frozenset[str]) -> str | None:
-    """Return a digest of /etc/hosts without the compared nodes' lines: many hosts list only themselves."""
-    if software.hosts_lines is None:
-        return None
-    others = [line for line in software.hosts_lines if line not in own]
-    return f"{zlib.crc32(' '.join(others).encode()):08x}"

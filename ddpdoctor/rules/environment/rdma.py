@@ -24,7 +24,6 @@ from ddpdoctor.rules.network import (
     find_setting,
     hca_filter,
     is_active,
-    is_efa,
     label,
     need_rdma,
     network_ports,
@@ -265,9 +264,13 @@ def _size(number: int | None) -> str:
 
 
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
-    """Return the devices of the RDMA network, including AWS's EFA, each once."""
+    """Return the devices of the RDMA network, each once, and AWS's EFA, which needs device files and memory too."""
     found = {device.name: device for device, _ in network_ports(node, rdma)}
-    found |= {device.name: device for device in rdma.devices if is_efa(device)}
+    found |= {
+        device.name: device
+        for device in rdma.devices
+        if any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
+    }
     return tuple(found.values())
 
 
