@@ -53,8 +53,7 @@ class Watch(contextlib.ContextDecorator):
         self._hang_timeout_s = float(hang_timeout)
         self._on_hang = on_hang
         self._report_dir = None if report_dir is None else Path(report_dir)
-        self.entry = "ddpdoctor.watch"
-        """What the user has called: a callback of a framework is known by its own name."""
+        self.entry = "ddpdoctor.watch"  # what the user has called: a callback of a framework is known by its own name
         self._meeting: HostWatch | None = None
         self._pid = 0
         self._has_failed = False

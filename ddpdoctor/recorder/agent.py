@@ -34,13 +34,12 @@ class Log:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "agent.jsonl")
         self.attempt = -1
-        self.meeting: Any = None
-        """The attempt's number, the same on all nodes; None if torch does not give one."""
+        self.meeting: Any = None  # The attempt's number, the same on all nodes; None if torch does not give one.
         self.ended: Set[int] = set()
+        # How many times torchrun may start the ranks again; None if this torch does not say it.
         self.restarts_left: Any = None
-        """How many times torchrun may start the ranks again; None if this torch does not say it."""
+        # Whether all that torchrun says goes to its file: a rank has failed, and the job is not started again.
         self.keeps_messages = False
-        """Whether all that torchrun says goes to its file: a rank has failed, and the job is not started again."""
 
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""

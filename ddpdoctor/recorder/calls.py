@@ -125,8 +125,8 @@ class _Hook:
         self.is_batch = op == "batch_isend_irecv"
         self.group_at = self.at.get("group", _NOWHERE)
         self.tensor_at = self.at.get(tensor or "", _NOWHERE)
+        # Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later).
         self.binds_device = "bound_device_id" in code.co_consts
-        """Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later)."""
 
     def argument(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return an argument by its name, or None if it was not given."""
@@ -435,10 +435,9 @@ class CallTemplate:
 
     def __init__(self, packed: bytes, site: int, reference: Any) -> None:
         self.packed = packed
-        self.site = site
-        """The id of the user's line."""
+        self.site = site  # the id of the user's line
+        # A weak reference to the user's code. When the code is freed, the kind is dropped too.
         self.reference = reference
-        """A weak reference to the user's code. When the code is freed, the kind is dropped too."""
 
 
 def kind_of(

@@ -44,10 +44,8 @@ class MeasuredStep:
 
     def __init__(self) -> None:
         self.marks: List[Mark] = []
-        self.behind = 0
-        """Marks at which the GPU had not come to the mark before."""
-        self.row: List[int] = []
-        """What the host knows of the step: ``ring_layout.HOST_COLUMNS``."""
+        self.behind = 0  # marks at which the GPU had not come to the mark before
+        self.row: List[int] = []  # what the host knows of the step: ``ring_layout.HOST_COLUMNS``
 
     def times_us(self) -> List[int]:
         """Return the time of each phase on the GPU, then on the host. It asks for no event that has not passed."""
@@ -62,17 +60,14 @@ class GpuClock:
     """The steps of this rank that are measured on its GPU."""
 
     def __init__(self) -> None:
-        self.model: Any = None
-        """A weak reference to the DDP model on a GPU that reduced first."""
-        self.device: Any = None
-        """Its device. The script's current device may be another one."""
+        self.model: Any = None  # a weak reference to the DDP model on a GPU that reduced first
+        self.device: Any = None  # Its device. The script's current device may be another one.
         self.current: Optional[MeasuredStep] = None
         self.pending: List[MeasuredStep] = []
-        self.spare: List[Any] = []
-        """Events to use again."""
+        self.spare: List[Any] = []  # events to use again
         self.rows: List[List[int]] = []
+        # By iteration of DDP: microseconds of its reductions that ran after backward's computation.
         self.reduced: Dict[int, int] = {}
-        """By iteration of DDP: microseconds of its reductions that ran after backward's computation."""
         self.iterations = self.measured = self.noted = self.bytes = 0
 
     def mark(self, phase: int) -> None:
@@ -208,16 +203,14 @@ class ModelGradients:
         self.fold = -(-len(sizes) // MAX_TENSORS) or 1
         self.sizes = _folded(sizes, self.fold, sum)
         self.timed = self.read = self.noted = 0
+        # The last readings: microseconds from the start of backward, by tensor; -1 if it had no gradient.
         self.readings: List[List[int]] = []
-        """The last readings: microseconds from the start of backward, by tensor; -1 if it had no gradient."""
         self.computed_us: List[int] = []
         self.exposed_us: List[int] = []
-        self.unused_bytes = 0
-        """The most bytes of parameters that went unused in one of the reductions that were read."""
+        self.unused_bytes = 0  # the most bytes of parameters that went unused in one of the reductions that were read
+        # The same parameters went unused in all steps. DDP itself compares each step with the one before.
         self.same_unused = True
-        """The same parameters went unused in all steps. DDP itself compares each step with the one before."""
-        self.buckets: List[int] = []
-        """Their sizes, in the order in which they are reduced."""
+        self.buckets: List[int] = []  # their sizes, in the order in which they are reduced
         self.about: Dict[str, Any] = {}
 
 

@@ -38,10 +38,8 @@ class Leaf:
 
     def __init__(self, shape: Tuple[int, ...], item: int, size: int, read: Callable[[int, int], bytes]) -> None:
         self.shape = shape
-        self.item = item
-        """Bytes of one element."""
-        self.size = size
-        """Bytes of all."""
+        self.item = item  # bytes of one element
+        self.size = size  # bytes of all
         self.read = read
 
     @property
@@ -198,8 +196,7 @@ class _Description:
         self.hash = hashlib.blake2b(digest_size=8)
         self.nodes = 0
         self.bytes = 0
-        self.values = 0
-        """Number of values found, not counting names of classes."""
+        self.values = 0  # number of values found, not counting names of classes
 
     def add(self, value: Any, depth: int) -> None:
         """Add a value to the digest."""

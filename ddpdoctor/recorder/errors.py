@@ -432,12 +432,10 @@ class ErrorReason:
     def __init__(self, error: BaseException, raised_at: Frames) -> None:
         self.error = error
         self.frames = raised_at
-        self.passed_on = ""
-        """The type of the outer error that this one caused; empty if there is none."""
-        self.ranks: List[int] = []
-        """The ranks whose errors the outer error collects; empty if it is no collection."""
+        self.passed_on = ""  # the type of the outer error that this one caused; empty if there is none
+        self.ranks: List[int] = []  # the ranks whose errors the outer error collects; empty if it is no collection
+        # The script's own error that this one followed from: its cause, or what was handled when its call failed.
         self.first: Optional[BaseException] = None
-        """The script's own error that this one followed from: its cause, or what was handled when its call failed."""
 
 
 def reason_of(

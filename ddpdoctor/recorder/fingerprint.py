@@ -225,14 +225,11 @@ class Batch:
         self._pieces: List[torch.Tensor] = []
         self._starts: List[int] = []
         self._ends: List[int] = []
-        self._jumps: List[int] = []
-        """The distance from the previous piece's last position to this piece's first."""
+        self._jumps: List[int] = []  # the distance from the previous piece's last position to this piece's first
         self._last = 0
         self._words = 0
-        self.owners: List[int] = []
-        """The owner of each piece that was added."""
-        self.mixed: List[torch.Tensor] = []
-        """The two sums of each mixed piece, in the same order."""
+        self.owners: List[int] = []  # the owner of each piece that was added
+        self.mixed: List[torch.Tensor] = []  # the two sums of each mixed piece, in the same order
 
     def add(self, owner: int, position: int, piece: torch.Tensor, size: int) -> None:
         """Add a piece of ``size`` bytes whose first word has this position. Mix when there are enough words."""

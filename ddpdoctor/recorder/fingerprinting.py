@@ -38,21 +38,17 @@ class StepFingerprints:
     """The fingerprints of one model at one optimizer's steps. It outlives the optimizer and keeps no tensor alive."""
 
     def __init__(self, replica: Any, optimizer: Any) -> None:
-        self.replica = replica
-        """A ``Replica``, or an ``Unwrapped`` if no DDP holds the parameters."""
+        self.replica = replica  # a ``Replica``, or an ``Unwrapped`` if no DDP holds the parameters
         self.steps = 0
         self._files: Optional[FingerprintFiles] = None
+        # By name: the fingerprint of a parameter that no optimizer changes, and at how many checks in a row it was the
+        # same.
         self._still: Dict[str, Tuple[bytes, int]] = {}
-        """By name: the fingerprint of a parameter that no optimizer changes, and at how many checks in a row it was the
-        same."""
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
-        self._taken: Any = None
-        """Their ``fingerprint.Fingerprints``, read when the step has ended."""
-        self._sample: Any = lambda: None
-        """A weak reference to one parameter that the optimizer changes."""
-        self._left = (0, 0)
-        """The sample's version and address at the end of the last step."""
+        self._taken: Any = None  # their ``fingerprint.Fingerprints``, read when the step has ended
+        self._sample: Any = lambda: None  # a weak reference to one parameter that the optimizer changes
+        self._left = (0, 0)  # the sample's version and address at the end of the last step
         self._between = 0
         self.follow(optimizer)
 
@@ -175,11 +171,9 @@ class ModelFingerprints:
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.forward_taken = 0
-        """The backwards with reductions when the model was last fingerprinted at a forward."""
+        self.forward_taken = 0  # the backwards with reductions when the model was last fingerprinted at a forward
         self.sync_taken = -1
-        self._files: Dict[str, FingerprintFiles] = {}
-        """By clock."""
+        self._files: Dict[str, FingerprintFiles] = {}  # by clock
         self._forwards = self._unreduced = 0
 
     def take_at_forward(self, optimizers: List[Any], frame: Any) -> None:
@@ -368,9 +362,6 @@ MAX_NAME = 120
 # Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
 # by then.
 MIN_STILL = 2
-
-
-"""Names of parameters that DDP does not reduce. Our choice: enough to recognize the part of the model."""
 # Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas.
 MAX_VALUE = 32
 _SCALER_FILE = "grad_scaler.py"

@@ -263,12 +263,10 @@ class ArrivingGradients:
     def __init__(self, parameters: Dict[int, Any]) -> None:
         self._parameters = parameters
         self._asked = 0
-        self._failed = 0
-        """Backwards in which a bucket did not get all of its expected gradients."""
+        self._failed = 0  # backwards in which a bucket did not get all of its expected gradients
         self._buckets: List[List[int]] = []
         self._bucket_of: Dict[int, int] = {}
-        self._left: List[Set[int]] = []
-        """For each bucket: the gradients that are still to come in this backward."""
+        self._left: List[Set[int]] = []  # for each bucket: the gradients that are still to come in this backward
         self._maxima: List[Tuple[int, Any]] = []
         self._bad: Dict[int, bool] = {}
         self.awake = False
@@ -382,8 +380,7 @@ class Findings:
         self._in_a_row = 0
         self._noted_row = False
         self._last: Dict[str, Any] = {}
-        self.pending: Dict[str, Any] = {}
-        """The last finding for which it is not yet known whether it was used."""
+        self.pending: Dict[str, Any] = {}  # the last finding for which it is not yet known whether it was used
 
     @property
     def are_enough(self) -> bool:

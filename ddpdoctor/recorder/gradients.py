@@ -51,18 +51,13 @@ class _Kept:
     """The models that this process watches."""
 
     def __init__(self) -> None:
-        self.watches: Any = weakref.WeakKeyDictionary()
-        """By replica: its ``GradientWatch``."""
-        self.is_speed = False
-        """With ``--speed``, only steps in which replicas are compared are checked."""
-        self.backwards: List[Backward] = []
-        """The running calls of torch.autograd.backward, the innermost last."""
-        self.handles: List[Any] = []
-        """Handles of the hooks on outputs since the last backward."""
-        self.scaled = False
-        """Whether a gradient scaler has scaled a loss since the last backward."""
+        self.watches: Any = weakref.WeakKeyDictionary()  # by replica: its ``GradientWatch``
+        self.is_speed = False  # with ``--speed``, only steps in which replicas are compared are checked
+        self.backwards: List[Backward] = []  # the running calls of torch.autograd.backward, the innermost last
+        self.handles: List[Any] = []  # handles of the hooks on outputs since the last backward
+        self.scaled = False  # whether a gradient scaler has scaled a loss since the last backward
+        # Whether a note says that gradients are checked on this rank. If no finding follows, they were finite.
         self.is_noted = False
-        """Whether a note says that gradients are checked on this rank. If no finding follows, they were finite."""
 
 
 _kept = _Kept()
@@ -324,19 +319,17 @@ class GradientWatch:
                 watch._check(backward)
 
         self._checks = shielded("gradients", check)
-        self.at_output: Any = None
-        """The hook on its outputs. ``_begin`` sets it."""
+        self.at_output: Any = None  # The hook on its outputs. ``_begin`` sets it.
         self._inputs: List[_Input] = []
-        self._losses: List[Any] = []
-        """Samples of the losses of backwards that were skipped."""
+        self._losses: List[Any] = []  # samples of the losses of backwards that were skipped
         self._reduces = True
+        # Whether gradients accumulate over several backwards, so that checking the last one covers all of them.
         self._waits_for_last = False
-        """Whether gradients accumulate over several backwards, so that checking the last one covers all of them."""
         self._task = -1
         self._spoilt = False
+        # Checks of gradients on GPUs whose result is on its way to the host: the gradients' positions, the inputs, and
+        # what a finding begins with.
         self._ahead: Deque[Tuple[Maxima, List[int], List[_Input], Dict[str, Any]]] = collections.deque()
-        """Checks of gradients on GPUs whose result is on its way to the host: the gradients' positions, the inputs, and
-        what a finding begins with."""
         self.findings = Findings(Sound([] if self.off else named).first_ruined)
 
     @quietly

@@ -31,19 +31,16 @@ class KnownGroup:
         # The entry goes with the group, because a script may make thousands. C code alone: Python would print what a
         # signal handler raises in a callback of ours.
         self.reference = weakref.ref(group, functools.partial(_known.pop, id(group)))
-        self.device = device
-        """In ``aside``: the device whose backend has its own counter. Empty otherwise."""
+        self.device = device  # In ``aside``: the device whose backend has its own counter. Empty otherwise.
         self.name = str(group.group_name) + (":gloo" if device else "")
+        # The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
+        # which does not move with Gloo's calls.
         self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if not device and _is_mixed(group) else None
-        """The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
-        which does not move with Gloo's calls."""
+        # The description given at creation. A device mesh puts the name of its dimension here.
         self.desc = str(getattr(group, "group_desc", None) or "")
-        """The description given at creation. A device mesh puts the name of its dimension here."""
-        self.moved = 0
-        """How much point-to-point calls have moved the backend's sequence number."""
+        self.moved = 0  # how much point-to-point calls have moved the backend's sequence number
         self.ring: Any = None
-        self.id = 0
-        """The interned name, in ``ring``."""
+        self.id = 0  # the interned name, in ``ring``
 
 
 def known(group: Any) -> KnownGroup:

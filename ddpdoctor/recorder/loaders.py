@@ -39,8 +39,7 @@ class Loader:
         self.number = number
         self.owner = weakref.ref(loader)
         self.passes = 0
-        self.trained = 0
-        """Batches of earlier passes after which a backward ran."""
+        self.trained = 0  # batches of earlier passes after which a backward ran
         self.is_noted = False
         self.samples: Optional[int] = None
         self.last: Optional[LoaderPass] = None
@@ -50,16 +49,14 @@ class Book:
     """The loaders of this process."""
 
     def __init__(self) -> None:
-        self.loaders: Any = weakref.WeakKeyDictionary()
-        """By DataLoader."""
+        self.loaders: Any = weakref.WeakKeyDictionary()  # by DataLoader
+        # By id of the iterator: a weak reference to it, the loader, and its pass. It is removed with the iterator.
         self.under_way: Dict[int, Tuple[Any, Loader, LoaderPass]] = {}
-        """By id of the iterator: a weak reference to it, the loader, and its pass. It is removed with the iterator."""
+        # By thread: the loader and pass whose iterator is being made and may already prefetch.
         self.opening: Dict[int, Any] = {}
-        """By thread: the loader and pass whose iterator is being made and may already prefetch."""
-        self.reported: List[Loader] = []
-        """The few loaders that are reported: those that still exist, and the latest."""
+        self.reported: List[Loader] = []  # the few loaders that are reported: those that still exist, and the latest
+        # Passes that have delivered batches, with gradients on, after which no backward has run yet.
         self.fresh: List[LoaderPass] = []
-        """Passes that have delivered batches, with gradients on, after which no backward has run yet."""
         self.count = 0
         self.bytes = 0
 
@@ -272,30 +269,25 @@ class LoaderPass:
         self.number = number
         self.epoch = epoch
         self.probes = probes
-        self.mapped = mapped
-        """Whether batches are delivered in the order in which their indices were drawn."""
+        self.mapped = mapped  # whether batches are delivered in the order in which their indices were drawn
         self.begun_ns = time.monotonic_ns()
         self.ended_ns: Optional[int] = None
         self.complete = False
         self.joined = False
         self.batches = self.draws = self.backwards = 0
-        self.pending = 0
-        """Delivered batches, with gradients on, after which no backward has run yet."""
+        self.pending = 0  # delivered batches, with gradients on, after which no backward has run yet
         self.drawn = DrawnIndices()
-        self.first: Optional[int] = None
-        """The number of indices in the first draw."""
+        self.first: Optional[int] = None  # the number of indices in the first draw
+        # By draw: row, index and batch length of each sample that will get a digest.
         self.hits: Dict[int, List[Tuple[int, int, int]]] = {}
-        """By draw: row, index and batch length of each sample that will get a digest."""
         self.batch_digests: List[str] = []
         self.sample_digests: List[str] = []
         self.shapes: Dict[Tuple[int, ...], None] = {}
+        # Elements of the largest delivered leaves, and of those that forwards of DDP have taken.
         self.given = self.taken = 0
-        """Elements of the largest delivered leaves, and of those that forwards of DDP have taken."""
         self.whole = False
-        self.noted: Any = None
-        """Its batches and end time when it was last noted."""
-        self.iterator: Any = None
-        """A weak reference to its iterator, once there is one."""
+        self.noted: Any = None  # its batches and end time when it was last noted
+        self.iterator: Any = None  # a weak reference to its iterator, once there is one
 
     def drew(self, batch: Any) -> None:
         """Record indices as the sampler gave them: those of a batch, or a single one."""
@@ -388,8 +380,8 @@ class DrawnIndices:
     __slots__ = ("_state",)
 
     def __init__(self) -> None:
+        # The counted and the waiting indices. They are replaced together, so that no reader counts an index twice.
         self._state: Tuple[IndexCounts, List[Any]] = (IndexCounts(), [])
-        """The counted and the waiting indices. They are replaced together, so that no reader counts an index twice."""
 
     def add(self, indices: Any) -> None:
         """Record a copy of the indices, because the sampler may reuse its list."""

@@ -60,13 +60,13 @@ class _Stepper(StepCounter):
     def __init__(self) -> None:
         super().__init__()
         self.number = next(_numbers)
+        # Ids of its parameters when ``shared`` was found. It keeps them alive, so no other tensor gets their ids.
         self.held: FrozenSet[int] = frozenset()
-        """Ids of its parameters when ``shared`` was found. It keeps them alive, so no other tensor gets their ids."""
         self.shared: Shared = {}
         self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
         self.files: Dict[Sharing, FingerprintFiles] = {}
+        # Name, weak reference and mark of what may turn out to be constant. Empty once that was compared.
         self.constants: Dict[Sharing, List[Tuple[str, Any, Any]]] = {}
-        """Name, weak reference and mark of what may turn out to be constant. Empty once that was compared."""
 
 
 @guarded("mesh step begins")
@@ -205,8 +205,7 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
         if module is not None:
             passed.setdefault(id(module), {})[how in (FULLY_SHARD, FSDP1)] = (how, mesh)
     chosen: Dict[str, Dict[bool, Tuple[str, Any]]] = {}
-    sharings: Dict[int, Optional[Sharing]] = {}
-    """By id of the mesh or sharing."""
+    sharings: Dict[int, Optional[Sharing]] = {}  # by id of the mesh or sharing
     seen = set()
     for path, module in outer.named_modules():
         above = chosen.get(path.rpartition(".")[0], {}) if path else {}

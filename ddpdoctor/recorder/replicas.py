@@ -44,32 +44,26 @@ class Replica:
         self.group = str(ddp.process_group.group_name)
         self.ranks = ranks
         self.rank = int(groups.c10d.get_rank())
-        self.number = number
-        """The model's number within its group, counted from 1."""
+        self.number = number  # the model's number within its group, counted from 1
         self.ignored: FrozenSet[str] = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
         named = ddp.module.named_parameters()
+        # Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids.
         self.reduced = frozenset(id(p) for name, p in named if p.requires_grad and name not in self.ignored)
-        """Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids."""
         self.on_gpu = getattr(ddp, "device_type", "cpu") != "cpu"
-        self.forwards = 0
-        """Forwards with gradients, counted over the model's lifetime."""
+        self.forwards = 0  # forwards with gradients, counted over the model's lifetime
         self.unreduced_forwards = 0
+        # All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model.
         self.before_step = (0, 0)
-        """All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model."""
         self.reductions = 0
+        # What the reducer still waits for after the last backward; None if everything was reduced.
         self.unfinished: Any = None
-        """What the reducer still waits for after the last backward; None if everything was reduced."""
-        self.optimizers = 0
-        """How many optimizers have stepped with its parameters."""
+        self.optimizers = 0  # how many optimizers have stepped with its parameters
+        # Whether DDP broadcasts rank 0's buffers before forwards.
         self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
-        """Whether DDP broadcasts rank 0's buffers before forwards."""
         self.join = False
-        self.hook = ""
-        """The communication hook as last seen. The script may register one at any time."""
-        self.fingerprints: Any = None
-        """The model's ``ModelFingerprints``, kept here by ``triggers``."""
-        self.last_stepped: Any = None
-        """The ``StepFingerprints`` of the optimizer that stepped last."""
+        self.hook = ""  # The communication hook as last seen. The script may register one at any time.
+        self.fingerprints: Any = None  # the model's ``ModelFingerprints``, kept here by ``triggers``
+        self.last_stepped: Any = None  # the ``StepFingerprints`` of the optimizer that stepped last
         self.ended = False
 
     def module(self) -> Any:
@@ -91,12 +85,9 @@ class _Kept:
         self.armed: Dict[int, Replica] = {}
         self.marks: List[Tuple[int, Any]] = []
         self.unfinished: Dict[int, Replica] = {}
-        self.version = 0
-        """Changes with the set of models."""
-        self.unwrapped: List[Unwrapped] = []
-        """Replaced, never changed in place."""
-        self.last_reduced = True
-        """Whether the last backward reached a DDP model, or was not checked."""
+        self.version = 0  # changes with the set of models
+        self.unwrapped: List[Unwrapped] = []  # replaced, never changed in place
+        self.last_reduced = True  # whether the last backward reached a DDP model, or was not checked
 
 
 _kept = _Kept()
@@ -275,19 +266,15 @@ class Unwrapped:
         self.group = str(groups.default().group_name)
         self.ranks = tuple(range(int(groups.c10d.get_world_size())))
         self.rank = int(groups.c10d.get_rank())
-        self.number = -number
-        """Negative, because it is no DDP model."""
+        self.number = -number  # negative, because it is no DDP model
         self.reduced = frozenset(id(tensor) for _, tensor in named)
         self.forwards = self.unreduced_forwards = self.reductions = self.optimizers = 0
         self.before_step = (0, 0)
         self.last_stepped: Any = None
-        self.own_steps = 0
-        """Steps right after a backward that reached no DDP model, so the model has its own loss."""
-        self.through = 0
-        """Backwards that reached a DDP model and also this one, or that ran while this one was frozen."""
+        self.own_steps = 0  # steps right after a backward that reached no DDP model, so the model has its own loss
+        self.through = 0  # backwards that reached a DDP model and also this one, or that ran while this one was frozen
         self._module = _HeldParameters(named)
-        self.mark: Any = None
-        """What ``grad_mark`` returned before the backward."""
+        self.mark: Any = None  # what ``grad_mark`` returned before the backward
 
     def ddp(self) -> Any:
         """Return None, because there is no DDP."""

@@ -55,8 +55,7 @@ class LineTable:
     """
 
     def __init__(self) -> None:
-        self.entries: Dict[Any, List[int]] = {}
-        """By line and phase: the entry in the ring's table, and the count."""
+        self.entries: Dict[Any, List[int]] = {}  # by line and phase: the entry in the ring's table, and the count
 
     def count(
         self, ring: Any, clock: Any, line: Tuple[str, int, str], caller: Optional[Tuple[str, int, str]] = None

@@ -68,17 +68,14 @@ class AutoDistance:
     def __init__(self, wishes: Wishes) -> None:
         self._wishes = wishes
         self.steps = 0
-        self.exponent = 1
-        """Numbers after ``LEAST`` are due if they are multiples of 2**exponent."""
+        self.exponent = 1  # numbers after ``LEAST`` are due if they are multiples of 2**exponent
         self._next_block = 4
         self._is_odd = False
         self._taken = 0
         self._spent_s = 0.0
-        self._cost_s = 0.0
-        """Of one comparison."""
+        self._cost_s = 0.0  # of one comparison
         self._began_s = 0.0
-        self._then = (0, 0.0, 0, 0.0)
-        """Steps, time, comparisons and what they had cost when the last wish was written."""
+        self._then = (0, 0.0, 0, 0.0)  # steps, time, comparisons and what they had cost when the last wish was written
 
     def spend(self, seconds: float) -> None:
         """Count what a part of a comparison took."""
@@ -233,8 +230,7 @@ class FingerprintFiles:
     def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
         self._about = about
         self._most_records = most_records
-        self._rows = 0
-        """A hash of the rows. The rows themselves would take hundreds of KiB."""
+        self._rows = 0  # A hash of the rows. The rows themselves would take hundreds of KiB.
         self._writer: Optional[FingerprintWriter] = None
         self._made = 0
 

@@ -27,21 +27,20 @@ class RecorderSettings:
         tune_setting: str = "",
         check_auto: bool = False,
     ) -> None:
+        # The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
+        # gradients and data.
         self.check_every = check_every
-        """The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
-        gradients and data."""
+        # The recorder chooses the number of steps. Where it cannot measure, ``check_every`` holds.
         self.check_auto = check_auto
-        """The recorder chooses the number of steps. Where it cannot measure, ``check_every`` holds."""
+        # Steps are to be slowed down as little as possible: gradients are checked only where replicas are compared.
         self.speed = speed
-        """Steps are to be slowed down as little as possible: gradients are checked only where replicas are compared."""
+        # Whether to note where the script logs (TensorBoard, W&B, MLflow), for the findings at the end.
         self.log_findings = log_findings
-        """Whether to note where the script logs (TensorBoard, W&B, MLflow), for the findings at the end."""
-        self.tune_rounds = tune_rounds
-        """In how many rounds a trial tries settings of DDP. 0: the job is no trial."""
+        self.tune_rounds = tune_rounds  # In how many rounds a trial tries settings of DDP. 0: the job is no trial.
+        # Names of the settings that it tries, with commas between them. Empty: all that fit the model.
         self.tune_only = tune_only
-        """Names of the settings that it tries, with commas between them. Empty: all that fit the model."""
+        # The one setting that this launch has from its start. Empty: the trial switches in the running job.
         self.tune_setting = tune_setting
-        """The one setting that this launch has from its start. Empty: the trial switches in the running job."""
 
     def variables(self) -> Dict[str, str]:
         """Return the environment variables that carry the settings to the ranks."""

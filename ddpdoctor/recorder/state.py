@@ -42,29 +42,26 @@ class Recorder:
     def __init__(self) -> None:
         self.folder = os.environ.get(FOLDER_VARIABLE, "")
         self.ring: Optional[Ring] = None
+        # Whether this process is recorded as a rank, or as one that belongs to a rank.
         self.is_rank = self.is_child = False
-        """Whether this process is recorded as a rank, or as one that belongs to a rank."""
+        # When this process started, in clock ticks since boot. With the pid it identifies the process uniquely.
         self.ticks = 0
-        """When this process started, in clock ticks since boot. With the pid it identifies the process uniquely."""
         threading = sys.modules.get("threading")
         # If nobody has imported ``threading`` yet, this is the main thread.
         self.main_thread = _thread.get_ident() if threading is None else threading.main_thread().ident
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
-        self.on_end: List[Callable[[], None]] = []
-        """Called when the script's own code has ended."""
-        self.clock: Any = None
-        """The ``step_clock.StepClock``; None until the training hooks are loaded."""
-        self.in_backward = False
-        """Whether the main thread is in a backward that runs our hooks."""
+        self.on_end: List[Callable[[], None]] = []  # called when the script's own code has ended
+        self.clock: Any = None  # The ``step_clock.StepClock``; None until the training hooks are loaded.
+        self.in_backward = False  # whether the main thread is in a backward that runs our hooks
+        # By thread, what came from outside where it could not be let go on: see ``shielded``. What came in a backward
+        # is raised after it, or before the next: until then each hook of torch would have to hold it back again.
         self.late: Dict[Optional[int], List[BaseException]] = {}
-        """By thread, what came from outside where it could not be let go on: see ``shielded``. What came in a backward
-        is raised after it, or before the next: until then each hook of torch would have to hold it back again."""
+        # Signals whose handler waits for the end of a backward: see ``wrappers.patch_signal``.
         self.waiting: List[int] = []
-        """Signals whose handler waits for the end of a backward: see ``wrappers.patch_signal``."""
+        # Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
+        # script that closes all files it did not open may by then have the same descriptors for files of its own.
         self.kept: List[Any] = []
-        """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
-        script that closes all files it did not open may by then have the same descriptors for files of its own."""
 
     def start(self, is_rank: bool) -> None:
         """Make the ring. If that fails, the process goes on without one, and a note says why."""
@@ -285,8 +282,7 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
     """
 
     def run(is_ending: Callable[[], bool] = sys.is_finalizing) -> Any:
-        errors: List[BaseException] = []
-        """What came out of ``action``, and what interrupted us when we handled that."""
+        errors: List[BaseException] = []  # what came out of ``action``, and what interrupted us when we handled that
         result = None
         while True:
             try:

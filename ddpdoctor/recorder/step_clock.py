@@ -32,8 +32,7 @@ class StepInside:
     def __init__(self) -> None:
         self.data = self.data_cpu = self.buffers = self.exposed = self.optimizer = self.own = self.gc = 0
         self.cpu: List[int] = [0, 0, 0, 0]
-        self.reductions: Dict[int, int] = {}
-        """By DDP model: how often its gradients were reduced."""
+        self.reductions: Dict[int, int] = {}  # by DDP model: how often its gradients were reduced
         self.backwards = self.rows = self.numel = 0
 
     def packed(self) -> List[int]:
@@ -52,27 +51,24 @@ class StepClock:
         self.inside = StepInside()
         self.cpu_since_ns = 0
         self.loading = False
-        self.workers: Optional[int] = None
-        """Of the loader that training takes batches from."""
+        self.workers: Optional[int] = None  # of the loader that training takes batches from
         self.phase = ring_layout.BEFORE
         self.since_ns = 0
+        # Called when a phase begins, in steps that are measured on a GPU too.
         self.on_phase: Optional[Callable[[int], None]] = None
-        """Called when a phase begins, in steps that are measured on a GPU too."""
         self.waiting = False
+        # How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``).
         self.phases = 0
-        """How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``)."""
         self.spent: List[int] = [0, 0, 0, 0]
         self.waits: List[int] = [0, 0, 0, 0]
         self.level = -1
         self.closer: Any = None
         self.seen: Set[Any] = set()
         self.number = 0
-        self.group = 0
-        """The interned name of the group in which DDP reduced last."""
-        self.unknown = False
-        """Whether a wait of this step could not be measured."""
+        self.group = 0  # the interned name of the group in which DDP reduced last
+        self.unknown = False  # whether a wait of this step could not be measured
+        # Returns how long Python's garbage collector took in the main thread since the last call.
         self.collected: Callable[[], int] = int
-        """Returns how long Python's garbage collector took in the main thread since the last call."""
 
     def enter(self, phase: int) -> int:
         """Move on to a phase; return the time."""

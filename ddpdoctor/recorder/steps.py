@@ -197,8 +197,7 @@ class Reduction:
         self.backward_ns = backward_ns
         self.ended_ns = ended_ns
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        self.waits = clock.waits
-        """The waits of the step that it belongs to."""
+        self.waits = clock.waits  # the waits of the step that it belongs to
         self.inside = clock.inside
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
         self.ready_ns = device_times.gradients_reduced(ddp)

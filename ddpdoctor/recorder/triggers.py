@@ -30,8 +30,7 @@ class Stepper(StepCounter):
     def __init__(self, optimizer: Any) -> None:
         super().__init__()
         self.optimizer = weakref.ref(optimizer)
-        self.seen = -1
-        """The version of the set of models for which ``models`` was found."""
+        self.seen = -1  # the version of the set of models for which ``models`` was found
         self.models: List[StepFingerprints] = []
 
 

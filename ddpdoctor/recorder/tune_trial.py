@@ -57,34 +57,27 @@ class SettingsTrial:
         device_times.reads_all = True
         self.rounds = rounds
         self.only = only
-        self.models: List[Any] = []
-        """Weak references to the DDP models that the script has made."""
+        self.models: List[Any] = []  # weak references to the DDP models that the script has made
         self.steps = 0
         self.optimizer_steps = 0
         self.forwards = 0
-        self.in_step = 0
-        """Training forwards in this step so far."""
+        self.in_step = 0  # training forwards in this step so far
+        # Of the steps before the first switch: their numbers of training forwards that reduce, 0 if one does not.
         self.per_step: set[int] = set()
-        """Of the steps before the first switch: their numbers of training forwards that reduce, 0 if one does not."""
         self.has_stepped = False
         self.has_autocast = False
-        self.script: Any = None
-        """What the script gave to DDP, once settings are switched."""
-        self.fixed = setting
-        """The setting that this launch has from its start, if it has one."""
-        self.end: Dict[str, Any] = {"end": "done"}
-        """How the rank says that it has ended, if it keeps its settings."""
+        self.script: Any = None  # what the script gave to DDP, once settings are switched
+        self.fixed = setting  # the setting that this launch has from its start, if it has one
+        self.end: Dict[str, Any] = {"end": "done"}  # how the rank says that it has ended, if it keeps its settings
         self.setting = BASE
-        self.refused = ""
-        """Why this rank could not try the setting."""
+        self.refused = ""  # why this rank could not try the setting
         self.blocks: List[Tuple[int, str]] = []
-        self.has_late = False
-        """The settings that could stop the job are being tried: all others are done."""
+        self.has_late = False  # the settings that could stop the job are being tried: all others are done
+        # In all steps so far the same parameters had gradients; all of them had. Only known with
+        # ``find_unused_parameters``.
         self.same_used = self.all_used = True
-        """In all steps so far the same parameters had gradients; all of them had. Only known with
-        ``find_unused_parameters``."""
+        # When each step that is measured began, in nanoseconds. In a block it begins with the second step.
         self.began: List[int] = []
-        """When each step that is measured began, in nanoseconds. In a block it begins with the second step."""
 
     def forward_begins(self, ddp: Any) -> None:
         """Count a training forward; if it begins a step, switch or end where it is time."""

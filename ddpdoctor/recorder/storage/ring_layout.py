@@ -198,13 +198,11 @@ class KeptSteps:
     __slots__ = ("_free", "_longest", "_numbers", "_shortest", "bits")
 
     def __init__(self) -> None:
-        self.bits = 0
-        """The sample has one step in ``2 ** bits``."""
+        self.bits = 0  # the sample has one step in ``2 ** bits``
         self._numbers: List[int] = [0] * SAMPLED_STEPS
         self._free: List[int] = list(range(SAMPLED_STEPS))[::-1]
         self._longest: List[int] = []
-        self._shortest = -1
-        """The shortest of the longest steps once their places are taken, else -1."""
+        self._shortest = -1  # the shortest of the longest steps once their places are taken, else -1
 
     def places(self, number: int, wall_us: int) -> List[int]:
         """Return the places at which a step that took ``wall_us`` is to be written; mostly none."""

@@ -53,8 +53,7 @@ class Ring:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
         self._map = allocate(self.path, shape.total_bytes)
         self._shape = shape
-        self.line_capacity = shape.lines
-        """Number of entries in the line table."""
+        self.line_capacity = shape.lines  # number of entries in the line table
         self._slots_at = shape.slots_at
         self._slots = shape.slots
         self._used = 0
@@ -62,8 +61,8 @@ class Ring:
         self._lock = _thread.allocate_lock()
         self._unwritten: Any = []  # lines for the journal, and whether they are vital
         self._ids: Dict[Any, int] = {}
+        # Kinds of calls, managed by ``records``. They are kept here because they hold ids of this ring's strings.
         self.kinds: Dict[Any, Any] = {}
-        """Kinds of calls, managed by ``records``. They are kept here because they hold ids of this ring's strings."""
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
