@@ -24,10 +24,10 @@ import weakref
 from types import FrameType
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import capture, detail, frames, groups, hooks, surroundings
+from . import detail, frames, groups, hooks, surroundings
 from .errors import note_exception, note_handled
 from .state import came_from_outside, guarded, here, pass_on, sealed, wall
-from .step_clock import begin_wait, clock, end_wait
+from .step_clock import begin_wait, clock, end_wait, is_capturing
 from .storage import ring_layout
 from .wrappers import hide_own_frames, wraps
 
@@ -219,7 +219,7 @@ class _Hook:
             end_wait(waited_since, counts=False)
             return
         now = _now_ns()
-        if result is not None and hasattr(result, "is_completed") and not capture.is_capturing():
+        if result is not None and hasattr(result, "is_completed") and not is_capturing():
             end_wait(waited_since, self.counted, now)
             hand_out(result, index)
         else:
@@ -350,7 +350,7 @@ def settle() -> None:
     Does nothing while a CUDA graph is being captured.
     """
     ring = here.ring
-    if not _handed_out or ring is None or capture.is_capturing():
+    if not _handed_out or ring is None or is_capturing():
         return
     while _handed_out:
         key = next(iter(_handed_out), 0)
@@ -398,7 +398,7 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
                 end_wait(since, index > 0, now)
                 if index and here.ring is not None:
                     here.ring.end(index, ended_ns=now)
-                    if not capture.is_capturing() and _has_ended(self):  # after a time limit it may still be running
+                    if not is_capturing() and _has_ended(self):  # after a time limit it may still be running
                         _handed_out.pop(id(self), None)
                         here.ring.end(call, ended_ns=now)
             except BaseException as error:

@@ -20,9 +20,8 @@ import weakref
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from .capture import is_capturing
 from .state import guarded, here, shielded
-from .step_clock import EndedStep, clock
+from .step_clock import Step, clock, is_capturing
 from .storage import ring_layout
 from .storage.ring_layout import DEVICE_PHASES
 
@@ -90,16 +89,15 @@ class GpuClock:
         self.current, clock.on_phase = None, None
 
     @guarded("device steps")
-    def step_ended(self, ended: EndedStep) -> None:
+    def step_ended(self, ended: Step) -> None:
         """End the measured step, read those that are done, and begin the next one if it is one of twenty."""
         step = self.current
         if step is not None:
             self.mark(ring_layout.BEFORE)
         if step is not None and self.current is step:
-            inside = ended.inside
-            times_us = (ns // 1000 for ns in (inside.data, inside.data_cpu, inside.gc))
-            reductions = max(inside.reductions.values(), default=0)
-            step.row = [ended.number, *times_us, inside.rows, inside.numel, reductions, inside.backwards, step.behind]
+            times_us = (ns // 1000 for ns in (ended.data, ended.data_cpu, ended.gc))
+            reductions = max(ended.reductions.values(), default=0)
+            step.row = [ended.number, *times_us, ended.rows, ended.numel, reductions, ended.backwards, step.behind]
             self.pending.append(step)
         self._stop()
         self.read()

@@ -24,8 +24,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from .capture import is_capturing
 from .state import pass_on
+from .step_clock import is_capturing
 from .storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 __all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]

@@ -1,8 +1,9 @@
 """Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
-``schedule`` says which of them are due. Nothing here communicates with other ranks, and nothing is left on a GPU or in
-autograd. With the fingerprints of the tensors go values as JSON, the fields of ``model.consistency.Values``. A field
-that has its default is left out. ``site`` is a frame from ``frames.describe``; ``settings`` is a list of pairs.
+``schedule`` says which of them are due. Nearly all steps are not: they only compare a few numbers and touch no tensor.
+Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints of the
+tensors go values as JSON, the fields of ``model.consistency.Values``. A field that has its default is left out.
+``site`` is a frame from ``frames.describe``; ``settings`` is a list of pairs.
 
 Which optimizers were made is recorded, and which parameters a module got too late for an optimizer to hold them.
 Nothing is kept about parameters that existed before the first optimizer, as most do.
@@ -11,16 +12,18 @@ Nothing is kept about parameters that existed before the first optimizer, as mos
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import frames, hooks, replicas, schedule
-from .capture import is_capturing
+from . import frames, groups, hooks, replicas, schedule
 from .replicas import Replica, all_replicas
-from .schedule import FingerprintFiles
-from .state import guarded, here
+from .schedule import FingerprintFiles, StepCounter
+from .state import check_every, guarded, here
+from .step_clock import in_backward, is_capturing
 from .storage import fingerprint_file
 from .storage.secrets import hide_in_text
 
@@ -97,18 +100,12 @@ class StepFingerprints:
         version, place = self._left
         return bool(sample.data_ptr() != place or sample._version - version > self._between)
 
-    def take_first(self) -> None:
-        """Write the parameters as they are before the first step."""
-        values = dict(model_values(self.replica, [], []), steps=0, forwards=0, unreduced_forwards=0)
-        rows = parameter_rows(named_parameters(self.replica))
-        write(self._own_files(), 0, values, rows)
-
     def take_before(self, optimizer: Any) -> None:
         """Fingerprint the gradients as the optimizer gets them."""
         self._gradients = gradient_rows(self._named(optimizer))
         self._taken = fingerprints_of(self._gradients)
 
-    def take_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
+    def take_after(self, number: int, optimizer: Any) -> None:
         """Write the record of step ``number``.
 
         If a closure computed the gradients within the step, they are fingerprinted here.
@@ -123,30 +120,25 @@ class StepFingerprints:
         if not replica.syncs_buffers:
             after += buffer_rows(replica)
         values = dict(
-            model_values(replica, named, optimizers),
-            steps=number,
-            forwards=replica.forwards - self._forwards,
+            model_values(replica, named, list(_steppers)), steps=number, forwards=replica.forwards - self._forwards,
             unreduced_forwards=replica.unreduced_forwards - self._unreduced,
-            site=frames.describe_user(frame),
-            every=schedule.distance(),
-        )
+            site=frames.describe_user(sys._getframe(1)), every=schedule.distance(),
+        )  # fmt: skip
         values.update(optimizer_values(optimizer))
         before, taken = gradients.value(), fingerprints_of(after).value()
-        values.update(self._find_untrained(named, taken, optimizer, optimizers))
-        write(self._own_files(), number, values, rows + after, before + taken)
+        values.update(self._find_untrained(named, taken, optimizer))
+        self.write(number, values, rows + after, before + taken)
 
-    def _find_untrained(
-        self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any, others: List[Any]
-    ) -> Dict[str, Any]:
+    def _find_untrained(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any) -> Dict[str, Any]:
         """Return the parameters that get gradients but no optimizer changes, first those that came after this one.
 
         ``taken`` starts with the parameters' fingerprints, in the order of ``named``.
         """
-        everybody = [*optimizers(), *others]
-        held = {id(tensor) for one in everybody for tensor in held_by(one)}
+        held = {id(tensor) for one in [*_numbers, *_steppers] for tensor in held_by(one)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
         early: List[str] = []
+        number = _numbers.get(optimizer)
         for i, (name, tensor) in enumerate(named):
             if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
                 continue
@@ -154,59 +146,36 @@ class StepFingerprints:
             before, times = self._still.get(name, (b"", 0))
             still[name] = (value, times + 1 if value == before else 0)
             if still[name][1] >= MIN_STILL:
-                (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
+                is_late = number is not None and _came_after.get(tensor, 0) >= number
+                (late if is_late else early).append(name[:MAX_NAME])
         self._still = still
         return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}
 
-    def _own_files(self) -> FingerprintFiles:
-        """Return the files to write to. An optimizer gets its number when they are first needed."""
+    def write(self, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None) -> None:
+        """Write a record. An optimizer gets its number with the first."""
         if self._files is None:
             self.replica.optimizers += 1
             self._files = FingerprintFiles(_about(self.replica, fingerprint_file.STEP, self.replica.optimizers))
-        return self._files
+        write(self._files, number, values, rows, taken)
 
 
-class ModelFingerprints:
-    """The fingerprints of one model at its forwards, its buffer broadcasts, and its end."""
+def _write_model(replica: Replica, clock: str, values: Dict[str, Any], rows: Rows) -> None:
+    """Write a record of a model at one of its own events."""
+    if clock not in replica.files:
+        most = 1 if clock == fingerprint_file.END else fingerprint_file.MAX_SLOTS
+        replica.files[clock] = FingerprintFiles(_about(replica, clock), most)
+    write(replica.files[clock], replica.reductions, values, rows)
 
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        self.forward_taken = 0  # the backwards with reductions when the model was last fingerprinted at a forward
-        self.sync_taken = -1
-        self._files: Dict[str, FingerprintFiles] = {}  # by clock
-        self._forwards = self._unreduced = 0
 
-    def take_at_forward(self, optimizers: List[Any], frame: Any) -> None:
-        """Write parameters, and buffers that DDP does not broadcast, at a forward."""
-        replica = self.replica
-        values = dict(self._values(optimizers), site=frames.describe_user(frame))
-        self._write(fingerprint_file.FORWARD, values, _whole(replica))
-        self._forwards, self._unreduced = replica.forwards, replica.unreduced_forwards
-
-    def take_after_sync(self) -> None:
-        """Write the buffers that DDP has just broadcast."""
-        values = {"steps": 0, "reductions": self.replica.reductions, "forwards": 0, "unreduced_forwards": 0}
-        self._write(fingerprint_file.SYNC, values, buffer_rows(self.replica))
-
-    def take_at_end(self, steps: int) -> None:
-        """Write the model as training left it, after ``steps`` steps. The optimizers may be gone already."""
-        values = dict(self._values([]), steps=steps, stray=0, unheld=0)
-        self._write(fingerprint_file.END, values, _whole(self.replica))
-
-    def _values(self, optimizers: List[Any]) -> Dict[str, Any]:
-        replica = self.replica
-        return dict(
-            model_values(replica, named_parameters(replica), optimizers),
-            steps=0,
-            forwards=replica.forwards - self._forwards,
-            unreduced_forwards=replica.unreduced_forwards - self._unreduced,
-        )
-
-    def _write(self, clock: str, values: Dict[str, Any], rows: Rows) -> None:
-        if clock not in self._files:
-            most = 1 if clock == fingerprint_file.END else fingerprint_file.MAX_SLOTS
-            self._files[clock] = FingerprintFiles(_about(self.replica, clock), most)
-        write(self._files[clock], self.replica.reductions, values, rows)
+def _whole_model(replica: Replica, optimizers: List[Any], steps: int = 0) -> Tuple[Dict[str, Any], Rows]:
+    """Return the values of a model since its last fingerprint at a forward, and all that DDP keeps equal by itself."""
+    forwards, unreduced = replica.at_forward
+    values = dict(
+        model_values(replica, named_parameters(replica), optimizers), steps=steps,
+        forwards=replica.forwards - forwards, unreduced_forwards=replica.unreduced_forwards - unreduced,
+    )  # fmt: skip
+    rows = parameter_rows(named_parameters(replica))
+    return values, rows if replica.syncs_buffers else rows + buffer_rows(replica)
 
 
 def gpu_is_idle() -> bool:
@@ -222,11 +191,6 @@ def gpu_is_idle() -> bool:
             return False
         time.sleep(0.001)
     return True
-
-
-def _whole(replica: Replica) -> Rows:
-    rows = parameter_rows(named_parameters(replica))
-    return rows if replica.syncs_buffers else rows + buffer_rows(replica)
 
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
@@ -347,16 +311,6 @@ def _registered(_module: Any, _name: str, parameter: Any) -> None:
         _came_after[parameter] = _made
 
 
-def optimizers() -> Any:
-    """Return the existing optimizers, including those that have made no step."""
-    return list(_numbers)
-
-
-def is_later_than(parameter: Any, optimizer: Any) -> bool:
-    """Return whether a module got a parameter only after an optimizer had been made."""
-    return optimizer in _numbers and bool(_came_after.get(parameter, 0) >= _numbers[optimizer])
-
-
 MAX_NAMES = 5
 MAX_NAME = 120
 # Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
@@ -393,10 +347,15 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
     module = replica.module()
     import torch
 
+    from .fingerprint import fingerprints
+
+    states = [torch.get_rng_state()]
+    if replica.on_gpu and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
     kind = torch.nn.modules.dropout._DropoutNd
     return {
         "reductions": replica.reductions,
-        "random": random_digest(replica.on_gpu),
+        "random": "-".join(fingerprints([state])[:6].hex() for state in states),
         "dropout": (
             module is not None and any(isinstance(m, kind) and m.training and m.p > 0 for m in module.modules())
         ),
@@ -424,7 +383,13 @@ def optimizer_values(optimizer: Any) -> Values:
         for key, value in _plain_settings(group).items():
             if key == "lr" or first.get(key) != value:
                 found.append(["%d.%s" % (number, key), value])
-    return {"optimizer": type(optimizer).__name__, "settings": found, "scale": _scale(sys._getframe(1))}
+    # The scale of the gradient scaler that is making this step. On a GPU it is not read.
+    above = frames.outward(sys._getframe(1), frames.MAX_DEPTH)
+    scalings = (f for f in above if f.f_code.co_name == "step" and f.f_code.co_filename.endswith(_SCALER_FILE))
+    scaling = next(scalings, None)
+    scale = None if scaling is None else getattr(scaling.f_locals.get("self"), "_scale", None)
+    scale = float(scale) if scale is not None and scale.device.type == "cpu" else None
+    return {"optimizer": type(optimizer).__name__, "settings": found, "scale": scale}
 
 
 def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
@@ -445,18 +410,6 @@ def _text(value: Any) -> Optional[str]:
     if isinstance(value, str):
         return hide_in_text(value[: 4 * MAX_VALUE])[:MAX_VALUE]
     return repr(value)[:MAX_VALUE] if isinstance(value, (int, float)) else None
-
-
-def random_digest(on_gpu: bool) -> str:
-    """Return a digest of torch's random state, including that of the current GPU."""
-    import torch
-
-    from .fingerprint import fingerprints
-
-    states = [torch.get_rng_state()]
-    if on_gpu and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return "-".join(fingerprints([state])[:6].hex() for state in states)
 
 
 def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
@@ -481,10 +434,172 @@ def _kind(tensor: Any) -> Tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype
 
 
-def _scale(frame: Any) -> Optional[float]:
-    """Return the scale of the gradient scaler that is making this step; None if there is none or it is on a GPU."""
-    for step in frames.outward(frame, frames.MAX_DEPTH):
-        if step.f_code.co_name == "step" and step.f_code.co_filename.endswith(_SCALER_FILE):
-            scale = getattr(step.f_locals.get("self"), "_scale", None)
-            return float(scale) if scale is not None and scale.device.type == "cpu" else None
-    return None
+# Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter.
+MAX_STREAMS = 4
+_OPTIMIZER_FILE = "optimizer.py"
+
+
+class Stepper(StepCounter):
+    """An optimizer that has stepped."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self.optimizer = weakref.ref(optimizer)
+        self.seen = -1  # the version of the set of models for which ``models`` was found
+        self.models: List[StepFingerprints] = []
+
+
+class _Thread(threading.local):
+    # The optimizer whose step this thread is making. If optimizers call others, it is the outermost.
+    running: Optional[Stepper] = None
+
+
+_steppers: Any = weakref.WeakKeyDictionary()  # by optimizer
+_thread = _Thread()
+
+
+@guarded("replica before step")
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Note that an optimizer begins a step, and fingerprint its gradients if the step is due and has no closure."""
+    # There may be DDP models, or models without DDP on several ranks.
+    group = groups.default() if here.is_rank and here.ring is not None else None
+    several = replicas.is_recorded() or (group is not None and group.size() > 1 and bool(check_every()))
+    running = _thread.running
+    if not several:
+        return
+    # Whether an optimizer's step is still on the stack: one that raised has never reported its end.
+    if running is not None and any(
+        frame.f_code.co_filename.endswith(_OPTIMIZER_FILE) and running.optimizer() is frame.f_locals.get("self")
+        for frame in frames.outward(sys._getframe(1))
+    ):
+        return
+    stepper = _steppers.get(optimizer)
+    if stepper is None:
+        stepper = _steppers[optimizer] = Stepper(optimizer)
+    _thread.running = stepper
+    is_due, began_s = stepper.begins(), time.perf_counter()
+    if is_due or stepper.seen != replicas.version():
+        _find_models(stepper, optimizer)
+    # A closure will compute the gradients.
+    has_closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
+    is_taken = is_due and not has_closure and may_fingerprint()
+    for model in stepper.models:
+        model.begins()
+        if is_taken:
+            model.take_before(optimizer)
+    if is_due:
+        schedule.spend(began_s)
+
+
+@guarded("replica after step")
+def after_step(optimizer: Any) -> None:
+    """Note that an optimizer has made a step, and fingerprint its models if the step is due."""
+    stepper = _thread.running
+    if stepper is None or stepper.optimizer() is not optimizer:
+        return
+    _thread.running = None
+    try:
+        if stepper.ended() and may_fingerprint():
+            began_s = time.perf_counter()
+            for model in stepper.models:
+                model.take_after(stepper.steps, optimizer)
+            schedule.spend(began_s)
+    finally:
+        for model in stepper.models:
+            model.ended(stepper.steps)
+
+
+def _find_models(stepper: Stepper, optimizer: Any) -> None:
+    """Find the models whose parameters an optimizer holds. There are none for an optimizer that steps within backward.
+
+    Such scripts have one optimizer per parameter, and their order of steps may differ between ranks.
+    """
+    stepper.seen = replicas.version()
+    if in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in held_by(optimizer)):
+        stepper.models = []
+        return
+    held = {id(tensor) for tensor in held_by(optimizer)}
+    known = {model.replica: model for model in stepper.models}
+    stepper.models = []
+    for replica in replicas.all_replicas():
+        module = replica.module()
+        if module is None or not any(id(tensor) in held for tensor in module.parameters()):
+            continue
+        if replica in known:
+            known[replica].follow(optimizer)
+            stepper.models.append(known[replica])
+        elif len(_step_fingerprints_of(replica)) < MAX_STREAMS:
+            stepper.models.append(StepFingerprints(replica, optimizer))
+    if not stepper.steps and not known:  # what it holds besides DDP's parameters, starting before its first step
+        of_ddp = {id(tensor) for replica in replicas.all_replicas() for tensor in replica.module().parameters()}
+        found = replicas.find_unwrapped(held_by(optimizer), of_ddp)
+        if found is not None and may_fingerprint():
+            model = StepFingerprints(found, optimizer)
+            values = dict(model_values(found, [], []), steps=0, forwards=0, unreduced_forwards=0)
+            model.write(0, values, parameter_rows(named_parameters(found)))
+            stepper.models.append(model)
+    stepper.models += [model for model in known.values() if isinstance(model.replica, replicas.Unwrapped)]
+
+
+def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
+    return [m for stepper in list(_steppers.values()) for m in stepper.models if m.replica is replica]
+
+
+@guarded("replica forward")
+def forward_begins(ddp: Any) -> None:
+    """Fingerprint a model whose parameters no torch optimizer holds, if that is due."""
+    import torch
+
+    replica = replicas.find(ddp)
+    if replica is None or not torch.is_grad_enabled():
+        return
+    if not schedule.is_between(replica.forward_taken, replica.reductions):
+        return
+    replica.forward_taken = replica.reductions
+    if not _step_fingerprints_of(replica) and may_fingerprint():
+        values, rows = _whole_model(replica, list(_steppers))
+        _write_model(replica, fingerprint_file.FORWARD, dict(values, site=frames.describe_user(sys._getframe(1))), rows)
+        replica.at_forward = (replica.forwards, replica.unreduced_forwards)
+
+
+@guarded("replica buffers")
+def buffers_synced(ddp: Any) -> None:
+    """Fingerprint the buffers that DDP has just broadcast, if that is due.
+
+    With a buffer hook of the script nothing is done, because it may send them later, in the background.
+    """
+    replica = replicas.find(ddp)
+    if replica is None or hasattr(ddp, "buffer_hook"):
+        return
+    if schedule.is_between(replica.sync_taken, replica.reductions) and may_fingerprint():
+        replica.sync_taken, began_s = replica.reductions, time.perf_counter()
+        values = {"steps": 0, "reductions": replica.reductions, "forwards": 0, "unreduced_forwards": 0}
+        _write_model(replica, fingerprint_file.SYNC, values, buffer_rows(replica))
+        schedule.spend(began_s)
+
+
+@guarded("replica ends")
+def model_ended(replica: Replica) -> None:
+    """Fingerprint a trained model one last time, unless an error ended training or the model was edited since."""
+    last: Optional[StepFingerprints] = replica.last_stepped
+    trained = replica.reductions or last is not None
+    if replica.ended or not trained or sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
+        return
+    replica.ended = True
+    if (last is not None and last.is_edited()) or (replica.on_gpu and not gpu_is_idle()):
+        return
+    if may_fingerprint():  # the optimizers may be gone already
+        values, rows = _whole_model(replica, [], last.steps if last is not None else 0)
+        _write_model(replica, fingerprint_file.END, dict(values, stray=0, unheld=0), rows)
+
+
+@guarded("replicas end")
+def group_ends(group: Any = None) -> None:
+    """Fingerprint the models of a process group that is about to be destroyed; all models if ``group`` is None."""
+    wanted = None if group is None or group is groups.default() else str(group.group_name)
+    for replica in replicas.all_replicas():
+        if wanted in (None, replica.group):
+            model_ended(replica)
+
+
+os.register_at_fork(after_in_child=_steppers.clear)

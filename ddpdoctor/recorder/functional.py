@@ -12,9 +12,9 @@ import functools
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import calls, capture, groups, hooks
+from . import calls, groups, hooks
 from .state import guarded, here, sealed, wall
-from .step_clock import begin_wait, end_wait
+from .step_clock import begin_wait, end_wait, is_capturing
 from .storage import ring_layout
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
@@ -128,7 +128,7 @@ class _Operator:
             return
         if self.p2p:
             found.moved += groups.begun_by(found) - begun
-        if capture.is_capturing():  # it runs only when the graph is replayed, and nobody waits for it before
+        if is_capturing():  # it runs only when the graph is replayed, and nobody waits for it before
             here.ring.end(index)
             return
         here.ring.returned(index)

@@ -18,8 +18,8 @@ import time
 from itertools import islice
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
-from .capture import is_capturing
 from .state import here, pass_on, shielded
+from .step_clock import is_capturing
 
 # Tensors of up to this many elements are copied together and summed. Our choice: above it separate sums cost less.
 SMALL = 8192

@@ -21,7 +21,6 @@ import weakref
 from typing import Any, Callable, Deque, Dict, List, Tuple
 
 from . import frames, hooks, replicas, schedule
-from .capture import is_capturing
 from .gradient_checks import (
     ArrivingGradients,
     Findings,
@@ -40,7 +39,7 @@ from .gradient_checks import (
 )
 from .settings import read_settings
 from .state import check_every, guarded, here, run_waiting, sealed, shielded, wall
-from .step_clock import in_backward
+from .step_clock import in_backward, is_capturing
 from .wrappers import around, wraps
 
 # Outputs of a model whose hooks show that a backward reaches it. Our choice: the loss comes from one of the first.

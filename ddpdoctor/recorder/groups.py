@@ -14,8 +14,8 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from . import capture
 from .state import guarded, here, pass_on
+from .step_clock import is_capturing
 from .storage import flight
 
 c10d: Any = None  # torch.distributed.distributed_c10d, once the script has imported it
@@ -214,7 +214,7 @@ def _are_idle() -> Any:
     Only devices with a context of this process are asked, because asking makes one, which takes memory.
     """
     cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
-    if cuda is None or native is None or not cuda.is_initialized() or capture.is_capturing():
+    if cuda is None or native is None or not cuda.is_initialized() or is_capturing():
         return None
     used = filter(native._cuda_hasPrimaryContext, range(cuda.device_count()))
     try:

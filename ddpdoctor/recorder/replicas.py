@@ -62,7 +62,10 @@ class Replica:
         self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
         self.join = False
         self.hook = ""  # The communication hook as last seen. The script may register one at any time.
-        self.fingerprints: Any = None  # the model's ``ModelFingerprints``, kept here by ``triggers``
+        # The backwards with reductions when it was last fingerprinted at a forward, and after a buffer broadcast.
+        self.forward_taken, self.sync_taken = 0, -1
+        self.at_forward = (0, 0)  # all forwards and unreduced ones when it was last fingerprinted at one
+        self.files: Dict[str, Any] = {}  # by clock: the ``FingerprintFiles`` of the model's own events
         self.last_stepped: Any = None  # the ``StepFingerprints`` of the optimizer that stepped last
         self.ended = False
 
@@ -321,8 +324,9 @@ def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     named = _with_names(own)
     found = Unwrapped(named, len(kept.unwrapped) + 1)
     kept.unwrapped = [*kept.unwrapped, found]
-    if here.ring is not None:
-        here.ring.note({"k": "named", "rows": pack_names(named)})
+    if here.ring is not None:  # as many as fit in a quarter of what a DDP model gets
+        rows = [_tensor_row("p", name, tensor) for name, tensor in named]
+        here.ring.note({"k": "named", "rows": _packed_rows(rows, _rows_text(rows), MAX_ROWS_BYTES // 4)})
     return found
 
 
@@ -369,7 +373,10 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
     if here.ring is None or _models_noted >= MAX_MODEL_NOTES:
         return
     _models_noted += 1
-    rows = _model_rows(module, with_buffers)
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    rows = [_tensor_row("p", name, tensor) for name, tensor in module.named_parameters() if name not in ignored]
+    if with_buffers:
+        rows += [_tensor_row("b", name, tensor) for name, tensor in module.named_buffers() if name not in ignored]
     text = _rows_text(rows)
     digest = hashlib.sha256(text).hexdigest()[:24]
     entry: Dict[str, Any] = {"group": str(group.group_name), "count": len(rows), "digest": digest}
@@ -380,20 +387,6 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
             _rows_bytes += len(packed)
     if here.note("ddp", **entry, finds_unused=int(finds_unused), frame=frames.describe_user(sys._getframe())):
         _model_digests.add(digest)
-
-
-def pack_names(named: List[Any]) -> Optional[str]:
-    """Return the rows of named parameters, compressed: those that fit in a quarter of what a DDP model gets."""
-    rows = [_tensor_row("p", name, tensor) for name, tensor in named]
-    return _packed_rows(rows, _rows_text(rows), MAX_ROWS_BYTES // 4)
-
-
-def _model_rows(module: Any, with_buffers: bool) -> List[Any]:
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    rows = [_tensor_row("p", name, tensor) for name, tensor in module.named_parameters() if name not in ignored]
-    if with_buffers:
-        rows += [_tensor_row("b", name, tensor) for name, tensor in module.named_buffers() if name not in ignored]
-    return rows
 
 
 def _tensor_row(kind: str, name: str, tensor: Any) -> List[Any]:

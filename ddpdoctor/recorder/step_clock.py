@@ -1,17 +1,24 @@
 """Tracks where the main thread is in its training step, and how long each phase and its parts have taken so far.
 
 For the watcher it marks that the main thread is inside a call that needs other ranks.
+
+It also knows whether a CUDA graph is being captured. Querying an event or a work, or reading a value, breaks a capture
+by the same thread. In torch's usual mode it also breaks a capture by any other thread of the process. So the recorder
+asks here before it touches a device.
 """
 
 from __future__ import annotations
 
 import _thread
+import functools
 import sys
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
+from . import hooks
 from .state import guarded, here, sealed, wall
 from .storage import ring_layout
+from .wrappers import wraps
 
 MOST_US = 2**32 - 1
 
@@ -21,34 +28,41 @@ _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns
 
 
-class StepInside:
-    """What a step consists of besides its phases: ``ring_layout.STEP_INSIDE``, in nanoseconds."""
+class Step:
+    """A step: the time in its phases, the waits in them, and ``ring_layout.STEP_INSIDE``, in nanoseconds."""
 
     __slots__ = (
-        "backwards", "buffers", "cpu", "data", "data_cpu", "exposed", "gc", "numel", "optimizer", "own", "reductions",
-        "rows",
+        "backwards", "buffers", "cpu", "data", "data_cpu", "ended_ns", "exposed", "flags", "gc", "group", "number",
+        "numel", "optimizer", "own", "reductions", "rows", "spent", "waits",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.spent: List[int] = [0, 0, 0, 0]
+        self.waits: List[int] = [0, 0, 0, 0]
         self.data = self.data_cpu = self.buffers = self.exposed = self.optimizer = self.own = self.gc = 0
         self.cpu: List[int] = [0, 0, 0, 0]
         self.reductions: Dict[int, int] = {}  # by DDP model: how often its gradients were reduced
         self.backwards = self.rows = self.numel = 0
+        self.number = self.ended_ns = self.group = self.flags = 0  # set when it has ended
 
-    def packed(self) -> List[int]:
-        """Return the values as a ring stores them."""
+    def write(self) -> None:
+        """Write the step, which has ended, to the ring."""
+        if here.ring is None:
+            return
         times = (
             self.data, self.buffers, self.exposed, self.optimizer, self.own, self.gc, *self.cpu, self.data_cpu,
         )  # fmt: skip
         counts = (max(self.reductions.values(), default=0), self.backwards, self.rows, self.numel)
-        return [*_us(times), *(min(count, MOST_US) for count in counts)]
+        inside = [*_us(times), *(min(count, MOST_US) for count in counts)]
+        here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits), inside)
 
 
 class StepClock:
     """The main thread's phase in its step, and the time spent in each phase so far, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.inside = StepInside()
+        self.step = Step()
+        self.spent, self.waits = self.step.spent, self.step.waits
         self.cpu_since_ns = 0
         self.loading = False
         self.workers: Optional[int] = None  # of the loader that training takes batches from
@@ -59,8 +73,6 @@ class StepClock:
         self.waiting = False
         # How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``).
         self.phases = 0
-        self.spent: List[int] = [0, 0, 0, 0]
-        self.waits: List[int] = [0, 0, 0, 0]
         self.level = -1
         self.closer: Any = None
         self.seen: Set[Any] = set()
@@ -84,7 +96,7 @@ class StepClock:
         if _get_ident() == here.main_thread:
             cpu = _cpu_ns()
             if self.cpu_since_ns:
-                self.inside.cpu[self.phase] += cpu - self.cpu_since_ns
+                self.step.cpu[self.phase] += cpu - self.cpu_since_ns
             self.cpu_since_ns = cpu
         if self.since_ns:
             self.spent[self.phase] += now_ns - self.since_ns
@@ -93,7 +105,7 @@ class StepClock:
     def leave_out(self, began_ns: int) -> None:
         """Count the time since ``began_ns`` as the recorder's own, and not as a part of the current phase."""
         took = _now_ns() - began_ns
-        self.inside.own += took
+        self.step.own += took
         self.spent[self.phase] -= took
 
     @guarded("data loading")
@@ -113,8 +125,8 @@ class StepClock:
         self.loading = False
         began_ns, cpu_ns, waited = began
         if self.phase == ring_layout.BEFORE:
-            self.inside.data += _now_ns() - began_ns - (self.waits[self.phase] - waited)
-            self.inside.data_cpu += _cpu_ns() - cpu_ns
+            self.step.data += _now_ns() - began_ns - (self.waits[self.phase] - waited)
+            self.step.data_cpu += _cpu_ns() - cpu_ns
 
     def ends_step(self, level: int, key: Any) -> bool:
         """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""
@@ -129,42 +141,19 @@ class StepClock:
         self.seen.clear()
         return True
 
-    def take(self, now_ns: int = 0) -> EndedStep:
+    def take(self, now_ns: int = 0) -> Step:
         """End the step at ``now_ns``, or now, return it, and begin the next one."""
         self._charge(now_ns or _now_ns())
-        now = self.since_ns
         self.number += 1
-        self.inside.gc += self.collected()
+        ended, following = self.step, Step()
+        ended.gc += self.collected()
         # On a GPU a collective returns before it has begun.
         cuda = sys.modules.get("torch.cuda")
         on_gpu = cuda is not None and getattr(cuda, "_initialized", True) and bool(cuda.is_initialized())
-        flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or on_gpu else 0)
-        ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits, self.inside)
-        self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, StepInside()
+        ended.flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or on_gpu else 0)
+        ended.number, ended.ended_ns, ended.group = self.number, self.since_ns, self.group
+        self.step, self.spent, self.waits, self.unknown = following, following.spent, following.waits, False
         return ended
-
-
-class EndedStep:
-    """A step that has ended but may not be written yet."""
-
-    __slots__ = ("ended_ns", "flags", "group", "inside", "number", "spent", "waits")
-
-    def __init__(
-        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: StepInside
-    ) -> None:
-        self.number = number
-        self.ended_ns = ended_ns
-        self.group = group
-        self.flags = flags
-        self.spent = spent
-        self.waits = waits
-        self.inside = inside
-
-    def write(self) -> None:
-        """Write the step to the ring."""
-        if here.ring is not None:
-            inside = self.inside.packed()
-            here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits), inside)
 
 
 def _us(durations: Iterable[int]) -> List[int]:
@@ -260,3 +249,44 @@ def in_backward() -> bool:
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+# The methods that end a capture. In torch 2.15 the first is a part of the second.
+_ENDS = ("capture_end_pre", "capture_end", "reset")
+_captured: Set[int] = set()  # ids of the graphs that are being captured, by any thread
+
+
+def is_capturing() -> bool:
+    """Return whether any thread of this process is capturing a CUDA graph."""
+    if _captured:
+        return True
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is None or not getattr(cuda, "_initialized", False) or not cuda.is_initialized():
+        return False
+    return bool(cuda.is_current_stream_capturing())
+
+
+def patch_graphs(module: Any) -> None:
+    """Patch torch.cuda.graphs.CUDAGraph to follow captures, because no thread can ask whether another one captures."""
+    graph = hooks.part(module, "CUDAGraph")
+    hooks.put(graph, "capture_begin", functools.partial(_following, True))
+    for name in _ENDS:
+        hooks.put(graph, name, functools.partial(_following, False), is_api=name != "capture_end")
+
+
+def _following(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        key = id(self)
+        try:
+            if begins:
+                _captured.add(key)
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            sealed[wall.gi_running][_captured.discard, key]
+            raise
+        if not begins:
+            sealed[wall.gi_running][_captured.discard, key]
+        return result
+
+    return run

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from . import device_times, frames, groups, hooks, surroundings
 from .gradient_checks import tensors_in
 from .state import guarded, here, pass_on, sealed, shielded, wall
-from .step_clock import EndedStep, begin_wait, clock, end_wait, heal, in_backward
+from .step_clock import Step, begin_wait, clock, end_wait, heal, in_backward
 from .storage import ring_layout
 from .storage.ring_layout import OPTIMIZER, is_sampled
 from .wrappers import around, wraps
@@ -57,7 +57,7 @@ def stepped(optimizer: Any) -> None:
         heal()  # an exception from outside has cut off the end of a wait or of a phase
     if known == id(optimizer):
         waited = clock.waits[clock.phase] - waited
-        clock.inside.optimizer += time.monotonic_ns() - began_ns - waited
+        clock.step.optimizer += time.monotonic_ns() - began_ns - waited
         _optimizing = (None, 0, 0)
         if clock.on_phase is not None:
             clock.on_phase(clock.phase)
@@ -103,7 +103,7 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _waited(began_ns: int, waited_ns: int) -> None:
     end_wait(began_ns, counts=True)
-    clock.inside.buffers += clock.waits[clock.phase] - waited_ns
+    clock.step.buffers += clock.waits[clock.phase] - waited_ns
 
 
 @guarded("steps")
@@ -134,8 +134,8 @@ def _note_input(args: Any, kwargs: Any) -> None:
     for _ in range(MAX_NESTED):
         shape = getattr(given, "shape", None)
         if shape is not None:
-            clock.inside.rows += shape[0] if len(shape) else 1
-            clock.inside.numel += shape.numel()
+            clock.step.rows += shape[0] if len(shape) else 1
+            clock.step.numel += shape.numel()
             return
         values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
         given = next(iter(values), None)
@@ -147,7 +147,7 @@ def _forward_ended(ddp: Any) -> None:
     clock.enter(ring_layout.BETWEEN)
     if ddp.require_backward_grad_sync:
         _reducing = weakref.ref(ddp)
-        began_anew(ddp)
+        _settle(_pending.pop(id(ddp), None))
         device_times.measured.forward_ended(ddp)
 
 
@@ -172,7 +172,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 def _backward_ended(began_ns: int) -> None:
     global _reducing
     clock.enter(ring_layout.BEFORE)
-    clock.inside.backwards += 1
+    clock.step.backwards += 1
     model, _reducing = (_reducing, None)
     ddp = model() if model is not None else None
     if ddp is not None:
@@ -197,8 +197,7 @@ class Reduction:
         self.backward_ns = backward_ns
         self.ended_ns = ended_ns
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        self.waits = clock.waits  # the waits of the step that it belongs to
-        self.inside = clock.inside
+        self.step = clock.step
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
         self.ready_ns = device_times.gradients_reduced(ddp)
         key = id(ddp)
@@ -206,20 +205,13 @@ class Reduction:
 
 
 _pending: Dict[int, Reduction] = {}  # by id of the DDP model
-_held: Optional[EndedStep] = None  # a step that has ended but whose reduction is still pending
-
-
-def began_anew(ddp: Any) -> None:
-    """Note a forward of DDP: the times of its last reduction can be read now."""
-    reduction = _pending.pop(id(ddp), None)
-    if reduction is not None:
-        _settle(reduction)
+_held: Optional[Step] = None  # it has ended, but its reduction is still pending
 
 
 def model_reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
     """Note a backward that ended in DDP's reduction. Only on CPU are its times read: GPU timers make the host wait."""
-    began_anew(ddp)
-    counts = clock.inside.reductions
+    _settle(_pending.pop(id(ddp), None))
+    counts = clock.step.reductions
     counts[id(ddp)] = counts.get(id(ddp), 0) + 1
     if ddp.device_type == "cuda":
         device_times.measured.model_reduced(ddp)
@@ -263,8 +255,10 @@ def _settle_without_forward(key: int) -> None:
         _settle(reduction)
 
 
-def _settle(reduction: Reduction) -> None:
-    """Add the wait in a reduction to its step."""
+def _settle(reduction: Optional[Reduction]) -> None:
+    """Add the wait in a reduction, if there is one whose times can be read now, to its step."""
+    if reduction is None:
+        return
     # Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
     detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
     times = reduction.logger._get_ddp_logging_data().ints_map
@@ -272,21 +266,21 @@ def _settle(reduction: Reduction) -> None:
     arrived_ns = arrived - reduction.wall_offset_ns
     if reduction.backward_ns <= arrived_ns <= reduction.ended_ns:  # else DDP did not time that backward
         waited = int(reduction.ended_ns - arrived_ns)
-        reduction.waits[ring_layout.BACKWARD] += waited
-        reduction.inside.exposed += waited
+        reduction.step.waits[ring_layout.BACKWARD] += waited
+        reduction.step.exposed += waited
         ddp = reduction.model()
         if reduction.ready_ns is not None and ddp is not None:
             device_times.gradients_settled(ddp, reduction.ready_ns, reduction, waited)
-    elif _held is not None and reduction.waits is _held.waits:
-        _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
-    elif reduction.waits is clock.waits:
+    elif reduction.step is _held:
+        reduction.step.flags |= ring_layout.STEP_WAIT_UNKNOWN
+    elif reduction.step is clock.step:
         clock.unknown = True
     if _held is not None and not _is_awaited(_held):
         _write_held()
 
 
-def _is_awaited(ended: EndedStep) -> bool:
-    return any(reduction.waits is ended.waits for reduction in _pending.values())
+def _is_awaited(ended: Step) -> bool:
+    return any(reduction.step is ended for reduction in _pending.values())
 
 
 def _write_held() -> None:

@@ -193,7 +193,7 @@ def hand_made_step(optimizer: Any) -> None:
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     found = len({p.grad.data_ptr() for p in trained}.intersection(address for address, _ in _reduced))
     copies = 0
-    if found < MIN_GRADIENTS and not clock.inside.reductions:
+    if found < MIN_GRADIENTS and not clock.step.reductions:
         # Parameters have these shapes too. A script that averages them reduces no gradients.
         weights = {p.data_ptr() for p in trained}
         shapes = Counter(shape for address, shape in _reduced if address not in weights)

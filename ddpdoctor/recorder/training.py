@@ -9,20 +9,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict
 
-from . import (
-    calls,
-    detail,
-    fingerprinting,
-    frames,
-    gradients,
-    groups,
-    hooks,
-    loaders,
-    replicas,
-    steps,
-    surroundings,
-    triggers,
-)
+from . import calls, detail, fingerprinting, frames, gradients, groups, hooks, loaders, replicas, steps, surroundings
 from . import mesh as mesh_replicas
 from .errors import noting_errors
 from .state import (
@@ -44,6 +31,10 @@ from .wrappers import around, hide_own_frames, wraps
 
 # Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
 MAX_BAD_ENDS = 64
+
+# After what ``gradients`` and ``steps`` do then.
+replicas.on_gone.append(fingerprinting.model_ended)
+here.on_end.append(fingerprinting.group_ends)
 
 _bad_ends = 0
 _steps = itertools.count(1)
@@ -129,7 +120,7 @@ def patch_groups(module: Any) -> None:
 def _before_destroy(group: Any = None) -> None:
     if group is None or group is groups.default():
         groups.note_device_times()
-    triggers.group_ends(group)
+    fingerprinting.group_ends(group)
     loaders.settle_all()
     gradients.settle_all()
     steps.settle_all()
@@ -238,7 +229,7 @@ def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
     import torch
 
     began_ns = time.monotonic_ns()
-    triggers.forward_begins(ddp)
+    fingerprinting.forward_begins(ddp)
     loaders.forward_begins(ddp, args, kwargs)
     clock.leave_out(began_ns)
     if ddp.training and ddp.require_backward_grad_sync:
@@ -248,7 +239,7 @@ def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _buffers_synced(ddp: Any) -> None:
     began_ns = time.monotonic_ns()
-    triggers.buffers_synced(ddp)
+    fingerprinting.buffers_synced(ddp)
     clock.leave_out(began_ns)
 
 
@@ -275,7 +266,7 @@ def patch_optimizer(module: Any) -> None:
         if isinstance(inner, module.Optimizer):
             _inner.add(inner)
         began_ns = time.monotonic_ns()
-        triggers.before_step(optimizer, args, kwargs)
+        fingerprinting.before_step(optimizer, args, kwargs)
         mesh_replicas.before_step(optimizer, args, kwargs)
         gradients.before_step(optimizer, args, kwargs)
         surroundings.hand_made_step(optimizer)
@@ -288,7 +279,7 @@ def patch_optimizer(module: Any) -> None:
             count("steps", _steps)
         steps.stepped(optimizer)
         began_ns = time.monotonic_ns()
-        triggers.after_step(optimizer)
+        fingerprinting.after_step(optimizer)
         mesh_replicas.after_step(optimizer)
         clock.leave_out(began_ns)
 

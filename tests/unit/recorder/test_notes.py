@@ -310,7 +310,7 @@ def noted(monkeypatch, given, reductions=()):
     notes = list[Any]()
     monkeypatch.setattr(here, "ring", SimpleNamespace(note=lambda entry, **_: notes.append(entry)))
     monkeypatch.setattr(surroundings, "_reduced_at", None)
-    monkeypatch.setattr(surroundings.clock, "inside", SimpleNamespace(reductions=dict(reductions)))
+    monkeypatch.setattr(surroundings.clock, "step", SimpleNamespace(reductions=dict(reductions)))
     monkeypatch.setattr(surroundings.frames, "describe_user", lambda frame: frame)
     for tensor in given(parameters):
         surroundings.hand_made_reduction(tensor, "line 9")

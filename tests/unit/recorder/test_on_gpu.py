@@ -13,13 +13,13 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpdoctor.collect.rank_steps import read_device_steps
-from ddpdoctor.recorder import calls, capture, device_times, fingerprinting, functional, gradient_checks, steps
+from ddpdoctor.recorder import calls, device_times, fingerprinting, functional, gradient_checks, step_clock, steps
 from ddpdoctor.recorder.device_times import STEPS_ONE_IN, GpuClock
 from ddpdoctor.recorder.fingerprint import Reader, _of_known_dtype
 from ddpdoctor.recorder.gradient_checks import Maxima, samples_of
 from ddpdoctor.recorder.gradients import GradientWatch
 from ddpdoctor.recorder.state import here
-from ddpdoctor.recorder.step_clock import EndedStep, StepInside, clock
+from ddpdoctor.recorder.step_clock import Step, clock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_layout import OPTIMIZER
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -110,9 +110,9 @@ def step(gpu, ddp, number, *, behind_ms=0.0):
             device_times.measured.forward_ended(ddp)
         if phase == ring_layout.BACKWARD:
             device_times.measured.model_reduced(ddp)
-    inside = StepInside()
-    inside.data, inside.rows = 1_500_000, 8
-    device_times.measured.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+    ended = Step()
+    ended.number, ended.data, ended.rows = number, 1_500_000, 8
+    device_times.measured.step_ended(ended)
 
 
 def read():
@@ -168,8 +168,9 @@ def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gp
 
 def test_a_job_without_a_gpu_marks_nothing(gpu):
     for number in range(1, 4 * STEPS_ONE_IN):
-        inside = StepInside()
-        device_times.measured.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+        ended = Step()
+        ended.number = number
+        device_times.measured.step_ended(ended)
     assert (gpu.made, clock.on_phase) == (0, None)
 
 
@@ -187,7 +188,7 @@ class Graph:
         pass
 
 
-capture.patch(SimpleNamespace(__name__="torch.cuda.graphs", CUDAGraph=Graph))
+step_clock.patch_graphs(SimpleNamespace(__name__="torch.cuda.graphs", CUDAGraph=Graph))
 
 
 class Work:
@@ -249,11 +250,11 @@ def test_a_capture_is_over_however_it_ended():
     first.capture_begin()
     second.capture_begin()
     first.capture_end()
-    assert capture.is_capturing()
+    assert step_clock.is_capturing()
     second.capture_end()
     with pytest.raises(RuntimeError, match="no capture"):
         first.capture_begin(fails=True)
-    assert not capture.is_capturing()
+    assert not step_clock.is_capturing()
 
 
 @capturing
