@@ -82,14 +82,12 @@ def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
     return [*pieces, together] if together else pieces
 
 
-def has_finite_sum(tensors: Iterable[Any]) -> bool:
-    """Return whether tensors have a finite sum. If so, they hold no inf or NaN; huge finite numbers may overflow."""
-    return math.isfinite(sum(map(_sum_together, pieces_of(tensors))))
+def has_finite_sum(pieces: Iterable[List[Any]]) -> bool:
+    """Return whether tensors in ``pieces_of`` have a finite sum. If so, they hold no inf or NaN; None counts as 0.
 
-
-def have_finite_gradients(pieces: List[List[Any]]) -> bool:
-    """Return whether the gradients of parameters have a finite sum. ``pieces`` comes from ``pieces_of``."""
-    return math.isfinite(sum([_sum_together([parameter.grad for parameter in piece]) for piece in pieces]))
+    Huge finite numbers may overflow.
+    """
+    return math.isfinite(sum(map(_sum_together, pieces)))
 
 
 def _sum_together(tensors: List[Any]) -> float:
@@ -172,7 +170,7 @@ class Sound:
         """Check all parameters. Results from GPUs are read later, on demand."""
         if any(tensor.is_cuda for _, tensor in self._named):
             self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))
-        elif not has_finite_sum(tensor for _, tensor in self._named):
+        elif not has_finite_sum(pieces_of(tensor for _, tensor in self._named)):
             self._named = [(name, tensor) for name, tensor in self._named if is_finite(tensor)]
 
     @quietly
@@ -189,44 +187,41 @@ class Maxima:
     """Samples of tensors (``samples_of``) on their way from GPUs to the host."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
+        import torch
+
         self.count = len(samples)
-        kinds = _by_kind(samples, range(len(samples)))
-        self._parts = [(indexes, _sent([samples[i] for i in indexes])) for indexes in kinds]
+        # Indexes of samples, these in host memory, and the event after which they are there; None from the CPU.
+        self._parts: List[Tuple[List[int], Any, Any]] = []
+        for indexes in _by_kind(samples, range(len(samples))):
+            maxima = torch.stack([samples[i] for i in indexes])
+            # A finite float64 can be inf as float32, so double. A complex sum has no order, so its magnitude is taken.
+            maxima = (maxima.abs() if maxima.is_complex() else maxima).double()
+            host, event = maxima, None
+            if maxima.is_cuda:
+                host = torch.empty(maxima.shape, dtype=maxima.dtype, device="cpu", pin_memory=True)
+                host.copy_(maxima, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(maxima.device))
+            self._parts.append((indexes, host, event))
 
     def have_come(self) -> bool:
         """Return whether all samples are on the host. Never waits."""
-        return all(event is None or event.query() for _, (_, event) in self._parts)
+        return all(event is None or event.query() for _, _, event in self._parts)
 
     def values(self) -> List[float]:
         """Return the values in the order of the samples. Call it only after they have come."""
         found = [0.0] * self.count
-        for indexes, (host, _) in self._parts:
+        for indexes, host, _ in self._parts:
             for i, value in zip(indexes, host.tolist()):
                 found[i] = value
         return found
 
     def wait(self) -> List[float]:
         """Wait until the values have come, and return them."""
-        for _, (_, event) in self._parts:
+        for _, _, event in self._parts:
             if event is not None:
                 event.synchronize()
         return self.values()
-
-
-def _sent(samples: List[Any]) -> Tuple[Any, Any]:
-    """Return samples in host memory, and the event after which they are there, or None for samples from the CPU."""
-    import torch
-
-    maxima = torch.stack(samples)
-    # A finite float64 can be inf as float32, so double. A complex sum has no order, so its magnitude is taken.
-    maxima = (maxima.abs() if maxima.is_complex() else maxima).double()
-    if not maxima.is_cuda:
-        return maxima, None
-    host = torch.empty(maxima.shape, dtype=maxima.dtype, device="cpu", pin_memory=True)
-    host.copy_(maxima, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(maxima.device))
-    return host, event
 
 
 def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
@@ -240,15 +235,11 @@ def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
             if is_plain(value):
                 found.append((label, value))
         elif not isinstance(value, _LEAVES):
+            named = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            items = enumerate(value) if isinstance(value, (list, tuple)) else list(named.items())
             space = MAX_VISITED - len(nests)
-            nests += [("%s[%r]" % (label, key), item) for key, item in islice(_items(value), max(space, 0))]
+            nests += [("%s[%r]" % (label, key), item) for key, item in islice(items, max(space, 0))]
     return found
-
-
-def _items(value: Any) -> Iterable[Tuple[Any, Any]]:
-    if isinstance(value, (list, tuple)):
-        return enumerate(value)
-    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).items())
 
 
 ASKED = 8  # Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice.
@@ -335,7 +326,7 @@ class ArrivingGradients:
         if any(grad.is_cuda for _, grad in dense):
             samples = samples_of([grad for _, grad in dense])
             self._maxima += [(i, sample) for (i, _), sample in zip(dense, samples)]
-        elif not has_finite_sum([grad for _, grad in dense]):
+        elif not has_finite_sum(pieces_of(grad for _, grad in dense)):
             self._bad.update((i, bool(grad.isnan().any())) for i, grad in dense if not is_finite(grad))
 
 

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
 
 from . import frames, hooks, replicas, schedule
 from .gradient_checks import (
@@ -26,7 +26,7 @@ from .gradient_checks import (
     Findings,
     Maxima,
     Sound,
-    have_finite_gradients,
+    has_finite_sum,
     is_finite,
     is_observed,
     is_plain,
@@ -95,14 +95,9 @@ def _looking(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def patch_autograd(module: Any) -> None:
-    """Keep track of which backward is running."""
-    if not check_every():
-        return
-    hooks.put(module, "backward", _tracking)
+def tracking(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.autograd.backward with the knowledge of which one is running."""
 
-
-def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
@@ -148,36 +143,17 @@ def _begin(ddp: Any, given: Any) -> Any:
     import torch
 
     replica = replicas.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
-    if replica is None or _is_left_out(replica):
+    if replica is None or (_kept.is_speed and not schedule.is_between(replica.reductions, replica.reductions + 1)):
         return None
     watch = _kept.watches.get(replica)
     if watch is None:
         watch = _kept.watches[replica] = GradientWatch(replica, ddp)
-        watch.at_output = _at_output(watch)
     if watch.off:
         return None
     if not _kept.is_noted:
         _kept.is_noted = here.note("gradients")
     watch.begin_forward(ddp, given)
     return watch
-
-
-def _is_left_out(replica: Any) -> bool:
-    """Return whether this step is one of those that ``wrap --speed`` leaves out, as checks take time in each step."""
-    return _kept.is_speed and not schedule.is_between(replica.reductions, replica.reductions + 1)
-
-
-def _at_output(watch: GradientWatch) -> Callable[[Any], None]:
-    """Return what to call in a backward, before the first gradient of a model."""
-    reference = weakref.ref(watch)
-
-    def begins(_gradient: Any) -> None:
-        reached = reference()
-        if reached is not None and _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
-            reached.begin_backward(_kept.backwards[-1])
-
-    # On a GPU several threads may call it, and none of them is the main thread, which signal handlers interrupt.
-    return guarded("gradients")(begins) if watch.on_gpu else shielded("gradients", begins)
 
 
 @guarded("gradients")
@@ -262,13 +238,12 @@ MAX_NAMES = 4
 MAX_NAME = 200
 
 
-class Backward:
+class Backward(NamedTuple):
     """One call of torch.autograd.backward."""
 
-    def __init__(self, roots: Tuple[Any, ...], frame: Any, scaled: bool) -> None:
-        self.roots = roots
-        self.frame = frame
-        self.scaled = scaled
+    roots: Tuple[Any, ...]
+    frame: Any
+    scaled: bool
 
 
 class _Input:
@@ -317,8 +292,15 @@ class GradientWatch:
             if watch is not None:
                 watch._check(backward)
 
+        def begins(_gradient: Any) -> None:
+            watch = this()
+            if watch is not None and _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
+                watch.begin_backward(_kept.backwards[-1])
+
         self._checks = shielded("gradients", check)
-        self.at_output: Any = None  # The hook on its outputs. ``_begin`` sets it.
+        # What to call in a backward, before the first gradient. On a GPU several threads may call it, and none of them
+        # is the main thread, which signal handlers interrupt.
+        self.at_output: Any = guarded("gradients")(begins) if self.on_gpu else shielded("gradients", begins)
         self._inputs: List[_Input] = []
         self._losses: List[Any] = []  # samples of the losses of backwards that were skipped
         self._reduces = True
@@ -397,7 +379,7 @@ class GradientWatch:
                 # The greatest magnitudes are read once they are on the host.
                 sent = Maxima([sample for _, sample in grads] + [known.sample for known in self._inputs] + losses)
                 self._ahead.append((sent, [i for i, _ in grads], self._inputs, self._entry(backward)))
-        elif bad or not have_finite_gradients(self._pieces):
+        elif bad or not has_finite_sum([parameter.grad for parameter in piece] for piece in self._pieces):
             bad.update((i, bool(grad.isnan().any())) for i, grad in self._late_gradients() if not is_finite(grad))
             values = [abs(known.sample.item()) for known in self._inputs]
             roots = samples_of([root.detach() for root in backward.roots if is_plain(root)])

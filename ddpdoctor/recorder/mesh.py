@@ -19,7 +19,7 @@ import time
 import weakref
 from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
-from . import fingerprinting, frames, hooks, schedule
+from . import fingerprinting, frames, groups, hooks, schedule
 from .fingerprinting import Rows, fingerprints_of, may_fingerprint, optimizer_values, write
 from .schedule import FingerprintFiles, StepCounter
 from .state import check_every, guarded, here, pass_on
@@ -88,7 +88,13 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     if stepper.begins() and may_fingerprint():
         began_s = time.perf_counter()
         for sharing, named in _shared(stepper, optimizer):
-            rows = _local(fingerprinting.gradient_rows([(name, p) for name, p in named if _has_gradient(p)]))
+            # Only gradients that are placed like their parameter: a partial one may rightly differ among ranks.
+            present = [(name, p, p.grad) for name, p in named if p.grad is not None]
+            alike = [
+                (name, p) for name, p, grad in present
+                if is_placed(grad) == is_placed(p) and (not is_placed(p) or grad.placements == p.placements)
+            ]  # fmt: skip
+            rows = _local(fingerprinting.gradient_rows(alike))
             stepper.gradients[sharing] = (rows, fingerprints_of(rows))
         schedule.spend(began_s)
 
@@ -102,31 +108,25 @@ def after_step(optimizer: Any) -> None:
     if may_fingerprint():
         began_s = time.perf_counter()
         for sharing, named in _shared(stepper, optimizer):
-            _write(stepper, sharing, named, optimizer)
+            gradients, taken = stepper.gradients.get(sharing, ([], None))
+            rows = _local(fingerprinting.parameter_rows(named) + fingerprinting.state_rows(named, optimizer))
+            values = dict(
+                optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1,
+                every=schedule.distance(), site=frames.describe_user(sys._getframe(1)),
+            )  # fmt: skip
+            if sharing not in stepper.files:
+                stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing, 1))
+            before = taken.value() if taken is not None else b""
+            prints = before + fingerprints_of(rows).value()
+            write(stepper.files[sharing], stepper.steps, values, gradients + rows, prints)
         if stepper.steps > 1 and stepper.constants:
             _write_constants(stepper)
         schedule.spend(began_s)
     stepper.gradients = {}
 
 
-def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], optimizer: Any) -> None:
-    gradients, taken = stepper.gradients.get(sharing, ([], None))
-    rows = _local(fingerprinting.parameter_rows(named) + fingerprinting.state_rows(named, optimizer))
-    values = dict(
-        optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1,
-        every=schedule.distance(), site=frames.describe_user(sys._getframe(1)),
-    )  # fmt: skip
-    files = stepper.files.get(sharing)
-    if files is None:
-        files = stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing, 1))
-    before = taken.value() if taken is not None else b""
-    write(files, stepper.steps, values, gradients + rows, before + fingerprints_of(rows).value())
-
-
 def _about(stepper: _Stepper, sharing: Sharing, model: int) -> Dict[str, Any]:
     """Return a stream's table without its rows. Constants are model 2, because they have other points in time."""
-    from . import groups
-
     dims, ranks = sharing
     return {
         "clock": fingerprint_file.STEP, "group": fingerprint_file.MESH + dims, "ranks": list(ranks), "model": model,
@@ -137,15 +137,25 @@ def _about(stepper: _Stepper, sharing: Sharing, model: int) -> Dict[str, Any]:
 def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
     """Return the parameters of an optimizer that other ranks hold too, by the ranks that share them.
 
-    Their names are found only once. Later, modules may have been garbage collected on some ranks and not on others.
+    Their names start at the outermost modules that were passed, and are found only once. Later, modules may have been
+    garbage collected on some ranks and not on others.
     """
     held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
     if held != stepper.held:
+        meshes: Dict[int, Any] = {}  # by parameter that is plain
+        for reference, how, mesh in _modules:
+            module = reference() if how == PARALLELIZE and mesh is not None else None
+            if module is not None:
+                meshes.update({id(parameter): mesh for parameter in module.parameters()})
         found: Shared = {}
-        for name, tensor, mesh in _named(held):
-            sharing = _sharing_of(tensor, mesh) if tensor.requires_grad else None
-            if sharing is not None:
-                found.setdefault(sharing, []).append((name, weakref.ref(tensor)))
+        seen = set()
+        for prefix, module in _outermost(held):
+            for name, tensor in module.named_parameters():
+                if id(tensor) in held and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    sharing = _sharing_of(tensor, meshes.get(id(tensor))) if tensor.requires_grad else None
+                    if sharing is not None:
+                        found.setdefault(sharing, []).append((prefix + name, weakref.ref(tensor)))
         stepper.held, stepper.shared = held, found
     return [
         (sharing, [(name, tensor) for name, reference in named if (tensor := reference()) is not None])
@@ -159,27 +169,10 @@ def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
     Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
     tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
     """
+    on_cpu = tensor.device.type == "cpu"
     if is_placed(tensor):
-        reduced = any(placement.is_shard() for placement in tensor.placements)
-        return sharing_of(tensor) if reduced or tensor.device.type == "cpu" else None
-    is_plain = type(tensor).__name__ == "Parameter" and tensor.device.type == "cpu"
-    return sharing_in(mesh) if mesh is not None and is_plain else None
-
-
-def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
-    """Return names, parameters and the meshes of plain ones. Names start at the outermost modules that were passed."""
-    meshes: Dict[int, Any] = {}
-    for reference, how, mesh in _modules:
-        module = reference() if how == PARALLELIZE and mesh is not None else None
-        if module is not None:
-            meshes.update({id(parameter): mesh for parameter in module.parameters()})
-    found, seen = [], set()
-    for prefix, module in _outermost(held):
-        for name, tensor in module.named_parameters():
-            if id(tensor) in held and id(tensor) not in seen:
-                seen.add(id(tensor))
-                found.append((prefix + name, tensor, meshes.get(id(tensor))))
-    return found
+        return sharing_of(tensor) if on_cpu or any(one.is_shard() for one in tensor.placements) else None
+    return sharing_in(mesh) if mesh is not None and on_cpu and type(tensor).__name__ == "Parameter" else None
 
 
 def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
@@ -197,8 +190,6 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
     The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
     shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
     """
-    from . import groups
-
     passed: Dict[int, Dict[bool, Tuple[str, Any]]] = {}
     for reference, how, mesh in _modules:
         module = reference()
@@ -267,14 +258,6 @@ def _mark(tensor: Any) -> Optional[Tuple[int, int]]:
         return None
 
 
-def _has_gradient(tensor: Any) -> bool:
-    """Return whether the gradient is placed like its parameter. A partial gradient may rightly differ among ranks."""
-    grad = tensor.grad
-    if grad is None or is_placed(grad) != is_placed(tensor):
-        return False
-    return not is_placed(tensor) or grad.placements == tensor.placements
-
-
 def _local(rows: Rows) -> Rows:
     """Return rows with this rank's parts of DTensors, and any other tensor unchanged."""
     return [(row, tensor._local_tensor if is_placed(tensor) else tensor) for row, tensor in rows]
@@ -301,8 +284,6 @@ def _note(how: str, unused: Any, /, *args: Any, **kwargs: Any) -> None:
         mesh = ()  # the mesh has other dimensions too, or is not known
     for module in given if isinstance(given, (list, tuple)) else [given]:
         if how == FSDP1:
-            from . import groups
-
             ranks = tuple(sorted(groups.c10d.get_process_group_ranks(module.process_group)))
             mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
         if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
@@ -322,17 +303,13 @@ def sharing_of(tensor: Any) -> Optional[Sharing]:
     placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
         return None
-    return _sharing(tensor.device_mesh, [d for d, placement in enumerate(placements) if placement.is_replicate()])
+    return sharing_in(tensor.device_mesh, [d for d, one in enumerate(placements) if one.is_replicate()])
 
 
-def sharing_in(mesh: Any) -> Optional[Sharing]:
-    """Return the sharing of a tensor that all ranks of a mesh hold."""
-    return _sharing(mesh, list(range(mesh.ndim)))
-
-
-def _sharing(mesh: Any, alike: List[int]) -> Optional[Sharing]:
+def sharing_in(mesh: Any, dimensions: Optional[List[int]] = None) -> Optional[Sharing]:
+    """Return the sharing of a tensor that is the same in dimensions of a mesh, in all of them if none are given."""
     own = mesh.get_coordinate()
-    alike = [d for d in alike if mesh.size(d) > 1]
+    alike = [d for d in (range(mesh.ndim) if dimensions is None else dimensions) if mesh.size(d) > 1]
     if own is None or not alike:
         return None
     part = mesh.mesh[tuple(slice(None) if d in alike else own[d] for d in range(mesh.ndim))]

@@ -73,11 +73,6 @@ def patch_ddp(ddp: Any) -> None:
     hooks.put(ddp, "_sync_buffers", _waiting)
 
 
-def patch_autograd(module: Any) -> None:
-    """Measure torch.autograd.backward, which Tensor.backward calls too."""
-    hooks.put(module, "backward", _backward)
-
-
 @guarded("steps")
 def _time_every_step(ddp: Any) -> None:
     """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
@@ -151,7 +146,9 @@ def _forward_ended(ddp: Any) -> None:
         device_times.measured.forward_ended(ddp)
 
 
-def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def measured_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.autograd.backward, which Tensor.backward calls too, as a phase of the step."""
+
     def backward(*args: Any, **kwargs: Any) -> Any:
         nested = clock.phase == ring_layout.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:

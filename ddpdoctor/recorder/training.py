@@ -252,8 +252,9 @@ def patch_autograd(module: Any) -> None:
         ddp = steps.model_to_reduce()
         return "backward", ddp.process_group if ddp is not None else None
 
-    steps.patch_autograd(module)
-    gradients.patch_autograd(module)
+    hooks.put(module, "backward", steps.measured_backward)
+    if check_every():
+        hooks.put(module, "backward", gradients.tracking)
     hooks.put(module, "backward", phase("backward", waits=True, before=before, after=replicas.backward_ended))
 
 

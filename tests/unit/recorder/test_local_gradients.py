@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.collect.rank_steps import read_nonfinite
 from ddpdoctor.model.consistency import Origin
 from ddpdoctor.recorder import gradient_checks
-from ddpdoctor.recorder.gradient_checks import LONG_ROW, MAX_NOTED, has_finite_sum, tensors_in
+from ddpdoctor.recorder.gradient_checks import LONG_ROW, MAX_NOTED, has_finite_sum, pieces_of, tensors_in
 from ddpdoctor.recorder.gradients import Backward, GradientWatch
 from ddpdoctor.recorder.storage import ring_reading
 
@@ -72,13 +72,13 @@ def test_one_bad_value_is_seen_wherever_it_is(dtype):
         tensor = torch.full(shape, 0.5).to(getattr(torch, dtype))
         tensor = tensor.t() if len(shape) == 2 else tensor
         tensors = [torch.full((7,), 0.5), torch.full((60_000,), 0.25), tensor, torch.empty(0)]
-        assert has_finite_sum(tensors)
+        assert has_finite_sum(pieces_of(tensors))
         tensor[..., -1:] = bad
-        assert not has_finite_sum(tensors), (bad, shape)
+        assert not has_finite_sum(pieces_of(tensors)), (bad, shape)
 
 
 def test_many_large_halves_have_a_finite_sum():
-    assert has_finite_sum([torch.full((20_000,), 60_000.0, dtype=torch.float16)])
+    assert has_finite_sum([[torch.full((20_000,), 60_000.0, dtype=torch.float16)]])
 
 
 def test_tensors_are_found_in_nests_and_named():
