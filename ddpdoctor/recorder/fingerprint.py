@@ -118,7 +118,11 @@ class _Together:
             try:
                 sums = torch.tensor((self._sizes, self._sizes), dtype=torch.int64, device="cpu").t() * LENGTH
                 for reader in self._readers.values():
-                    reader.add_to(sums)
+                    mixed = [one for batch in reader.batches.values() for one in batch.mixed]
+                    owners = [owner for batch in reader.batches.values() for owner in batch.owners]
+                    if mixed:
+                        places = torch.tensor(owners, dtype=torch.int64, device="cpu")
+                        sums.index_add_(0, places, torch.cat(mixed).cpu())
                 found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
             except Exception as error:  # noqa: BLE001  # the script gets its own error
                 pass_on(error)
@@ -139,7 +143,7 @@ class Reader:
         self._chunk_rows = ROWS if on_cpu else ROWS * CHUNK_BLOCKS
         self._whole_rows = ROWS if on_cpu else ROWS * WHOLE_BLOCKS
         self._scratch: Optional[torch.Tensor] = None
-        self._batches: Dict[torch.dtype, Batch] = {}
+        self.batches: Dict[torch.dtype, Batch] = {}
 
     def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
         """Read all words of a tensor; return its size in bytes."""
@@ -153,16 +157,9 @@ class Reader:
 
     def end(self) -> None:
         """Mix what is left and release all tensors, because their owner may change them."""
-        for batch in self._batches.values():
+        for batch in self.batches.values():
             batch.mix()
         self._scratch = None
-
-    def add_to(self, sums: torch.Tensor) -> None:
-        """Add the results to each owner's two sums."""
-        mixed = [one for batch in self._batches.values() for one in batch.mixed]
-        if mixed:
-            owners = [owner for batch in self._batches.values() for owner in batch.owners]
-            sums.index_add_(0, torch.tensor(owners, dtype=torch.int64, device="cpu"), torch.cat(mixed).cpu())
 
     def _take_blocks(self, owner: int, position: int, tensor: torch.Tensor) -> None:
         sums = self._batch(torch.int64)
@@ -200,9 +197,9 @@ class Reader:
         return words
 
     def _batch(self, kind: torch.dtype) -> Batch:
-        batch = self._batches.get(kind)
+        batch = self.batches.get(kind)
         if batch is None:
-            batch = self._batches[kind] = Batch(kind, self._device)
+            batch = self.batches[kind] = Batch(kind, self._device)
         return batch
 
 
@@ -286,6 +283,11 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Dtypes that every torch version can copy and concatenate. The others are read as integers of the same size.
 PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8))
 USUAL = frozenset((torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)))
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+SPARSE = {  # by layout: the methods that return the parts
+    torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: _ROWS, torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS, torch.sparse_bsc: _COLUMNS,
+}  # fmt: skip
 
 
 def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -294,38 +296,21 @@ def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     if kind in USUAL and tensor.dtype in PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
         return () if tensor.is_nested else (tensor.resolve_neg() if tensor.is_neg() else tensor,)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return _inner_parts(tensor)
+        # A wrapper class may name its inner tensors. A DTensor's are a shard, or not there yet.
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        if flatten is None or kind.__module__.startswith("torch.distributed"):
+            return ()
+        found = [plain_parts(getattr(tensor, name)) for name in flatten()[0]]
+        return [part for parts in found for part in parts] if all(found) else ()
     if tensor.layout is not torch.strided:
-        return _sparse_parts(tensor)
+        if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():  # equal ones can have different entries
+            return ()
+        return [_of_known_dtype(getattr(tensor, name)()) for name in SPARSE.get(tensor.layout, ())]
     if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return ()
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # a lazy module's, which has no shape yet
         return ()
     return (_of_known_dtype(tensor),)
-
-
-def _inner_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the parts of a wrapper class that names its inner tensors. A DTensor's are a shard, or not there yet."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None or type(tensor).__module__.startswith("torch.distributed"):
-        return ()
-    found = [plain_parts(getattr(tensor, name)) for name in flatten()[0]]
-    return [part for parts in found for part in parts] if all(found) else ()
-
-
-def _sparse_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the parts of a sparse tensor; empty if uncoalesced, when equal tensors can have different entries."""
-    if tensor.layout is torch.sparse_coo:
-        return _all_known(tensor._indices(), tensor._values()) if tensor.is_coalesced() else ()
-    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        return _all_known(tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-        return _all_known(tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    return ()
-
-
-def _all_known(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-    return [_of_known_dtype(tensor) for tensor in tensors]
 
 
 def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:

@@ -69,15 +69,9 @@ class FingerprintWriter:
     """
 
     def __init__(
-        self,
-        folder: str,
-        name: str,
-        table: Dict[str, Any],
-        pid: int,
-        start_ticks: int,
-        most_bytes: int = MAX_BYTES,
+        self, folder: str, name: str, table: Dict[str, Any], pid: int, start_ticks: int, most_bytes: int = MAX_BYTES,
         most_slots: int = MAX_SLOTS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         make_folder(folder)
         rows = len(table["rows"])
         packed = zlib.compress(json.dumps(table, separators=(",", ":")).encode("utf-8", "replace"), 6)
@@ -151,7 +145,13 @@ class FingerprintFile:
             fits = HEADER_SIZE + table_size <= slots_at and slots_at + slots * size <= end
             if size != slot_size(rows) or slots < 1 or not fits:
                 raise ValueError("%s is damaged" % path)
-            self.table = _table(file.read(table_size), path)
+            packed = file.read(table_size)
+        try:
+            self.table = parse_json(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
+        except (zlib.error, ValueError) as error:
+            raise ValueError("%s is damaged: %s" % (path, error)) from error
+        if not isinstance(self.table, dict) or not isinstance(self.table.get("rows"), list):
+            raise ValueError("%s is damaged" % path)  # noqa: TRY004 - the file is wrong, not a caller
         self.path = path
         self.pid = int(pid)
         self.start_ticks = int(ticks)
@@ -193,13 +193,3 @@ class FingerprintFile:
             return None
         fingerprints = data[start + TEXT_SIZE :]
         return FingerprintRecord(index, number, time_ns, text, fingerprints) if isinstance(text, dict) else None
-
-
-def _table(packed: bytes, path: str) -> Dict[str, Any]:
-    try:
-        table = parse_json(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
-    except (zlib.error, ValueError) as error:
-        raise ValueError("%s is damaged: %s" % (path, error)) from error
-    if not isinstance(table, dict) or not isinstance(table.get("rows"), list):
-        raise ValueError("%s is damaged" % path)  # noqa: TRY004 - the file is wrong, not a caller
-    return table

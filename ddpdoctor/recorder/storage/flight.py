@@ -205,6 +205,7 @@ def _close(stack: list[Any]) -> None:
 
 
 def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
+    """Put a value on the stack, or values from it into their container."""
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:
@@ -219,13 +220,7 @@ def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> N
         stack.append(known[argument])
     elif name == "MARK":
         stack.append(_MARK)
-    else:
-        _gather(name, stack)
-
-
-def _gather(name: str, stack: list[Any]) -> None:
-    """Move values from the stack into their container."""
-    if name in ("APPEND", "APPENDS"):
+    elif name in ("APPEND", "APPENDS"):
         items = _taken(stack, 1 if name == "APPEND" else None)
         stack[-1].extend(items)
     elif name in ("SETITEM", "SETITEMS"):

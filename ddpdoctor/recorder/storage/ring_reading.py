@@ -196,15 +196,8 @@ def _columns(rows: Iterable[Tuple[int, ...]]) -> List[array[int]]:
 
 
 _WORDS = ring_layout.SLOT_SIZE // 8
-# The kind in a record.
-_REST = struct.Struct(
-    "%dx%ds%dx"
-    % (
-        ring_layout.KIND_OFFSET,
-        ring_layout.KIND.size,
-        ring_layout.SLOT_SIZE - ring_layout.KIND_OFFSET - ring_layout.KIND.size,
-    )
-)
+_AFTER_KIND = ring_layout.SLOT_SIZE - ring_layout.KIND_OFFSET - ring_layout.KIND.size
+_REST = struct.Struct("%dx%ds%dx" % (ring_layout.KIND_OFFSET, ring_layout.KIND.size, _AFTER_KIND))  # a record's kind
 # Records after the last claimed one that are read too, because concurrent threads may publish claims out of order.
 MORE_CLAIMED = 64
 
