@@ -21,7 +21,7 @@ import weakref
 import zlib
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from . import digests, hooks, samplers
+from . import data, hooks
 from .state import check_every, describers, guarded, here, pass_on, sealed, wall
 from .wrappers import hide_own_frames, wraps
 
@@ -106,13 +106,13 @@ def _begin(loader: Any) -> Any:
         known.trained += known.last.backwards
     known.passes += 1
     is_early = known.passes <= EARLY_PASSES
-    given = digests.attributes(loader)
+    given = data.attributes(loader)
     mapped = is_early and bool(given.get("in_order", True))
     # All ranks take digests of the same samples.
     samples = (known.samples or 0) if mapped else 0
     count = min(samples, SAMPLES)
     probes = frozenset(i * samples // count for i in range(count))
-    found = LoaderPass(known.passes, samplers.epoch_of(loader), probes, mapped)
+    found = LoaderPass(known.passes, data.epoch_of(loader), probes, mapped)
     known.last = found
     if given.get("_iterator") is not None:
         _register(given["_iterator"], (known, found))
@@ -132,7 +132,7 @@ def _meet(loader: Any) -> Loader:
         if left_out.last is not None and left_out.owner() is None:  # something may still hold its iterator
             _end(left_out, left_out.last)
     book.reported = reported
-    entry = samplers.describe_loader(loader, known.number)
+    entry = data.describe_loader(loader, known.number)
     known.samples = entry["N"]
     known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     return known
@@ -217,7 +217,7 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
     for one in book.fresh:
         one.joined = one.joined or bool(ddp._join_config.enable)
         if one.given and not one.whole and one.batches <= DIGESTED_BATCHES:
-            leaves = digests.shapes_of((args, kwargs))
+            leaves = data.shapes_of((args, kwargs))
             one.whole = any(shape in one.shapes for shape, _ in leaves)
             one.taken += max([count for _, count in leaves], default=0)
 
@@ -315,19 +315,19 @@ class LoaderPass:
         hits = self.hits.pop(number, None) if self.hits else None
         if number >= DIGESTED_BATCHES and not hits:
             return
-        leaves = digests.leaves_of(batch)
+        leaves = data.leaves_of(batch)
         if number < DIGESTED_BATCHES:
             for place, leaf in enumerate(leaves):
-                data = leaf.sample()
-                if not digests.is_constant(data, leaf.item):
-                    self.batch_digests.append("%d:%s" % (place, digests.digest(data)))
+                read = leaf.sample()
+                if not data.is_constant(read, leaf.item):
+                    self.batch_digests.append("%d:%s" % (place, data.digest(read)))
                 self.shapes[leaf.shape] = None
-            self.given += max([leaf.count for leaf in leaves], default=0)
-        if hits and self.mapped and len(self.sample_digests) < SAMPLES * digests.MAX_LEAVES:
+            self.given += max([leaf.size // leaf.item for leaf in leaves if leaf.item], default=0)
+        if hits and self.mapped and len(self.sample_digests) < SAMPLES * data.MAX_LEAVES:
             for row, index, length in hits:
                 for place, leaf in enumerate(leaves):
                     if leaf.shape and leaf.shape[0] == length:
-                        self.sample_digests.append("%d:%d:%s" % (index, place, digests.digest(leaf.row(row))))
+                        self.sample_digests.append("%d:%d:%s" % (index, place, data.digest(leaf.row(row))))
 
     def entry(self) -> Dict[str, Any]:
         """Return what is known as an entry for the journal."""

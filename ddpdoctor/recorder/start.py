@@ -192,7 +192,7 @@ def _register_patches() -> None:
         "torch.distributed._functional_collectives": "functional.patch",
         "torch.nn.parallel.data_parallel": "surroundings.patch_data_parallel",
         "torch.cuda.graphs": "step_clock.patch_graphs",
-        "torch.utils.data.distributed": "samplers.patch",
+        "torch.utils.data.distributed": "data.patch",
         "torch.distributed.fsdp._fully_shard._fully_shard": "mesh.patch",
         "torch.distributed.fsdp.fully_sharded_data_parallel": "mesh.patch",
         "torch.distributed.tensor.parallel.api": "mesh.patch",
