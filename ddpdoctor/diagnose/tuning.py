@@ -23,7 +23,7 @@ from ddpdoctor.model.tuning import (
     TuneResult,
 )
 from ddpdoctor.model.words import count_of
-from ddpdoctor.recorder.tune_switches import MEASURED_IN_LAUNCH, order_blocks
+from ddpdoctor.recorder.tune_trial import MEASURED_IN_LAUNCH, order_blocks
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rules_of

@@ -205,7 +205,7 @@ def _register_patches() -> None:
     if settings.tune_rounds:  # after those of training, so that they run first
         functions["torch.nn.parallel.distributed"] += " tune_trial.patch_ddp"
         functions["torch.optim.optimizer"] += " tune_trial.patch_optimizer"
-        functions["torch.utils.data.dataloader"] += " tune_switches.patch_loader"
+        functions["torch.utils.data.dataloader"] += " tune_trial.patch_loader"
         functions["torch.serialization"] = "tune_trial.patch_saves"
     hooks.patches.update({module: _later(names) for module, names in functions.items()})
     asked = {"helpers": "waits.lost", "lock": "waits.lock", "store": "waits.store", "handled": "errors.handled_now"}

@@ -15,15 +15,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from ddpdoctor.collect.rank_steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
 from ddpdoctor.launch.seen import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
-from ddpdoctor.recorder import loaders, step_clock, steps, tune_switches
+from ddpdoctor.recorder import loaders, step_clock, steps, tune_trial
 from ddpdoctor.recorder.detail import backends_of
 from ddpdoctor.recorder.sampler import LineTable
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.step_clock import StepClock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.tune_switches import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
-from ddpdoctor.recorder.tune_trial import WARM_UP
+from ddpdoctor.recorder.tune_trial import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, WARM_UP, choose_caps
 from tests.golden import words
 from tests.preloaded import preloaded
 from tests.scenarios.harmless.alone import RECORDER, make_folder, run_recorded
@@ -49,7 +48,7 @@ class Stream(IterableDataset):
 def loader_class(monkeypatch):
     """Return a DataLoader of its own, whose constructor may be changed."""
     monkeypatch.setattr(here, "is_rank", True)
-    monkeypatch.setattr(tune_switches, "_loaders", [])
+    monkeypatch.setattr(tune_trial, "_loaders", [])
     return type("Loader", (DataLoader,), {"__init__": DataLoader.__init__})
 
 
@@ -69,13 +68,13 @@ def given_with(row):
     names, setting = row.split()
     script = {"broadcast_buffers": True, "bucket_cap_mb": 10, "find_unused_parameters": True}
     kind = ddp_class({"OLD": OLD, "NEW": NEW}[names])
-    tune_switches.patch_ddp(kind, setting)
+    tune_trial.give_to_ddp(kind, setting)
     return {name: value for name, value in kind("module", **script).given.items() if name not in {"self", "module"}}
 
 
 def test_ddp_gets_the_setting_also_by_its_place():
     kind = ddp_class(OLD)
-    tune_switches.patch_ddp(kind, "buffers_off")
+    tune_trial.give_to_ddp(kind, "buffers_off")
     given = kind("module", "broadcast", 10).given
     assert (given["broadcast_buffers"], given["bucket_cap_mb"]) == (False, 10)
 
@@ -83,9 +82,9 @@ def test_ddp_gets_the_setting_also_by_its_place():
 def test_this_torch_has_the_arguments_and_a_call_that_it_refuses_is_refused_as_ever():
     names = DDP.__init__.__code__.co_varnames
     for setting in ("bucket_cap=524288", "buffers_off", "static_graph", "find_unused_off", "gradient_as_bucket_view"):
-        assert set(tune_switches._ddp_arguments(setting, {}, names)) <= set(names)
+        assert set(tune_trial._ddp_arguments(setting, {}, names)) <= set(names)
     kind = ddp_class(OLD)
-    tune_switches.patch_ddp(kind, "static_graph")
+    tune_trial.give_to_ddp(kind, "static_graph")
     with pytest.raises(TypeError, match="no_such"):
         kind("module", no_such=1)
 
@@ -101,21 +100,21 @@ def test_loaders_of_several_batches_get_workers_that_stay_and_streams_and_single
     loader_class, monkeypatch
 ):
     monkeypatch.setenv("DDPDOCTOR_TUNE_SETTING", "workers=2")
-    tune_switches.patch_loader(SimpleNamespace(DataLoader=loader_class))
+    tune_trial.patch_loader(SimpleNamespace(DataLoader=loader_class))
     assert [loader_class(data, batch_size=8).num_workers for data in (ROWS, Stream())] == [0, 0]
-    assert "no DataLoader" in tune_switches.why_without_effect("workers=2")
+    assert "no DataLoader" in tune_trial.why_without_effect("workers=2")
     for options in LOADERS:
-        tune_switches._loaders.clear()
+        tune_trial._loaders.clear()
         loader = loader_class(ROWS, **options)
         assert (loader.num_workers, loader.persistent_workers) == (2, True)
         assert loader.prefetch_factor == options.get("prefetch_factor", 2)
-        assert tune_switches.why_without_effect("workers=2") == ""
+        assert tune_trial.why_without_effect("workers=2") == ""
 
 
 def test_threads_that_the_script_sets_itself_are_noticed():
     present = torch.get_num_threads()
-    assert tune_switches.why_without_effect(f"threads={present}") == ""
-    assert f"the script sets {present} threads itself" in tune_switches.why_without_effect(f"threads={present + 1}")
+    assert tune_trial.why_without_effect(f"threads={present}") == ""
+    assert f"the script sets {present} threads itself" in tune_trial.why_without_effect(f"threads={present + 1}")
 
 
 # Which jobs get DETAIL by default: those of which torch makes all groups over Gloo.
@@ -234,8 +233,8 @@ def test_a_launch_with_one_setting_measures_some_steps_and_ends_on_all_ranks(tmp
 
 def test_each_round_has_every_setting_once_in_one_order_for_all_ranks():
     settings = ["base", "again", "views"]
-    blocks = order_blocks(settings, 4)
-    assert blocks == order_blocks(settings, 4)
+    blocks = tune_trial.order_blocks(settings, 4)
+    assert blocks == tune_trial.order_blocks(settings, 4)
     rounds = [[setting for one, setting in blocks if one == number] for number in range(4)]
     assert [sorted(one) for one in rounds] == [sorted(settings)] * 4
     assert len(set(map(tuple, rounds))) > 1
