@@ -517,13 +517,10 @@ def failed(index: int, op: str, error: BaseException) -> None:
 _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
 # By path below torch.distributed: what users call a layer. Its functions are hooks and wrappers that no user calls.
 LAYERS = (
-    ("fsdp/_fully_shard/", "fully_shard"),
-    ("fsdp/", "FullyShardedDataParallel"),
-    ("tensor/parallel/", "parallelize_module"),
-    ("tensor/", "DTensor"),
-    ("pipelining/", "schedule.step"),
+    ("fsdp/_fully_shard/", "fully_shard"), ("fsdp/", "FullyShardedDataParallel"),
+    ("tensor/parallel/", "parallelize_module"), ("tensor/", "DTensor"), ("pipelining/", "schedule.step"),
     ("optim/zero_redundancy_optimizer.py", "ZeroRedundancyOptimizer"),
-)
+)  # fmt: skip
 _NOT_TYPED = ("c10d_logger.py", "checkpoint/logger.py")  # files whose functions only wrap others
 OWN_NAME = "*"  # stands for the function's own name, which is what the user typed
 

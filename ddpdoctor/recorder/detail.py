@@ -49,9 +49,7 @@ def make_safe(module: Any) -> None:
 def _passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_unsafe():
-            return None
-        return original(self, *args, **kwargs)
+        return None if _is_unsafe() else original(self, *args, **kwargs)
 
     return set_construction_data_and_log
 

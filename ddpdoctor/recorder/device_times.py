@@ -76,7 +76,7 @@ class GpuClock:
             return
         if len(step.marks) >= MAX_MARKS or is_capturing():
             self._drop(step)
-            self._stop()
+            self.current = clock.on_phase = None
             return
         if step.marks and not step.marks[-1][1].query():
             step.behind += 1
@@ -84,9 +84,6 @@ class GpuClock:
         event = self.spare.pop() if self.spare else cuda.Event(enable_timing=True)
         event.record(cuda.current_stream(self.device))
         step.marks.append((phase, event, time.monotonic_ns()))
-
-    def _stop(self) -> None:
-        self.current, clock.on_phase = None, None
 
     @guarded("device steps")
     def step_ended(self, ended: Step) -> None:
@@ -99,7 +96,7 @@ class GpuClock:
             reductions = max(ended.reductions.values(), default=0)
             step.row = [ended.number, *times_us, ended.rows, ended.numel, reductions, ended.backwards, step.behind]
             self.pending.append(step)
-        self._stop()
+        self.current = clock.on_phase = None
         self.read()
         if self.model is not None and ended.number % STEPS_ONE_IN == 0:
             if len(self.pending) >= MAX_PENDING:
@@ -179,12 +176,8 @@ MAX_MODELS = 16
 MAX_GRADIENTS_BYTES = 32 * 1024  # room for the notes of all models in the journal of 512 KiB
 LAST_GRADIENTS_BYTES = 16 * 1024  # the part of ``MAX_BYTES`` that is reserved for the notes at the end
 
-_INTS = {
-    "bucket_cap_bytes": "cap",
-    "find_unused_parameters": "finds_unused",
-    "gradient_as_bucket_view": "view",
-    "broadcast_buffers": "buffers",
-}
+_INTS = {"cap": "bucket_cap_bytes", "finds_unused": "find_unused_parameters", "view": "gradient_as_bucket_view",
+         "buffers": "broadcast_buffers"}  # fmt: skip
 
 
 class ModelGradients:
@@ -257,7 +250,7 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
     _keep(model.exposed_us, waited_ns // 1000)
     model.read += 1
     model.unused_bytes = max(model.unused_bytes, data.ints_map.get("unused_parameter_size", 0))
-    model.about = {key: int(data.ints_map[name]) for name, key in _INTS.items() if name in data.ints_map}
+    model.about = {key: int(data.ints_map[name]) for key, name in _INTS.items() if name in data.ints_map}
     model.about["static"] = int(data.ints_map.get("static_graph", 0))
     sizes = data.strs_map.get("rebuilt_bucket_sizes") or data.strs_map.get("bucket_sizes", "")
     model.buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]

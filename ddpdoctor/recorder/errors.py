@@ -64,22 +64,13 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     # Only counters are read, and no device is asked: that could block, or break the capture of a CUDA graph.
     groups = sys.modules.get(_RECORDER + ".groups") if call else None
     entry = {
-        "k": "raised",
-        "type": type(error).__name__,
-        "text": text[:2000],
-        "at": time.monotonic_ns(),
-        "main": int(is_main),
-        "uncaught": int(uncaught),
-        "call": call,
-        "child": int(bool(passed_on)),
-        "as": reason.passed_on,
-        "ranks": reason.ranks,
-        "frames": raised_at,
+        "k": "raised", "type": type(error).__name__, "text": text[:2000], "at": time.monotonic_ns(),
+        "main": int(is_main), "uncaught": int(uncaught), "call": call, "child": int(bool(passed_on)),
+        "as": reason.passed_on, "ranks": reason.ranks, "frames": raised_at,
         "first": None if _trains_under(reason.first) else _brief(reason.first),
         "groups": groups.groups_now() if groups is not None else [],  # how far each had got: later nobody can ask
-        "memory": at_error(error, text),
-        "reducer": _of_reducer(error, text),
-    }
+        "memory": at_error(error, text), "reducer": _of_reducer(error, text),
+    }  # fmt: skip
     if not ring.note(entry, vital=uncaught):
         entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_SPACE:], first=None)
         ring.note(entry, vital=uncaught)
@@ -244,22 +235,18 @@ def _note_exit(caller: Any, status: Any, is_hard: bool) -> None:
             from .storage.secrets import hide_in_text
 
             text = hide_in_text(text)
-        handled_signal = _handled_signal(caller)
-        signal = {"signal": handled_signal} if handled_signal else {}
-        here.note("exit", vital=True, status=text[:80], frame=place, **signal)
+        # The signal whose handler of the script is on the stack.
+        module: Any = sys.modules.get("signal")
+        names = {}
+        for one in module.Signals if module is not None else ():
+            handler = module.getsignal(one)
+            names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = str(one.name)
+        signal = next((names[id(one.f_code)] for one in frames.outward(caller) if id(one.f_code) in names), "")
+        given = {"signal": signal} if signal else {}
+        here.note("exit", vital=True, status=text[:80], frame=place, **given)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
         note_exception(handled, uncaught=True)  # the script logged it and then exits: it explains the exit status
-
-
-def _handled_signal(frame: Any) -> str:
-    """Return the signal whose handler of the script is on the stack, such as "SIGTERM"; empty if there is none."""
-    module: Any = sys.modules.get("signal")
-    names = {}
-    for one in module.Signals if module is not None else ():
-        handler = module.getsignal(one)
-        names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = one.name
-    return next((str(names[id(one.f_code)]) for one in frames.outward(frame) if id(one.f_code) in names), "")
 
 
 def _watch_threads(threading: Any) -> None:

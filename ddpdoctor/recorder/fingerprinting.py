@@ -353,22 +353,16 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
     if replica.on_gpu and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     kind = torch.nn.modules.dropout._DropoutNd
+    parts = module.modules() if module is not None else ()
     return {
-        "reductions": replica.reductions,
-        "random": "-".join(fingerprints([state])[:6].hex() for state in states),
-        "dropout": (
-            module is not None and any(isinstance(m, kind) and m.training and m.p > 0 for m in module.modules())
-        ),
+        "reductions": replica.reductions, "random": "-".join(fingerprints([state])[:6].hex() for state in states),
+        "dropout": any(isinstance(m, kind) and m.training and m.p > 0 for m in parts),
         "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
-        "stray": len(strays),
-        "unheld": len(unheld),
-        "replaced": _replaced(unheld, strays, optimizers),
-        "own_steps": getattr(replica, "own_steps", 0),
-        "through": getattr(replica, "through", 0),
-        "join": replica.join,
-        "hook": replica.hook,
-    }
+        "stray": len(strays), "unheld": len(unheld), "replaced": _replaced(unheld, strays, optimizers),
+        "own_steps": getattr(replica, "own_steps", 0), "through": getattr(replica, "through", 0),
+        "join": replica.join, "hook": replica.hook,
+    }  # fmt: skip
 
 
 def optimizer_values(optimizer: Any) -> Values:

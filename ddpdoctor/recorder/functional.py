@@ -18,24 +18,19 @@ from .step_clock import begin_wait, end_wait, is_capturing
 from .storage import ring_layout
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
-# By operator: the operation as ``calls`` records it. Ranks may make the same one in either way.
+# By operation as ``calls`` records it: its operators. Ranks may make the same one in any way.
 OPERATORS = {
-    "broadcast": "broadcast",
-    "broadcast_": "broadcast",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce_coalesced",
-    "all_reduce_coalesced_": "all_reduce_coalesced",
-    "all_gather_into_tensor": "all_gather_into_tensor",
-    "all_gather_into_tensor_out": "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced": "all_gather_coalesced",
-    "reduce_scatter_tensor": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_out": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_coalesced",
-    "all_to_all_single": "all_to_all_single",
-    "isend": "isend",
-    "irecv": "irecv",
-    "batch_p2p_ops": "batch_isend_irecv",
+    "broadcast": ("broadcast", "broadcast_"),
+    "all_reduce": ("all_reduce", "all_reduce_"),
+    "all_reduce_coalesced": ("all_reduce_coalesced", "all_reduce_coalesced_"),
+    "all_gather_into_tensor": ("all_gather_into_tensor", "all_gather_into_tensor_out"),
+    "all_gather_coalesced": ("all_gather_into_tensor_coalesced",),
+    "reduce_scatter_tensor": ("reduce_scatter_tensor", "reduce_scatter_tensor_out"),
+    "reduce_scatter_coalesced": ("reduce_scatter_tensor_coalesced",),
+    "all_to_all_single": ("all_to_all_single",),
+    "isend": ("isend",),
+    "irecv": ("irecv",),
+    "batch_isend_irecv": ("batch_p2p_ops",),
 }
 # Operators that wait for one result, or (torch 2.15) for all results of one collective.
 WAITS = ("wait_tensor", "wait_tensors")
@@ -157,8 +152,9 @@ def _keep(tensor: Any, index: int) -> None:
     _outputs[key] = index
 
 
-def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Callable[..., Any]:
+def record(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
     """Return the function of an operator with a record around each call."""
+    operator = _Operator(op, arguments)
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         index, group, begun, began = 0, None, 0, 0
@@ -228,18 +224,13 @@ def patch(unused: Any) -> None:
 
     _plain, _modes = (torch.Tensor, torch.nn.Parameter), torch._C._len_torch_dispatch_stack
     found = [
-        _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, False))
-        for namespace in NAMESPACES
-        for name, op in OPERATORS.items()
-    ]
+        _patch_operator(torch, namespace, name, functools.partial(record, op, False))
+        for namespace in NAMESPACES for op, names in OPERATORS.items() for name in names
+    ]  # fmt: skip
     for namespace, name, op in WAITING_OPERATORS:
-        _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, True))
+        _patch_operator(torch, namespace, name, functools.partial(record, op, True))
     waits = [_patch_operator(torch, NAMESPACES[0], name, record_wait) for name in WAITS]
     hooks.note("functional collectives", any(found) and any(waits))
-
-
-def _recorded_as(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
-    return record(original, _Operator(op, arguments), waits)
 
 
 def _patch_operator(torch: Any, namespace: str, name: str, around: Callable[[Any, List[str]], Any]) -> bool:

@@ -395,16 +395,13 @@ class GradientWatch:
 
     def _entry(self, backward: Backward) -> Dict[str, Any]:
         replica = self.replica()
+        step, model, group = (0, 0, "")
+        if replica is not None:
+            step, model, group = replica.reductions + 1, replica.number, replica.group
         return {
-            "step": replica.reductions + 1 if replica is not None else 0,
-            "model": replica.number if replica is not None else 0,
-            "group": replica.group if replica is not None else "",
-            "of": len(self._names),
-            "scaled": int(backward.scaled),
-            "used": 0,
-            "reduces": self._reduces,
-            "frame": frames.describe_user(backward.frame),
-        }
+            "step": step, "model": model, "group": group, "of": len(self._names), "scaled": int(backward.scaled),
+            "used": 0, "reduces": self._reduces, "frame": frames.describe_user(backward.frame),
+        }  # fmt: skip
 
     def _judge(
         self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]

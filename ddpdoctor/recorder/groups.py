@@ -117,13 +117,10 @@ def groups_now() -> Any:
             continue
         own = known(group)
         entry = {
-            "name": own.name,
-            "desc": own.desc,
-            "ranks": sorted(int(r) for r in ranks),
+            "name": own.name, "desc": own.desc, "ranks": sorted(int(r) for r in ranks),
             "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
-            "enqueued": begun_by(own),
-            "timeout_s": _timeout_s(group),
-        }
+            "enqueued": begun_by(own), "timeout_s": _timeout_s(group),
+        }  # fmt: skip
         found.append(entry)
         if own.aside is not None:
             found.append(dict(entry, name=own.aside.name, backend="gloo", enqueued=begun_by(own.aside)))
@@ -170,7 +167,7 @@ def turn_on_flight_recorders() -> None:
 
     The user's own settings stay. torch reads these variables when it makes the first process group.
     """
-    if not hasattr(_native(), "ProcessGroupNCCL"):
+    if not hasattr(sys.modules.get("torch._C._distributed_c10d"), "ProcessGroupNCCL"):
         return
     prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
     major, minor, *_ = (str(getattr(sys.modules.get("torch"), "__version__", "")) + "..").split(".")
@@ -181,17 +178,13 @@ def turn_on_flight_recorders() -> None:
             os.environ[name] = value or prefix
 
 
-def _native() -> Any:
-    return sys.modules.get("torch._C._distributed_c10d")
-
-
 def flight_entries_now() -> Any:
     """Return what is pending on devices, from all recorders of this build, and the current time on both clocks.
 
     ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included. ``idle`` is
     there if torch does not tell which calls have completed.
     """
-    native = _native()
+    native = sys.modules.get("torch._C._distributed_c10d")
     if native is None or default() is None:
         return {}
     names = [str(name) for name in c10d._world.pg_names.values()]
@@ -241,11 +234,10 @@ def note_device_times() -> None:
     """
     if here.ring is None or not is_timed():
         return
-    completed = [entry for entry in flight_entries_now().get("entries", ()) if entry["state"] == "completed"]
     rows = [
         [entry["process_group"][0], entry["collective_seq_id"], flight.op_of(entry), entry["duration_ms"]]
-        for entry in completed
-    ]
+        for entry in flight_entries_now().get("entries", ()) if entry["state"] == "completed"
+    ]  # fmt: skip
     here.note("device_times", rows=rows)
 
 

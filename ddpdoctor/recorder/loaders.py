@@ -98,9 +98,7 @@ def _begin(loader: Any) -> Any:
         one = broken.last
         if one is not None and one.iterator is not None and one.iterator() is None:
             _end(broken, one)
-    known = book.loaders.get(loader)
-    if known is None:
-        known = _meet(loader)
+    known = book.loaders.get(loader) or _meet(loader)
     if known.last is not None:
         _end(known, known.last)
         known.trained += known.last.backwards
@@ -276,7 +274,8 @@ class LoaderPass:
         self.joined = False
         self.batches = self.draws = self.backwards = 0
         self.pending = 0  # delivered batches, with gradients on, after which no backward has run yet
-        self.drawn = DrawnIndices()
+        # The counted and the waiting indices. They are replaced together, so that no thread counts an index twice.
+        self.drawn: Tuple[IndexCounts, List[Any]] = (IndexCounts(), [])
         self.first: Optional[int] = None  # the number of indices in the first draw
         # By draw: row, index and batch length of each sample that will get a digest.
         self.hits: Dict[int, List[Tuple[int, int, int]]] = {}
@@ -297,7 +296,10 @@ class LoaderPass:
             indices = found if type(found) is list else [found]
         if not indices:
             return
-        self.drawn.add(indices)
+        waiting = self.drawn[1]
+        waiting.extend(indices)  # a copy, because the sampler may reuse its list
+        if len(waiting) >= BULK:
+            self.drawn = (counted(*self.drawn), [])
         if self.first is None:
             self.first = len(indices)
         if self.probes:
@@ -332,7 +334,7 @@ class LoaderPass:
     def entry(self) -> Dict[str, Any]:
         """Return what is known as an entry for the journal."""
         first = self.first if self.first is None or self.first > 1 else FIRST
-        drawn = self.drawn.counted()
+        drawn = counted(*self.drawn)
         order = drawn.order
         found: Dict[str, Any] = {
             "k": "pass", "p": self.number, "e": self.epoch, "b": self.batches, "d": drawn.drawn, "t": drawn.total,
@@ -374,39 +376,18 @@ class IndexCounts(NamedTuple):
     order: Tuple[int, ...] = ()  # the first ``MAX_ORDER`` indices
 
 
-class DrawnIndices:
-    """Indices as they are drawn. Any thread may call ``counted`` at any time."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self) -> None:
-        # The counted and the waiting indices. They are replaced together, so that no reader counts an index twice.
-        self._state: Tuple[IndexCounts, List[Any]] = (IndexCounts(), [])
-
-    def add(self, indices: Any) -> None:
-        """Record a copy of the indices, because the sampler may reuse its list."""
-        waiting = self._state[1]
-        waiting.extend(indices)
-        if len(waiting) >= BULK:
-            self._state = (self.counted(), [])
-
-    def counted(self) -> IndexCounts:
-        """Return what is known about all indices so far."""
-        so_far, waiting = self._state
-        if not waiting:
-            return so_far
-        numbers, total, worded = numbers_of(waiting[:])
-        order = so_far.order
-        if len(order) < MAX_ORDER:
-            order += tuple(numbers[: MAX_ORDER - len(order)])
-        return IndexCounts(
-            drawn=so_far.drawn + len(numbers),
-            total=so_far.total + total,
-            xor=functools.reduce(operator.xor, numbers, so_far.xor),
-            highest=max(so_far.highest, max(numbers)),  # noqa: PLW3301 - thousands of arguments are too many
-            worded=so_far.worded or worded,
-            order=order,
-        )
+def counted(so_far: IndexCounts, waiting: List[Any]) -> IndexCounts:
+    """Return what is known about indices, with those that wait to be counted."""
+    if not waiting:
+        return so_far
+    numbers, total, worded = numbers_of(waiting[:])
+    order = so_far.order
+    if len(order) < MAX_ORDER:
+        order += tuple(numbers[: MAX_ORDER - len(order)])
+    highest = max(so_far.highest, max(numbers))  # noqa: PLW3301 - thousands of arguments are too many
+    xor = functools.reduce(operator.xor, numbers, so_far.xor)
+    worded = so_far.worded or worded
+    return IndexCounts(so_far.drawn + len(numbers), so_far.total + total, xor, highest, worded, order)
 
 
 def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
@@ -443,11 +424,7 @@ class WorkerTimes:
 
     def __init__(self) -> None:
         self.ring: Any = None
-        self.count = 0
-        self.busy_ns = 0
-        self.cpu_ns = 0
-        self.idle_ns = 0
-        self.ended_ns = 0
+        self.count = self.busy_ns = self.cpu_ns = self.idle_ns = self.ended_ns = 0
 
     def add(self, ring: Any, began_ns: int, ended_ns: int, cpu_ns: int = 0) -> None:
         """Add a batch that was made, and the processor time that it took.
@@ -456,7 +433,8 @@ class WorkerTimes:
         """
         took = ended_ns - began_ns
         if ring is not self.ring:  # a forked child has its parent's times
-            self.ring, self.count, self.busy_ns, self.idle_ns, self.ended_ns, self.cpu_ns = ring, 0, 0, 0, 0, 0
+            self.count = self.busy_ns = self.cpu_ns = self.idle_ns = self.ended_ns = 0
+            self.ring = ring
         if self.ended_ns:
             self.idle_ns += min(began_ns - self.ended_ns, took)
         self.ended_ns = ended_ns

@@ -309,16 +309,13 @@ def take_sample() -> Dict[str, Any]:
 def _map_control(folder: str) -> Any:
     try:
         fd = open_plain(os.path.join(folder, "control"), os.O_RDONLY)
-    except OSError as error:
-        pass_on(error)
-        return None
-    try:
-        return map_file(fd, ring_layout.CONTROL_SIZE, writable=False)
+        try:
+            return map_file(fd, ring_layout.CONTROL_SIZE, writable=False)
+        finally:
+            os.close(fd)
     except (OSError, ValueError) as error:
         pass_on(error)
         return None
-    finally:
-        os.close(fd)
 
 
 @guarded("sampler stop")

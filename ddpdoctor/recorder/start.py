@@ -35,12 +35,8 @@ WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"  # the pid of ``wrap``
 NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "ddpdoctor"})
 _LAUNCHER_MODULES = (
-    "-m torch.distributed.run",
-    "-m torch.distributed.launch",
-    "-m accelerate",
-    "-m deepspeed",
-    "-m ddpdoctor",
-)
+    "-m torch.distributed.run", "-m torch.distributed.launch", "-m accelerate", "-m deepspeed", "-m ddpdoctor",
+)  # fmt: skip
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X"})
 _HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 

@@ -82,14 +82,10 @@ class Recorder:
         self.ring = ring
         # The rank that this process is or that it was started by, however far up; 0 if by none.
         owner = os.environ.get(JOINED_VARIABLE) or os.environ.get(RANK_PID_VARIABLE, "")
-        self.note(
-            "process",
-            ppid=os.getppid(),
-            rank_pid=int(owner) if owner.isdigit() else 0,
-            main=self.main_thread,
-            roots=frames.STDLIB,
-            env={name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ},
-        )
+        env = {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ}
+        rank_pid = int(owner) if owner.isdigit() else 0
+        roots = frames.STDLIB
+        self.note("process", ppid=os.getppid(), rank_pid=rank_pid, main=self.main_thread, roots=roots, env=env)
         for action in self.on_start:
             action()
 
@@ -144,17 +140,15 @@ class Recorder:
             from .storage.secrets import hide_in_text  # here, because it loads re
 
             text = "%s: %s" % (type(error).__name__, hide_in_text(" ".join(str(error)[:2000].split()))[:200])
-            if not self._noted_defect(hook, text):
+            is_noted = False
+            try:
+                is_noted = self.note("defect", vital=True, hook=hook, error=text)
+            except Exception as failure:  # noqa: BLE001 - the recorder's wall
+                pass_on(failure)
+            if not is_noted:
                 self.lost("%s: %s" % (hook, text))
         except Exception as failure:  # noqa: BLE001 - the last guard: no failure of ours reaches training
             pass_on(failure)
-
-    def _noted_defect(self, hook: str, text: str) -> bool:
-        try:
-            return self.note("defect", vital=True, hook=hook, error=text)
-        except Exception as failure:  # noqa: BLE001 - the recorder's wall
-            pass_on(failure)
-            return False
 
 
 def check_every() -> int:

@@ -211,51 +211,39 @@ _noted: Set[str] = set()
 
 def patch_logger(module: Any) -> None:
     """Patch the module of a logger: note its first writer or run."""
-    name, function, after = _LOGGERS[module.__name__]
+    logger, name, function = _LOGGERS[module.__name__]
     owner = getattr(module, name, None) if name else module
-    hooks.put(owner, function, partial(then, after=after), is_api=True)
+    hooks.put(owner, function, partial(then, after=guarded(logger)(partial(_note, logger))), is_api=True)
 
 
-@guarded("tensorboard")
-def _made_writer(unused: Any, writer: Any, *args: Any, **kwargs: Any) -> None:
-    _note("tensorboard", folder=os.path.abspath(os.fspath(writer.log_dir)))
-
-
-@guarded("wandb")
-def _began_wandb(run: Any, *args: Any, **kwargs: Any) -> None:
-    from .storage.secrets import hide_in_text
-
-    settings = run.settings
-    if settings.mode == "disabled":
-        return
-    _note(
-        "wandb", id=run.id, project=run.project, entity=run.entity or "", folder=os.path.abspath(settings.root_dir),
-        mode="offline" if run.offline else "online",
-        base_url=hide_in_text(str(settings.base_url)),
-    )  # fmt: skip
-
-
-@guarded("mlflow")
-def _began_mlflow(run: Any, *args: Any, **kwargs: Any) -> None:
-    """Note a run. The first argument is the client, if there is one.
-
-    An address with a password is left out, so that it is stored nowhere.
-    """
-    uri = str(getattr(args[0] if args else None, "tracking_uri", None) or sys.modules["mlflow"].get_tracking_uri())
-    _note("mlflow", id=run.info.run_id, tracking_uri="" if "@" in uri else uri, folder=os.getcwd())
-
-
-# By module: its class, if it is a method, the function that begins a run, and what notes it.
-_LOGGERS: Dict[str, Tuple[str, str, Any]] = {
-    "torch.utils.tensorboard.writer": ("SummaryWriter", "__init__", _made_writer),
-    "wandb": ("", "init", _began_wandb),
-    "mlflow.tracking.client": ("MlflowClient", "create_run", _began_mlflow),  # which frameworks use
-    "mlflow.tracking.fluent": ("", "start_run", _began_mlflow),
+# By module: the logger, its class, if it is a method, and the function that begins a run.
+_LOGGERS = {
+    "torch.utils.tensorboard.writer": ("tensorboard", "SummaryWriter", "__init__"),
+    "wandb": ("wandb", "", "init"),
+    "mlflow.tracking.client": ("mlflow", "MlflowClient", "create_run"),  # which frameworks use
+    "mlflow.tracking.fluent": ("mlflow", "", "start_run"),
 }
 
 
-def _note(logger: str, **place: str) -> None:
-    if here.ring is None or not here.is_rank or logger in _noted:
-        return
-    _noted.add(logger)
-    here.note("logger", logger=logger, place=place)
+def _note(logger: str, run: Any, *args: Any, **kwargs: Any) -> None:
+    """Note a run. The first argument is the writer of TensorBoard, or the client of MLflow, if there is one."""
+    if logger == "tensorboard":
+        place = {"folder": os.path.abspath(os.fspath(args[0].log_dir))}
+    elif logger == "mlflow":
+        uri = str(getattr(args[0] if args else None, "tracking_uri", None) or sys.modules["mlflow"].get_tracking_uri())
+        # An address with a password is left out, so that it is stored nowhere.
+        place = {"id": run.info.run_id, "tracking_uri": "" if "@" in uri else uri, "folder": os.getcwd()}
+    else:
+        from .storage.secrets import hide_in_text
+
+        settings = run.settings
+        if settings.mode == "disabled":
+            return
+        place = {
+            "id": run.id, "project": run.project, "entity": run.entity or "",
+            "folder": os.path.abspath(settings.root_dir), "mode": "offline" if run.offline else "online",
+            "base_url": hide_in_text(str(settings.base_url)),
+        }  # fmt: skip
+    if here.ring is not None and here.is_rank and logger not in _noted:
+        _noted.add(logger)
+        here.note("logger", logger=logger, place=place)

@@ -151,10 +151,11 @@ def before_init(*args: Any, **kwargs: Any) -> None:
     if here.ring is None:
         return
     place: Dict[str, Any] = {}
-    for name, variable in (("world_size", "WORLD_SIZE"), ("rank", "RANK")):
+    for name in ("world_size", "rank"):
         place[name] = given.get(name)
         if not isinstance(place[name], int) or place[name] < 0:
-            place[name] = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
+            text = os.environ.get(name.upper(), "")
+            place[name] = int(text) if text.isdigit() else None
     # The script's, else torch's own for the backend.
     of_nccl = getattr(groups.c10d, "default_pg_nccl_timeout", None) if given.get("backend") == "nccl" else None
     timeout = given.get("timeout") or of_nccl or getattr(groups.c10d, "default_pg_timeout", None)

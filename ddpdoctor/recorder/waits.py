@@ -84,20 +84,19 @@ def store() -> Optional[Dict[str, Any]]:
                 continue
             method = next((METHODS[code.co_name] for code, _ in stack if code.co_name in METHODS), "")
             return {
-                "host": str(given.get("hostname")),
-                "port": int(given["port"]),
-                "rank": int(given.get("rank", -1)),
-                "method": method,
-                "agent": int(os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"),
+                "host": str(given.get("hostname")), "port": int(given["port"]), "rank": int(given.get("rank", -1)),
+                "method": method, "agent": int(os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"),
                 "given": os.environ.get(MASTER_VARIABLE),
                 "set": _setting_line([code for code, _ in stack]) if method == "env://" else None,
-            }
+            }  # fmt: skip
     return None
 
 
 def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
     """Return the user's line that replaced the launcher's address, or None if none did or it is not found."""
-    names = _replaced()
+    host, _, port = os.environ.get(MASTER_VARIABLE, "").rpartition(":")
+    given = {"MASTER_PORT": port, "MASTER_ADDR": host}
+    names = [name for name, value in given.items() if value and os.environ.get(name) != value]
     if not names:
         return None
     for count, code in enumerate(_codes(stack)):
@@ -107,13 +106,6 @@ def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
         if count > MOST_CODES:
             break
     return None
-
-
-def _replaced() -> List[str]:
-    """Return the names of the address variables that differ from what the launcher gave this process."""
-    host, _, port = os.environ.get(MASTER_VARIABLE, "").rpartition(":")
-    given = {"MASTER_PORT": port, "MASTER_ADDR": host}
-    return [name for name, value in given.items() if value and os.environ.get(name) != value]
 
 
 def _codes(stack: List[CodeType]) -> Iterator[CodeType]:
@@ -234,7 +226,7 @@ def lost() -> List[Dict[str, Any]]:
         if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
             error = getattr(task, "_exception", None)
             if error is not None:
-                found.append(_entry("task", str(task.get_name()) if hasattr(task, "get_name") else "", error))
+                found.append(_entry("task", task, error))
     return found[-MOST_KEPT:]
 
 
@@ -253,20 +245,16 @@ def _all_tasks(module: Any) -> List[Any]:
     return []
 
 
-def _entry(who: str, name: str, error: BaseException) -> Dict[str, Any]:
+def _entry(who: str, task: Any, error: BaseException) -> Dict[str, Any]:
     if type(error.__cause__).__name__ in ("_RemoteTraceback", "RemoteTraceback"):  # of a process in a pool
         raised_at = read_frames(str(error.__cause__))
     else:
         raised_at = frames_of(error.__traceback__)
     return {
-        "who": who,
-        "name": name[:80],
-        "type": type(error).__name__,
-        "text": text_of(error)[:2000],
-        "at": time.monotonic_ns(),
-        "frames": raised_at,
-        "read": 0,
-    }
+        "who": who, "name": str(task.get_name())[:80] if hasattr(task, "get_name") else "",
+        "type": type(error).__name__, "text": text_of(error)[:2000], "at": time.monotonic_ns(),
+        "frames": raised_at, "read": 0,
+    }  # fmt: skip
 
 
 def patch_loop(module: Any) -> None:
@@ -285,7 +273,7 @@ def patch_loop(module: Any) -> None:
 def _keep_of_task(context: Any) -> None:
     error, task = context.get("exception"), context.get("task") or context.get("future")
     if error is not None and here.ring is not None:
-        _kept.append(_entry("task", str(task.get_name()) if hasattr(task, "get_name") else "", error))
+        _kept.append(_entry("task", task, error))
 
 
 def patch_futures(module: Any) -> None:
@@ -305,7 +293,7 @@ def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
     def keep(self: Any, *args: Any, **kwargs: Any) -> None:
         error = error_of(self, *args, **kwargs)
         if error is not None and here.ring is not None:
-            entry = _entry("call", "", error)
+            entry = _entry("call", None, error)
             _kept.append(entry)
             self._ddpdoctor_error = entry
 
