@@ -22,7 +22,7 @@ from ddpdoctor.launch.attendance import (
 )
 from ddpdoctor.launch.run_folder import REPORT_NAME, RUN_FILES, choose_folder, make_default_dir, make_report_dir
 from ddpdoctor.launch.stopping import is_same
-from ddpdoctor.model.findings import JobStatus, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
 from ddpdoctor.recorder.storage.files import check_json, read_plain
 from ddpdoctor.recorder.storage.ring_writing import make_record
@@ -148,15 +148,6 @@ def read_report(run_dir: Path) -> Report | None:
     """
     file = run_dir / REPORT_NAME
     return parse_report(check_json(read_plain(file)).decode()) if file.exists() else None
-
-
-def shows_failure(run_dir: Path) -> bool:
-    """Return whether the report of a run folder is of a job that failed.
-
-    Raises what ``read_report`` raises.
-    """
-    report = read_report(run_dir)
-    return report is not None and report.job is not None and report.job.status is JobStatus.FAILED
 
 
 def draw_verdict(run_dir: Path) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.launch.attendance import HostWatch, Leaving
+    from ddpdoctor.launch.attendance import HostWatch
 
 HangAction = Literal["report", "kill"]
 # Our choice: how long a rank that fails waits until the watcher has its evidence. The launcher may then stop all.
@@ -64,13 +64,20 @@ class Watch(contextlib.ContextDecorator):
         global _active
         self._meeting, self._has_failed = None, False
         try:
-            from ddpdoctor.recorder.start import is_foreign
+            from ddpdoctor.recorder.start import begin_late, is_foreign
 
             if _active is not None or is_foreign():
                 _say_once("this process is watched already; ddpdoctor.watch does nothing here")
                 return self
             _active, self._pid = self, os.getpid()
-            self._begin()
+            from ddpdoctor.integrations.place import Asked, record_pythons, take_place
+
+            limit_s, on_hang = self._hang_timeout_s, self._on_hang
+            asked = Asked(hang_timeout_s=limit_s, on_hang=on_hang, report_dir=self._report_dir, entry=self.entry)
+            self._meeting = take_place(asked, os.environ)
+            self._former = record_pythons(self._meeting.record)
+            begin_late(str(self._meeting.record))
+            atexit.register(self._at_exit)
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor: training goes on without it
             _pass_on(error)
             _say_once(f"this job is not watched: {getattr(error, 'message', error)}")
@@ -78,9 +85,7 @@ class Watch(contextlib.ContextDecorator):
 
     def stop(self) -> None:
         """Leave the watch. The process stays recorded until the other ranks have left too."""
-        from ddpdoctor.launch.attendance import Leaving
-
-        self._leave(Leaving.DONE)
+        self.leave(None)
 
     def report(self, wait_s: float = REPORT_LIMIT_S) -> str:
         """Return the findings of the watch as text, or "" if there are none.
@@ -92,11 +97,13 @@ class Watch(contextlib.ContextDecorator):
         try:
             if self._meeting is None:
                 return ""
-            from ddpdoctor.integrations.place import draw_verdict, shows_failure
+            from ddpdoctor.integrations.place import draw_verdict, read_report
+            from ddpdoctor.model.findings import JobStatus
 
             run_dir, deadline = self._meeting.run_dir, time.monotonic() + wait_s
             while time.monotonic() < deadline and _is_watched(self._meeting):
-                if self._has_failed and shows_failure(run_dir):
+                report = read_report(run_dir) if self._has_failed else None
+                if report is not None and report.job is not None and report.job.status is JobStatus.FAILED:
                     break
                 time.sleep(POLL_S)
             return draw_verdict(run_dir)
@@ -117,61 +124,36 @@ class Watch(contextlib.ContextDecorator):
 
     def leave(self, error: BaseException | None) -> None:
         """Leave the watch because of an error, or without one. After an error, wait until the evidence is taken."""
-        from ddpdoctor.launch.attendance import Leaving
-
-        if isinstance(error, KeyboardInterrupt):
-            self._leave(Leaving.INTERRUPTED)
-        elif isinstance(error, Exception):
-            self._has_failed = True
-            self._leave(Leaving.FAILED, error)
-        else:
-            self._leave(Leaving.DONE)
-
-    def _begin(self) -> None:
-        from ddpdoctor.integrations.place import Asked, record_pythons, take_place
-        from ddpdoctor.recorder import start
-
-        asked = Asked(
-            hang_timeout_s=self._hang_timeout_s, on_hang=self._on_hang, report_dir=self._report_dir, entry=self.entry
-        )
-        self._meeting = take_place(asked, os.environ)
-        self._former = record_pythons(self._meeting.record)
-        start.begin_late(str(self._meeting.record))
-        atexit.register(self._at_exit)
-
-    def _at_exit(self) -> None:
-        self.leave(getattr(sys, "last_value", None))
-
-    def _leave(self, how: Leaving, error: Exception | None = None) -> None:
         global _active  # noqa: PLW0603 - a process has one recorder
+        self._has_failed = self._has_failed or isinstance(error, Exception)
         if _active is not self or self._pid != os.getpid():  # a forked child has a copy of its parent's watch
             return
         _active = None
         try:
-            from ddpdoctor.integrations.place import restore
+            from ddpdoctor.integrations.place import restore, this_process
+            from ddpdoctor.launch.attendance import Leaving, leave
+            from ddpdoctor.launch.run_folder import REPORT_NAME
+            from ddpdoctor.recorder.errors import note_exception
 
             atexit.unregister(self._at_exit)
             restore(self._former)
-            if self._meeting is not None:
-                _note_leaving(self._meeting, how, error)
+            meeting, has_failed = self._meeting, isinstance(error, Exception)
+            if meeting is None:
+                return
+            if has_failed and error is not None:
+                note_exception(error, uncaught=True)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            how = Leaving.FAILED if has_failed else Leaving.INTERRUPTED if interrupted else Leaving.DONE
+            leave(meeting.record, this_process(), how)
+            report, deadline = meeting.run_dir / REPORT_NAME, time.monotonic() + FAILURE_LIMIT_S
+            while has_failed and time.monotonic() < deadline and not report.exists() and _is_watched(meeting):
+                time.sleep(POLL_S)
         except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
             _pass_on(failure)
             _say_once(f"the watch could not be left: {failure}")
 
-
-def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:
-    from ddpdoctor.integrations.place import this_process
-    from ddpdoctor.launch.attendance import leave
-    from ddpdoctor.launch.run_folder import REPORT_NAME
-    from ddpdoctor.recorder.errors import note_exception
-
-    if error is not None:
-        note_exception(error, uncaught=True)
-    leave(meeting.record, this_process(), how)
-    if error is not None:
-        report, deadline = meeting.run_dir / REPORT_NAME, time.monotonic() + FAILURE_LIMIT_S
-        while time.monotonic() < deadline and not report.exists() and _is_watched(meeting):
-            time.sleep(POLL_S)
+    def _at_exit(self) -> None:
+        self.leave(getattr(sys, "last_value", None))
 
 
 def _is_watched(meeting: HostWatch) -> bool:
