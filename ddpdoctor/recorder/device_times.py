@@ -21,7 +21,7 @@ import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
 from .state import guarded, here, shielded
-from .step_clock import Step, clock, is_capturing
+from .step_clock import ClockStep, clock, is_capturing
 from .storage import ring_layout
 from .storage.ring_layout import DEVICE_PHASES
 
@@ -86,7 +86,7 @@ class GpuClock:
         step.marks.append((phase, event, time.monotonic_ns()))
 
     @guarded("device steps")
-    def step_ended(self, ended: Step) -> None:
+    def step_ended(self, ended: ClockStep) -> None:
         """End the measured step, read those that are done, and begin the next one if it is one of twenty."""
         step = self.current
         if step is not None:

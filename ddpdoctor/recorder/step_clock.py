@@ -28,7 +28,7 @@ _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns
 
 
-class Step:
+class ClockStep:
     """A step: the time in its phases, the waits in them, and ``ring_layout.STEP_INSIDE``, in nanoseconds."""
 
     __slots__ = (
@@ -61,7 +61,7 @@ class StepClock:
     """The main thread's phase in its step, and the time spent in each phase so far, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.step = Step()
+        self.step = ClockStep()
         self.spent, self.waits = self.step.spent, self.step.waits
         self.cpu_since_ns = 0
         self.loading = False
@@ -141,11 +141,11 @@ class StepClock:
         self.seen.clear()
         return True
 
-    def take(self, now_ns: int = 0) -> Step:
+    def take(self, now_ns: int = 0) -> ClockStep:
         """End the step at ``now_ns``, or now, return it, and begin the next one."""
         self._charge(now_ns or _now_ns())
         self.number += 1
-        ended, following = self.step, Step()
+        ended, following = self.step, ClockStep()
         ended.gc += self.collected()
         # On a GPU a collective returns before it has begun.
         cuda = sys.modules.get("torch.cuda")

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from . import device_times, frames, groups, hooks, surroundings
 from .gradient_checks import tensors_in
 from .state import guarded, here, pass_on, sealed, shielded, wall
-from .step_clock import Step, begin_wait, clock, end_wait, heal, in_backward
+from .step_clock import ClockStep, begin_wait, clock, end_wait, heal, in_backward
 from .storage import ring_layout
 from .storage.ring_layout import OPTIMIZER, is_sampled
 from .wrappers import around, wraps
@@ -202,7 +202,7 @@ class Reduction:
 
 
 _pending: Dict[int, Reduction] = {}  # by id of the DDP model
-_held: Optional[Step] = None  # it has ended, but its reduction is still pending
+_held: Optional[ClockStep] = None  # it has ended, but its reduction is still pending
 
 
 def model_reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
@@ -276,7 +276,7 @@ def _settle(reduction: Optional[Reduction]) -> None:
         _write_held()
 
 
-def _is_awaited(ended: Step) -> bool:
+def _is_awaited(ended: ClockStep) -> bool:
     return any(reduction.step is ended for reduction in _pending.values())
 
 

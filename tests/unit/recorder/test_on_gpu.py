@@ -19,7 +19,7 @@ from ddpdoctor.recorder.fingerprint import Reader, _of_known_dtype
 from ddpdoctor.recorder.gradient_checks import Maxima, samples_of
 from ddpdoctor.recorder.gradients import GradientWatch
 from ddpdoctor.recorder.state import here
-from ddpdoctor.recorder.step_clock import Step, clock
+from ddpdoctor.recorder.step_clock import ClockStep, clock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_layout import OPTIMIZER
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -110,7 +110,7 @@ def step(gpu, ddp, number, *, behind_ms=0.0):
             device_times.measured.forward_ended(ddp)
         if phase == ring_layout.BACKWARD:
             device_times.measured.model_reduced(ddp)
-    ended = Step()
+    ended = ClockStep()
     ended.number, ended.data, ended.rows = number, 1_500_000, 8
     device_times.measured.step_ended(ended)
 
@@ -168,7 +168,7 @@ def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gp
 
 def test_a_job_without_a_gpu_marks_nothing(gpu):
     for number in range(1, 4 * STEPS_ONE_IN):
-        ended = Step()
+        ended = ClockStep()
         ended.number = number
         device_times.measured.step_ended(ended)
     assert (gpu.made, clock.on_phase) == (0, None)
