@@ -138,7 +138,6 @@ class StepFingerprints:
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
         early: List[str] = []
-        number = _numbers.get(optimizer)
         for i, (name, tensor) in enumerate(named):
             if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
                 continue
@@ -146,8 +145,7 @@ class StepFingerprints:
             before, times = self._still.get(name, (b"", 0))
             still[name] = (value, times + 1 if value == before else 0)
             if still[name][1] >= MIN_STILL:
-                is_late = number is not None and _came_after.get(tensor, 0) >= number
-                (late if is_late else early).append(name[:MAX_NAME])
+                (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
         self._still = still
         return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}
 
@@ -235,7 +233,7 @@ def held_by(optimizer: Any) -> List[Any]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def named_parameters(replica: Replica) -> List[Tuple[str, Any]]:
+def named_parameters(replica: Any) -> List[Tuple[str, Any]]:
     """Return the parameters that DDP keeps equal, tied ones once. Empty if the module is gone."""
     module = replica.module()
     found = module.named_parameters() if module is not None else ()
@@ -311,6 +309,11 @@ def _registered(_module: Any, _name: str, parameter: Any) -> None:
         _came_after[parameter] = _made
 
 
+def is_later_than(parameter: Any, optimizer: Any) -> bool:
+    """Return whether a module got a parameter only after an optimizer had been made."""
+    return optimizer in _numbers and bool(_came_after.get(parameter, 0) >= _numbers[optimizer])
+
+
 MAX_NAMES = 5
 MAX_NAME = 120
 # Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
@@ -326,7 +329,7 @@ _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
 Values = Dict[str, Any]
 
 
-def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
+def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
     """Return the values of a model that are known at any time. ``optimizers`` are all that have stepped here."""
     ddp = replica.ddp()
     if ddp is not None:  # for a model that has ended, the last values stay

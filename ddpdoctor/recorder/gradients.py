@@ -143,7 +143,7 @@ def _begin(ddp: Any, given: Any) -> Any:
     import torch
 
     replica = replicas.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
-    if replica is None or (_kept.is_speed and not schedule.is_between(replica.reductions, replica.reductions + 1)):
+    if replica is None or _is_left_out(replica):
         return None
     watch = _kept.watches.get(replica)
     if watch is None:
@@ -154,6 +154,11 @@ def _begin(ddp: Any, given: Any) -> Any:
         _kept.is_noted = here.note("gradients")
     watch.begin_forward(ddp, given)
     return watch
+
+
+def _is_left_out(replica: Any) -> bool:
+    """Return whether this step is one of those that ``wrap --speed`` leaves out, as checks take time in each step."""
+    return _kept.is_speed and not schedule.is_between(replica.reductions, replica.reductions + 1)
 
 
 @guarded("gradients")

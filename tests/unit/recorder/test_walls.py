@@ -308,7 +308,7 @@ def test_each_exception_that_comes_in_one_backward_is_raised(monkeypatch: pytest
             hook(None)
         return number
 
-    backward = gradients._tracking(original)
+    backward = gradients.tracking(original)
     for kind in (PreemptedError, PreemptedError, TimeoutError):
         with pytest.raises(kind, match="by a handler"):
             backward(len(ran))
@@ -352,14 +352,14 @@ def test_a_handler_waits_while_our_hooks_run_in_a_backward(patched: types.Simple
         assert not came
 
     with pytest.raises(PreemptedError) as raised:
-        gradients._tracking(original)(signal.SIGUSR2)
+        gradients.tracking(original)(signal.SIGUSR2)
     assert ran == [signal.SIGUSR2] * 4
     assert came == [f"{signal.SIGUSR2.value} in {sys._getframe().f_code.co_name}"]
     files = [step.filename for step in traceback.extract_tb(raised.value.__traceback__)]
     assert files[-1] == __file__
     assert patched.signal(signal.SIGUSR2, signal.SIG_IGN) is handler
     assert patched.getsignal(signal.SIGUSR2) == signal.SIG_IGN
-    gradients._tracking(lambda: None)()
+    gradients.tracking(lambda: None)()
     assert len(came) == 1
 
 
@@ -386,7 +386,7 @@ def test_a_handler_that_waited_runs_when_the_backward_fails(patched: types.Simpl
 
     patched.signal(signal.SIGUSR2, handle)
     with pytest.raises(PreemptedError) as raised:
-        gradients._tracking(fails)(signal.SIGUSR2)
+        gradients.tracking(fails)(signal.SIGUSR2)
     assert isinstance(raised.value.__context__, LookupError)
 
 
@@ -398,7 +398,7 @@ def test_a_handler_does_not_wait_in_what_the_script_runs_in_a_backward(patched: 
         os.kill(os.getpid(), number)
         assert seen == ["recomputes"]
 
-    gradients._tracking(recomputes)(signal.SIGUSR2)
+    gradients.tracking(recomputes)(signal.SIGUSR2)
     assert seen == ["recomputes"]
 
 
