@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ddpdoctor
-from ddpdoctor.attach import session
+from ddpdoctor.attach import look as looking
 from tests.bench.pairs import PAIRS, compare, compare_added, measure, spread
 from tests.scenarios.running import clean_environment, free_port, wait_for
 
@@ -331,7 +331,7 @@ def attached(mode: str, ranks: int) -> Iterator[tuple[Path, Callable[[], tuple[i
 
         def look() -> tuple[int, int]:
             began = time.monotonic_ns()
-            session.attach(folder, process.pid)
+            looking.attach(folder, process.pid)
             return began, time.monotonic_ns()
 
         try:
@@ -347,7 +347,7 @@ def attach(asked: Asked) -> None:
     """The time to a saved folder of 8 ranks that hang, and the steps of two while ``attach`` looks, over the others."""
     with attached("hangs", 8) as (folder, look):
         began, ended = look()
-        print(f"8 ranks: {(ended - began) / 1e9:.1f} s, of which {session.GAP_S:.0f} s between the looks", flush=True)
+        print(f"8 ranks: {(ended - began) / 1e9:.1f} s, of which {looking.GAP_S:.0f} s between the looks", flush=True)
         os.close(os.open(folder / "release", os.O_WRONLY))
     looked, alone = [], []
     with attached("moves", 2) as (folder, look):

@@ -22,12 +22,12 @@ SCRIPT = JOBS / "attached.py"
 ROOT = Path(__file__).parents[3]
 AS_NOBODY = """
 import pathlib
-from ddpdoctor.attach import session
+from ddpdoctor.attach import look
 from ddpdoctor.model.errors import UserError
 import ipaddress, os, pwd, ddpdoctor.model.words, ddpdoctor.model.launch
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
-    print(session.attach(pathlib.Path({output!r}), {pid}, gap_s={gap_s}).folder)
+    print(look.attach(pathlib.Path({output!r}), {pid}, gap_s={gap_s}).folder)
 except UserError as error:
     print(error.status, error.message)
     print(error.help)
