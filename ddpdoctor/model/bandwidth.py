@@ -383,11 +383,8 @@ class KnownBandwidth:
     nodes: int
     collective: Collective
     algorithm: str  # "nvls" or "ring"; empty if there is no choice
-    low_gb_s: float  # the lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts
-    high_gb_s: float | None  # the highest figure measured
-    min_size_bytes: int
-    text: str
-    source: str
+    # From the lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts, to the highest
+    reference: Reference
     checked: bool  # whether the figure was found at its source when the row was written
 
 
@@ -399,8 +396,11 @@ def read_references() -> tuple[KnownBandwidth, ...]:
     return tuple(
         KnownBandwidth(
             gpu=re.compile(gpu), ranks=int(ranks), nodes=int(nodes), collective=Collective(collective),
-            algorithm=algorithm, low_gb_s=float(low), high_gb_s=float(high) if high else None,
-            min_size_bytes=int(min_size), text=text, source=source, checked=checked == "yes",
+            algorithm=algorithm, checked=checked == "yes",
+            reference=Reference(
+                gb_s=float(low), high_gb_s=float(high) if high else None, text=text, source=source,
+                min_size_bytes=int(min_size),
+            ),
         )
         for gpu, ranks, nodes, collective, algorithm, low, high, min_size, text, source, checked in rows
     )  # fmt: skip

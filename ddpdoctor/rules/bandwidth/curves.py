@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Bench, BenchSettings, Measurement, Member, Reason, Wrong
 
+    Sweep = tuple[Measurement, ...]  # one curve's measurements by size: at least one, and each size once
+
 
 ENOUGH_ITERATIONS = 5  # this many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5)
 # With fewer calls, the median may be off by this factor. Our choice: the effect of one disturbed call of three on a
@@ -37,29 +39,12 @@ FEW_FACTOR = 2.0
 TWO_PLACES = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """One curve's measurements by size: at least one, and each size once."""
-
-    points: tuple[Measurement, ...]
-
-    @property
-    def first(self) -> Measurement:
-        """Return its smallest size, which also has what all of them share."""
-        return self.points[0]
-
-    @property
-    def element_bytes(self) -> int:
-        """Return the size of an element of its dtype."""
-        return self.points[0].size_bytes // self.points[0].count
-
-
 def sort_sweeps(results: Iterable[Measurement]) -> tuple[Sweep, ...]:
     """Return the curves in the order in which their first points were measured."""
     groups: dict[object, dict[int, Measurement]] = {}
     for one in results:
         groups.setdefault(curve_of(one), {})[one.size_bytes] = one
-    return tuple(Sweep(points=tuple(points[size] for size in sorted(points))) for points in groups.values())
+    return tuple(tuple(points[size] for size in sorted(points)) for points in groups.values())
 
 
 def curve_of(one: Measurement) -> tuple[object, ...]:
@@ -80,10 +65,9 @@ def time_at(sweep: Sweep, size_bytes: float) -> float | None:
     The interpolation uses logarithmic axes, on which these curves are nearly straight from point to point. Below the
     smallest size it returns that size's time: a call costs no less.
     """
-    points = sweep.points
-    if size_bytes <= points[0].size_bytes:
-        return points[0].p50_us
-    for below, above in pairwise(points):
+    if size_bytes <= sweep[0].size_bytes:
+        return sweep[0].p50_us
+    for below, above in pairwise(sweep):
         if size_bytes <= above.size_bytes:
             return _interpolate(size_bytes, (below.size_bytes, below.p50_us), (above.size_bytes, above.p50_us))
     return None
@@ -94,7 +78,7 @@ def size_at(sweep: Sweep, gb_s: float) -> int | None:
 
     The last crossing counts: a curve that rises, falls and rises again stays above it only from there.
     """
-    points = [(one.size_bytes, one.busbw_gb_s) for one in sweep.points if one.busbw_gb_s]
+    points = [(one.size_bytes, one.busbw_gb_s) for one in sweep if one.busbw_gb_s]
     crossing = None
     for (size, below), (next_size, above) in pairwise(points):
         if below < gb_s <= above:
@@ -115,11 +99,6 @@ def range_words(low: float, high: float | None) -> str:
     return f"{format_digits(low)}-{format_rate(high)}"
 
 
-def share_words(share: float) -> str:
-    """Return "98% of", or "268 times" if a percentage reads badly."""
-    return f"{share:.0f} times" if share >= 10 else f"{share:.0%} of"
-
-
 def name_case(one: Curve | Change | Wrong) -> str:
     """Return "all_reduce float32", plus the operator if it is not a sum, and the place if there are two."""
     redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
@@ -136,79 +115,56 @@ FLOATS = ("float32", "float16", "bfloat16")
 EXPECT = "--expect"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Yardstick:
-    """What a curve is compared with. ``note`` says why there is no reference, or what to know about it."""
-
-    reference: Reference | None
-    note: str = ""
-    margin: float = 0.0  # the share below the reference that is still healthy
-    # Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with NCCL: 8
-    # healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
-    # (https://github.com/stas00/ml-engineering/blob/master/network/README.md#real-network-throughput).
-    steady: bool = False
-
-    @property
-    def least_gb_s(self) -> float:
-        """Return the bandwidth below which a plateau is too low."""
-        return 0.0 if self.reference is None else self.reference.gb_s * (1 - self.margin)
-
-
-def find_yardstick(
+def find_reference(
     bench: Bench, sweep: Sweep, all_sweeps: Sequence[Sweep], expect_gb_s: float | None, *, use_reference: bool
-) -> Yardstick:
-    """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU."""
+) -> tuple[Reference | None, str]:
+    """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU.
+
+    The text says why there is no reference, or what to know about it.
+    """
+    reference = None
     if shared := describe_shared_gpus(bench.members):
-        found = Yardstick(reference=None, note=shared)
+        note = shared
     elif expect_gb_s is not None:
-        expected = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
-        found = Yardstick(reference=expected, steady=bench.settings.backend == "gloo")
+        note = ""
+        reference = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
     elif not use_reference:
-        found = Yardstick(reference=None, note="the comparison with references is disabled")
+        note = "the comparison with references is disabled"
     else:
-        found = _look_up(bench, sweep)
-    measured = {curve_of(other.first) for other in all_sweeps}
-    back_to_back = curve_of(replace(sweep.first, mode=Mode.THROUGHPUT)) in measured
-    if sweep.first.mode is Mode.LATENCY and back_to_back and found.reference is not None:
-        return Yardstick(reference=None, note="references are for back-to-back calls, as in throughput mode")
-    return found
+        reference, note = _look_up(bench, sweep[0])
+    measured = {curve_of(other[0]) for other in all_sweeps}
+    back_to_back = curve_of(replace(sweep[0], mode=Mode.THROUGHPUT)) in measured
+    if sweep[0].mode is Mode.LATENCY and back_to_back and reference is not None:
+        return None, "references are for back-to-back calls, as in throughput mode"
+    return reference, note
 
 
-def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
-    names = sorted({member.device_name for member in bench.members})
+def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
+    """Look for a curve in the table."""
+    backend, names = bench.settings.backend, sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
-        return Yardstick(
-            reference=None, note=f"no reference for {bench.settings.backend} on CPUs: there is no known peak"
-        )
+        return None, f"no reference for {backend} on CPUs: there is no known peak"
     if len(names) > 1:
-        return Yardstick(reference=None, note=f"no reference for mixed hardware: {', '.join(names)}")
+        return None, f"no reference for mixed hardware: {', '.join(names)}"
     rows = [row for row in read_references() if row.gpu.fullmatch(names[0])]
-    if not rows or bench.settings.backend != "nccl":
-        return Yardstick(reference=None, note=f"no reference for this hardware: {bench.settings.backend} on {names[0]}")
-    if sweep.first.dtype not in FLOATS or sweep.first.redop not in {None, "sum"}:
-        return Yardstick(reference=None, note="the references are for sums of float32, float16 and bfloat16")
-    name = names[0]
-    ranks, nodes = len(bench.members), len({member.host for member in bench.members})
-    fitting = [
-        row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is sweep.first.collective
-    ]
+    if not rows or backend != "nccl":
+        return None, f"no reference for this hardware: {backend} on {names[0]}"
+    if first.dtype not in FLOATS or first.redop not in {None, "sum"}:
+        return None, "the references are for sums of float32, float16 and bfloat16"
+    setup = (len(bench.members), len({member.host for member in bench.members}), first.collective)
+    fitting = [row for row in rows if (row.ranks, row.nodes, row.collective) == setup]
     if not fitting:
         there = "; ".join(dict.fromkeys(f"{row.collective.value} of {row.ranks} on {row.nodes}" for row in rows))
-        what = f"{sweep.first.collective.value} of {ranks} {name} on {count_of(nodes, 'host')}"
-        return Yardstick(reference=None, note=f"no reference for {what} (available: {there})")
+        what = f"{first.collective.value} of {setup[0]} {names[0]} on {count_of(setup[1], 'host')}"
+        return None, f"no reference for {what} (available: {there})"
     off = _switched_off(bench)
     row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
-    reference = Reference(
-        gb_s=row.low_gb_s, high_gb_s=row.high_gb_s, text=row.text, source=row.source, min_size_bytes=row.min_size_bytes
-    )
-    other = next((one for one in fitting if one is not row), None)
+    other = next((one.reference for one in fitting if one is not row), None)
     if other is None:
-        beside = ""
-    elif row.algorithm == "ring":
-        beside = f"{off} is set: without it, {other.low_gb_s:.0f} GB/s is typical"
-    else:
-        beside = f"a ring without NVLS (reduction in the switch) gives {other.low_gb_s:.0f} GB/s"
-    return Yardstick(reference=reference, note=beside, margin=REFERENCE_MARGIN)
+        return row.reference, ""
+    if row.algorithm == "ring":
+        return row.reference, f"{off} is set: without it, {other.gb_s:.0f} GB/s is typical"
+    return row.reference, f"a ring without NVLS (reduction in the switch) gives {other.gb_s:.0f} GB/s"
 
 
 def _switched_off(bench: Bench) -> str:
@@ -217,18 +173,14 @@ def _switched_off(bench: Bench) -> str:
         if member.variables.get("NCCL_NVLS_ENABLE", "").strip() == "0":
             return "NCCL_NVLS_ENABLE=0"
         algorithms = member.variables.get("NCCL_ALGO", "")
-        if _rules_out_nvls(algorithms):
-            return f"NCCL_ALGO={algorithms}"
+        # "Ring,Tree", "^NVLS", "broadcast:ring;allreduce:tree,ring"
+        for part in algorithms.lower().replace(" ", "").split(";"):
+            collective, _, names = part.rpartition(":")
+            if names and collective in {"", "allreduce"}:
+                if ("nvls" in names.removeprefix("^").split(",")) is names.startswith("^"):
+                    return f"NCCL_ALGO={algorithms}"
+                break
     return ""
-
-
-def _rules_out_nvls(algorithms: str) -> bool:
-    """Return whether NCCL_ALGO excludes NVLS: "Ring,Tree", "^NVLS", "broadcast:ring;allreduce:tree,ring"."""
-    for part in algorithms.lower().replace(" ", "").split(";"):
-        collective, _, names = part.rpartition(":")
-        if names and collective in {"", "allreduce"}:
-            return ("nvls" in names.removeprefix("^").split(",")) is names.startswith("^")
-    return False
 
 
 # Sizes are on one plateau if their bandwidths differ by at most this. Our choice: by alpha + S/B, a curve that gains
@@ -275,12 +227,15 @@ def find_plateau(sweep: Sweep) -> Plateau | None:
 
     A hump at sizes that fit into a cache is not the plateau: only large messages count.
     """
-    levels = levels_of(sweep)
     flat: list[Level] = []
-    for level in reversed(levels):
-        if not _alike([*flat, level]):
+    for level in reversed(levels_of(sweep)):
+        alike = [*flat, level]
+        values = [one.gb_s for one in alike]
+        if max(values) > min(values) * (1 + MOST_NOISE):
             break
-        flat.append(level)
+        if max(one.low for one in alike) > min(one.high for one in alike) * (1 + ALIKE):
+            break
+        flat = alike
     if not flat or flat[0].size_bytes < SPAN * flat[-1].size_bytes:
         return None
     values = [level.gb_s for level in flat]
@@ -308,33 +263,15 @@ def describe_end(sweep: Sweep) -> str:
     return f"it still {'rises' if change > 0 else 'falls'} by {abs(change):.0%} {sizes}"
 
 
-def find_latency(sweep: Sweep) -> float | None:
-    """Return the median time in us of the small sizes that take equally long, or None if there are fewer than two."""
-    times: list[float] = []
-    for point in sweep.points:
-        if times and point.p50_us > min(times) * (1 + LATENCY_ALIKE):
-            break
-        times.append(point.p50_us)
-    return median(times) if len(times) > 1 else None
-
-
 def levels_of(sweep: Sweep) -> tuple[Level, ...]:
     """Return the bus bandwidth of each size, or nothing with one rank."""
-    return tuple(_level(point, point.busbw_gb_s) for point in sweep.points if point.busbw_gb_s)
-
-
-def _level(point: Measurement, gb_s: float) -> Level:
-    least_us, most_us = time_bounds(point)
-    return Level(
-        size_bytes=point.size_bytes, gb_s=gb_s, low=gb_s * point.p50_us / most_us, high=gb_s * point.p50_us / least_us
-    )
-
-
-def _alike(levels: Sequence[Level]) -> bool:
-    values = [level.gb_s for level in levels]
-    if max(values) > min(values) * (1 + MOST_NOISE):
-        return False
-    return max(level.low for level in levels) <= min(level.high for level in levels) * (1 + ALIKE)
+    levels = []
+    for point in sweep:
+        if gb_s := point.busbw_gb_s:
+            least_us, most_us = time_bounds(point)
+            low, high = gb_s * point.p50_us / most_us, gb_s * point.p50_us / least_us
+            levels.append(Level(size_bytes=point.size_bytes, gb_s=gb_s, low=low, high=high))
+    return tuple(levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +296,7 @@ def fit_line(sweep: Sweep) -> FittedLine | None:
 
     Return None for fewer than four sizes.
     """
-    points = [(one.size_bytes, one.p50_us) for one in sweep.points]
+    points = [(one.size_bytes, one.p50_us) for one in sweep]
     if len(points) < FEWEST_SIZES:
         return None
     weights = [1 / time**2 for _, time in points]
@@ -380,15 +317,6 @@ def fit_line(sweep: Sweep) -> FittedLine | None:
         var_alpha=variance * sum_xx / determinant,
         var_slope=variance * total / determinant,
         covariance=-variance * sum_x / determinant,
-    )
-
-
-def fit_of(line: FittedLine | None) -> Fit | None:
-    """Return a line in the form of the report. A line that falls with the size has no bandwidth: None."""
-    if line is None or line.us_per_byte <= 0:
-        return None
-    return Fit(
-        alpha_us=line.alpha_us, bandwidth_gb_s=1 / line.us_per_byte / 1e3, residual=line.residual, fits=line.fits
     )
 
 
@@ -419,98 +347,87 @@ class Measured:
 
 def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
     """Return a curve for each collective, dtype, operator, mode and place that was measured."""
+    curves = []
     all_sweeps = sort_sweeps(bench.results)
-    return tuple(
-        _curve(sweep, find_yardstick(bench, sweep, all_sweeps, expect_gb_s, use_reference=use_reference))
-        for sweep in all_sweeps
-    )
+    for sweep in all_sweeps:
+        reference, note = find_reference(bench, sweep, all_sweeps, expect_gb_s, use_reference=use_reference)
+        plateau, line = find_plateau(sweep), fit_line(sweep)
+        # Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with
+        # NCCL: 8 healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
+        # (https://github.com/stas00/ml-engineering/blob/master/network/README.md#real-network-throughput).
+        steady = bench.settings.backend == "gloo"
+        assessment, share, verdict = judge(sweep, plateau, reference, note, steady=steady)
+        # The small sizes that take equally long
+        times: list[float] = []
+        for point in sweep:
+            if times and point.p50_us > min(times) * (1 + LATENCY_ALIKE):
+                break
+            times.append(point.p50_us)
+        fit = None
+        if line is not None and line.us_per_byte > 0:  # a line that falls with the size has no bandwidth
+            gb_s = 1 / line.us_per_byte / 1e3
+            fit = Fit(alpha_us=line.alpha_us, bandwidth_gb_s=gb_s, residual=line.residual, fits=line.fits)
+        curves.append(
+            Curve(
+                collective=sweep[0].collective,
+                dtype=sweep[0].dtype,
+                redop=sweep[0].redop,
+                mode=sweep[0].mode,
+                in_place=sweep[0].in_place,
+                plateau_gb_s=plateau.gb_s if plateau else None,
+                plateau_spread=plateau.spread if plateau else None,
+                plateau_from_bytes=plateau.from_bytes if plateau else None,
+                latency_us=median(times) if len(times) > 1 else None,
+                fit=fit,
+                half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
+                assessment=assessment,
+                reference=reference,
+                share=share,
+                verdict=verdict,
+            )
+        )
+    return tuple(curves)
 
 
-def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
-    plateau = find_plateau(sweep)
-    verdict = judge(sweep, plateau, yardstick)
-    return Curve(
-        collective=sweep.first.collective,
-        dtype=sweep.first.dtype,
-        redop=sweep.first.redop,
-        mode=sweep.first.mode,
-        in_place=sweep.first.in_place,
-        plateau_gb_s=plateau.gb_s if plateau else None,
-        plateau_spread=plateau.spread if plateau else None,
-        plateau_from_bytes=plateau.from_bytes if plateau else None,
-        latency_us=find_latency(sweep),
-        fit=fit_of(fit_line(sweep)),
-        half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
-        assessment=verdict.assessment,
-        reference=yardstick.reference,
-        share=verdict.share,
-        verdict=verdict.text,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveVerdict:
-    """The assessment of a curve, its share of the reference, and one sentence."""
-
-    assessment: Assessment
-    share: float | None
-    text: str
-
-
-def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> CurveVerdict:
-    """Compare a curve with its reference."""
+def judge(
+    sweep: Sweep, plateau: Plateau | None, reference: Reference | None, note: str, *, steady: bool
+) -> tuple[Assessment, float | None, str]:
+    """Compare a curve with its reference. Return its assessment, its share of the reference, and one sentence."""
     levels = levels_of(sweep)
     if not levels:
-        return CurveVerdict(
-            assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank, no data crosses a link."
-        )
-    reference = yardstick.reference
-    if reference is None:
-        return CurveVerdict(
-            assessment=Assessment.NO_REFERENCE, share=None, text=f"{_seen(sweep, plateau)}; {yardstick.note}."
-        )
-    if plateau is None or plateau.to_bytes < reference.min_size_bytes:
-        return _judge_short(sweep, levels, plateau, yardstick, reference)
-    share = plateau.gb_s / reference.gb_s
-    seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
-    if plateau.high_gb_s < yardstick.least_gb_s:
-        return CurveVerdict(
-            assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}."
-        )
-    if plateau.low_gb_s >= yardstick.least_gb_s:
-        return CurveVerdict(
-            assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
-        )
-    interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
-    assert yardstick.reference is not None
-    if yardstick.margin == 0:
-        least = _name(yardstick.reference)
-    else:
-        least = f"{format_rate(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
-    text = f"Too noisy to judge: {interval} from {format_size(plateau.from_bytes)} on, compared with {least}."
-    return CurveVerdict(assessment=Assessment.NOISY, share=share, text=text)
-
-
-def _judge_short(
-    sweep: Sweep, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
-) -> CurveVerdict:
-    """Judge a sweep that ends below the sizes for which the reference holds. It may be fast enough already."""
+        return Assessment.NOT_DEFINED, None, "n/a: with one rank, no data crosses a link."
     last = levels[-1]
-    share = last.gb_s / reference.gb_s
-    seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
-    if last.low >= yardstick.least_gb_s:
-        return CurveVerdict(
-            assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
-        )
-    reachable = _ceiling(sweep) if yardstick.steady else math.inf
-    if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
-        return CurveVerdict(
-            assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}."
-        )
-    why = describe_end(sweep)
-    if plateau is not None:
-        why = f"the reference applies from {format_size(reference.min_size_bytes)} on"
-    return CurveVerdict(assessment=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+    at_last = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
+    on_plateau = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on" if plateau else ""
+    if reference is None:
+        seen = on_plateau or f"{at_last}, no plateau ({describe_end(sweep)})"
+        return Assessment.NO_REFERENCE, None, f"{seen}; {note}."
+    demanded = reference.source == EXPECT
+    least_gb_s = reference.gb_s if demanded else reference.gb_s * (1 - REFERENCE_MARGIN)
+    figure = range_words(reference.gb_s, reference.high_gb_s)
+    name = f"{EXPECT} {figure}" if demanded else f"the reference ({reference.text}: {figure})"
+    # Without a plateau at the sizes for which the reference holds, it may be fast enough already.
+    full = plateau if plateau is not None and plateau.to_bytes >= reference.min_size_bytes else None
+    if full is not None:
+        seen, gb_s, low, high = on_plateau, full.gb_s, full.low_gb_s, full.high_gb_s
+    else:
+        reachable = _ceiling(sweep) if steady else math.inf
+        seen, gb_s, low, high = at_last, last.gb_s, last.low, max(reachable, *(level.high for level in levels))
+    share = gb_s / reference.gb_s
+    if low >= least_gb_s:
+        how_far = f"{share:.0f} times" if share >= 10 else f"{share:.0%} of"  # a large percentage reads badly
+        return Assessment.HEALTHY, share, f"{seen}: healthy, {how_far} {name}."
+    if high < least_gb_s:
+        how_far = f"{1 - share:.0%} below" if share >= LEAST_SHARE else f"less than {LEAST_SHARE:.0%} of"
+        source = "" if demanded else f" [{reference.source}]"
+        more = f"; {note}" if note else ""
+        return Assessment.BELOW, share, f"{seen}: {how_far} {name}{source}{more}."
+    if full is not None:
+        least = name if demanded else f"{format_rate(least_gb_s)}, {REFERENCE_MARGIN:.0%} below {name}"
+        interval = f"{range_words(low, high)} from {format_size(full.from_bytes)} on"
+        return Assessment.NOISY, share, f"Too noisy to judge: {interval}, compared with {least}."
+    why = f"the reference applies from {format_size(reference.min_size_bytes)} on" if plateau else describe_end(sweep)
+    return Assessment.NOT_REACHED, None, f"No plateau reached: {seen}, and {why}."
 
 
 def _ceiling(sweep: Sweep) -> float:
@@ -518,7 +435,7 @@ def _ceiling(sweep: Sweep) -> float:
 
     That is the limit of t = alpha + S/B. If the two times overlap, they give no limit.
     """
-    before, last = sweep.points[-2:] if len(sweep.points) > 1 else (None, sweep.points[-1])
+    before, last = sweep[-2:] if len(sweep) > 1 else (None, sweep[-1])
     if before is None or last.busbw_gb_s is None:
         return MOST_GB_S
     step_us = time_bounds(last)[0] - time_bounds(before)[1]
@@ -526,29 +443,6 @@ def _ceiling(sweep: Sweep) -> float:
         return MOST_GB_S
     factor = last.busbw_gb_s * last.p50_us / last.size_bytes
     return min(MOST_GB_S, FAR * factor * (last.size_bytes - before.size_bytes) / step_us)
-
-
-def _seen(sweep: Sweep, plateau: Plateau | None) -> str:
-    if plateau is not None:
-        return f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
-    last = levels_of(sweep)[-1]
-    return f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(sweep)})"
-
-
-def _of(share: float, reference: Reference) -> str:
-    return f"{share_words(share)} {_name(reference)}"
-
-
-def _below(share: float, yardstick: Yardstick, reference: Reference) -> str:
-    source = "" if reference.source == EXPECT else f" [{reference.source}]"
-    note = f"; {yardstick.note}" if yardstick.note else ""
-    how_far = f"{1 - share:.0%} below" if share >= LEAST_SHARE else f"less than {LEAST_SHARE:.0%} of"
-    return f"{how_far} {_name(reference)}{source}{note}"
-
-
-def _name(reference: Reference) -> str:
-    figure = range_words(reference.gb_s, reference.high_gb_s)
-    return f"{EXPECT} {figure}" if reference.source == EXPECT else f"the reference ({reference.text}: {figure})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -561,22 +455,6 @@ class Baseline:
     settings: BenchSettings
 
 
-def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
-    """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
-    then = (
-        {(*curve_of(one), one.size_bytes): one for one in baseline.results}
-        if len(baseline.members) == len(bench.members)
-        else {}
-    )
-    pairs = [(now, then.get((*curve_of(now), now.size_bytes))) for now in bench.results]
-    return Comparison(
-        baseline=baseline.name,
-        differences=find_differences(bench, baseline),
-        changes=tuple(_change(now, former, fail_below) for now, former in pairs if former is not None),
-        missing=sum(former is None for _, former in pairs),
-    )
-
-
 def cannot_tell(change: Change, fail_below: float) -> bool:
     """Return whether noise makes it impossible to say that a size is not below the limit.
 
@@ -585,22 +463,6 @@ def cannot_tell(change: Change, fail_below: float) -> bool:
     """
     straddles = change.ratio_low < fail_below <= change.ratio_high
     return straddles and (change.ratio < fail_below or change.ratio_low < 1 - 2 * (1 - fail_below))
-
-
-def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
-    """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
-    now, then = bench.members, baseline.members
-    # Another check makes sure that all ranks have the same.
-    before, after = (_bearing(members[0].variables) if members else {} for members in (then, now))
-    found = [
-        _differ("ranks", str(len(then)), str(len(now))),
-        _differ("backend", baseline.settings.backend, bench.settings.backend),
-        *(_differ(name, _all(then, value), _all(now, value)) for name, value in _OF_MEMBERS),
-        _differ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
-        _differ("budget", f"{baseline.settings.budget_s:g} s", f"{bench.settings.budget_s:g} s"),
-        *(_differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})),
-    ]
-    return tuple(one for one in found if one)
 
 
 _OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
@@ -614,35 +476,60 @@ _OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
 )
 
 
-def _change(now: Measurement, then: Measurement, fail_below: float | None) -> Change:
-    now_low, now_high = time_bounds(now)
-    then_low, then_high = time_bounds(then)
-    ratio_high = then_high / now_low
-    return Change(
-        collective=now.collective,
-        dtype=now.dtype,
-        redop=now.redop,
-        mode=now.mode,
-        in_place=now.in_place,
-        size_bytes=now.size_bytes,
-        now_us=now.p50_us,
-        then_us=then.p50_us,
-        ratio=then.p50_us / now.p50_us,
-        ratio_low=then_low / now_high,
-        ratio_high=ratio_high,
-        below=fail_below is not None and ratio_high < fail_below,
+def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
+    """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
+    comparable = baseline.results if len(baseline.members) == len(bench.members) else ()
+    former = {(*curve_of(one), one.size_bytes): one for one in comparable}
+    pairs = [(one, former.get((*curve_of(one), one.size_bytes))) for one in bench.results]
+    changes = []
+    for new, old in pairs:
+        if old is None:
+            continue
+        new_low, new_high = time_bounds(new)
+        old_low, old_high = time_bounds(old)
+        changes.append(
+            Change(
+                collective=new.collective,
+                dtype=new.dtype,
+                redop=new.redop,
+                mode=new.mode,
+                in_place=new.in_place,
+                size_bytes=new.size_bytes,
+                now_us=new.p50_us,
+                then_us=old.p50_us,
+                ratio=old.p50_us / new.p50_us,
+                ratio_low=old_low / new_high,
+                ratio_high=old_high / new_low,
+                below=fail_below is not None and old_high / new_low < fail_below,
+            )
+        )
+    return Comparison(
+        baseline=baseline.name,
+        differences=_find_differences(bench, baseline),
+        changes=tuple(changes),
+        missing=sum(old is None for _, old in pairs),
     )
 
 
-def _all(members: Iterable[Member], value: Callable[[Member], str]) -> str:
-    return ", ".join(dict.fromkeys(map(value, members)))
-
-
-def _bearing(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables that can affect bandwidth, without those that only control logging."""
-    kinds = {name: known.kind for name in variables if (known := find_variable(name)) is not None}
-    return {name: value for name, value in variables.items() if kinds.get(name) != "debug"}
-
-
-def _differ(name: str, then: str, now: str) -> str:
-    return "" if then == now else f"{name}: {then} then, {now} now"
+def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
+    """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
+    sides = (baseline.members, bench.members)
+    # The variables that can affect bandwidth, without those that only control logging. Another check makes sure that
+    # all ranks have the same.
+    before, after = (
+        {
+            name: value
+            for name, value in (members[0].variables if members else {}).items()
+            if (variable := find_variable(name)) is None or variable.kind != "debug"
+        }
+        for members in sides
+    )
+    found = [
+        ("ranks", *(str(len(members)) for members in sides)),
+        ("backend", baseline.settings.backend, bench.settings.backend),
+        *((name, *(", ".join(dict.fromkeys(map(of, members))) for members in sides)) for name, of in _OF_MEMBERS),
+        ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
+        ("budget", *(f"{one.settings.budget_s:g} s" for one in (baseline, bench))),
+        *((name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})),
+    ]
+    return tuple(f"{name}: {then} then, {now} now" for name, then, now in found if then != now)

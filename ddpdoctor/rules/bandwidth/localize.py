@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ddpdoctor.model.bandwidth import Mode, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Severity
@@ -17,10 +17,12 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.bandwidth import Arrival, Bench, NodeResult, Pair
+    from ddpdoctor.model.bandwidth import Bench, NodeResult, Pair
     from ddpdoctor.rules.bandwidth.curves import Measured
+
+    Series = Pair | NodeResult  # what ranks reached when measured together: one value per turn
 
 
 # Our choice: this many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy
@@ -49,32 +51,7 @@ class Measure(str, Enum):
     LATENCY = "latency"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """What ranks reached when measured together: one value per turn."""
-
-    busbws_gb_s: tuple[float, ...]
-    latencies_us: tuple[float, ...]
-
-    @property
-    def turns(self) -> int:
-        """The number of turns in which it was measured; after an interrupted bench some series have fewer."""
-        return min(len(self.busbws_gb_s), len(self.latencies_us))
-
-    def cost(self, measure: Measure, turn: int) -> float:
-        """Return a cost for one turn: the slower, the higher."""
-        return self.latencies_us[turn] if measure is Measure.LATENCY else 1.0 / max(self.busbws_gb_s[turn], 1e-9)
-
-
 Rows = dict[Measure, tuple[list[float], ...]]  # sorted costs by turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge(Generic[End]):
-    """Two ends, measured alone."""
-
-    ends: tuple[End, End]
-    series: Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,48 +78,48 @@ class Slow(Generic[End]):
 
     ends: tuple[End, ...]
     slowness: tuple[Slowness, ...]
+    inside: bool = False  # a host whose own ranks are slow among themselves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowEdges(Generic[End]):
-    """The slow ends and edges among edges of one kind."""
-
-    ends: tuple[Slow[End], ...] = ()
-    edges: tuple[Slow[End], ...] = ()
-    wiring: int = 0  # how many edges are slow by themselves if they are too many to be faults; ``edges`` is then empty
+SlowOnes = tuple[Slow[End], ...]
 
 
-def can_judge(edges: Iterable[Edge[End]]) -> bool:
+def can_judge(edges: Mapping[tuple[End, End], Series]) -> bool:
     """Whether there is enough to compare: three ends with two edges each. With one edge, either end may be to blame."""
-    known = tuple(edges)
-    ends = sum(len(own) >= 2 for own in _by_end(known).values())
-    return ends >= 3 and min(edge.series.turns for edge in known) >= LEAST_TURNS
+    ends = sum(len(own) >= 2 for own in _by_end(edges).values())
+    seen = (values for one in edges.values() for values in (one.busbws_gb_s, one.latencies_us))
+    return ends >= 3 and all(len(values) >= LEAST_TURNS for values in seen)
 
 
-def find_slow(edges: Iterable[Edge[End]]) -> SlowEdges[End]:
-    """Find the slow ends, the worst first, and then among the others the edges that are slow for both ends."""
-    left = tuple(edges)
+def find_slow(edges: Mapping[tuple[End, End], Series]) -> tuple[SlowOnes[End], SlowOnes[End], int]:
+    """Find the slow ends, the worst first, and then among the others the edges that are slow for both ends.
+
+    ``edges`` are pairs of ends that were measured alone, all of one kind. If too many edges are slow by themselves to
+    be faults, their number is returned instead of them.
+    """
+    left = dict(edges)
     ends: list[Slow[End]] = []
     while can_judge(left):
-        rows = make_rows([edge.series for edge in left])
+        rows = make_rows(left.values())
         slow = []
         for end, own in _by_end(left).items():
-            others = [edge.series for edge in left if end not in edge.ends]
-            slowness = compare([edge.series for edge in own], others, rows) if len(own) >= 2 else ()
+            others = [series for both, series in left.items() if end not in both]
+            slowness = compare(own, others, rows) if len(own) >= 2 else ()
             if slowness:
                 slow.append(Slow(ends=(end,), slowness=slowness))
         worst = max(slow, key=_severity, default=None)
         if worst is None:
             break
         ends.append(worst)
-        left = tuple(edge for edge in left if worst.ends[0] not in edge.ends)
+        left = {both: series for both, series in left.items() if worst.ends[0] not in both}
     mild = _slow_edges(left, MILD)
     touched = {end for edge in mild for end in edge.ends}
-    wired = len(mild) > 1 and len(touched) > WIDE * len(_by_end(left))
-    return SlowEdges(ends=tuple(ends), edges=() if wired else _slow_edges(left, SLOW), wiring=len(mild) if wired else 0)
+    if len(mild) > 1 and len(touched) > WIDE * len(_by_end(left)):
+        return tuple(ends), (), len(mild)
+    return tuple(ends), _slow_edges(left, SLOW), 0
 
 
-def compare(own: Sequence[Turns], others: Sequence[Turns], rows: Rows) -> tuple[Slowness, ...]:
+def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tuple[Slowness, ...]:
     """Return in what three quarters of ``own`` are slower than the median of ``others``, in enough of the turns.
 
     ``rows`` are the rows of ``own`` and ``others`` together. A single series must be slow in nearly all turns.
@@ -150,91 +127,83 @@ def compare(own: Sequence[Turns], others: Sequence[Turns], rows: Rows) -> tuple[
     if len(others) == 0:
         return ()
     found = []
-    for measure in Measure:
-        slow = 0
-        for turn, row in enumerate(rows[measure]):
-            costs = sorted(one.cost(measure, turn) for one in own)
+    for measure, own_rows in make_rows(own).items():
+        slow, turns = 0, len(rows[measure])
+        for row, costs in zip(rows[measure], own_rows, strict=False):
             least = SLOW * median_without(row, costs)
             slow += len(costs) - bisect_left(costs, least) >= EVERYONE * len(costs)
-        if slow >= (MOST_TURNS if len(own) > 1 else NEARLY_ALL_TURNS) * len(rows[measure]):
-            found.append(_slowness(measure, own, others, slow, len(rows[measure])))
+        if slow >= (MOST_TURNS if len(own) > 1 else NEARLY_ALL_TURNS) * turns:
+            found.append(_slowness(measure, own, others, slow, turns))
     return tuple(sorted(found, key=lambda slowness: slowness.ratio, reverse=True))
 
 
-def make_rows(series: Sequence[Turns]) -> Rows:
+def make_rows(series: Iterable[Series]) -> Rows:
     """Sort the costs of all series, by measure and turn, for the turns that all of them have."""
-    turns = range(min((one.turns for one in series), default=0))
-    return {measure: tuple(sorted(one.cost(measure, turn) for one in series) for turn in turns) for measure in Measure}
+    costs = [_costs(one) for one in series]
+    return {measure: tuple(map(sorted, zip(*(one[measure] for one in costs), strict=False))) for measure in Measure}
+
+
+def _costs(series: Series) -> dict[Measure, list[float]]:
+    """Return costs by turn: the slower, the higher. After an interrupted bench some series have fewer turns."""
+    turns = list(zip(series.busbws_gb_s, series.latencies_us, strict=False))
+    return {
+        Measure.BANDWIDTH: [1.0 / max(busbw_gb_s, 1e-9) for busbw_gb_s, _ in turns],
+        Measure.LATENCY: [latency_us for _, latency_us in turns],
+    }
 
 
 def median_without(ordered: Sequence[float], own: Sequence[float]) -> float:
     """Return the median of the sorted values that remain without ``own``, which is sorted too."""
     count = len(ordered) - len(own)
-    return (_value_without(ordered, own, (count - 1) // 2) + _value_without(ordered, own, count // 2)) / 2
+    middle = []
+    for place in ((count - 1) // 2, count // 2):
+        index = place
+        while (beyond := place + bisect_right(own, ordered[index])) > index:
+            index = beyond
+        middle.append(ordered[index])
+    return sum(middle) / 2
 
 
-def _value_without(ordered: Sequence[float], own: Sequence[float], place: int) -> float:
-    index = place
-    while (beyond := place + bisect_right(own, ordered[index])) > index:
-        index = beyond
-    return ordered[index]
-
-
-def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ...]:
+def _slow_edges(edges: Mapping[tuple[End, End], Series], times: float) -> tuple[Slow[End], ...]:
     """Compare each edge's bandwidth with the other edges of its two ends. It must be slower than both.
 
     Latency is not compared: a thread that wakes late for just one other rank is a matter of cores, and a link that
     answers late loses bandwidth too.
     """
-    by_end = {end: [edge.series for edge in own] for end, own in _by_end(edges).items()}
+    by_end = _by_end(edges)
     rows = {end: make_rows(own)[Measure.BANDWIDTH] for end, own in by_end.items()}
     slow = []
-    for edge in edges:
-        one, other = (rows[end] for end in edge.ends)
-        turns = min(len(one), len(other))
-        count = sum(_is_slow(edge.series, turn, (one[turn], other[turn]), times) for turn in range(turns))
-        if turns >= LEAST_TURNS and count >= NEARLY_ALL_TURNS * turns:
-            beside = [series for end in edge.ends for series in by_end[end] if series is not edge.series]
-            slowness = _slowness(Measure.BANDWIDTH, [edge.series], beside, count, turns)
-            slow.append(Slow(ends=edge.ends, slowness=(slowness,)))
+    for ends, series in edges.items():
+        # The edge's own cost in each turn, and the costs of all edges of either end
+        turns = list(zip(_costs(series)[Measure.BANDWIDTH], *(rows[end] for end in ends), strict=False))
+        count = sum(
+            all(len(row) > 1 and cost >= times * median_without(row, (cost,)) for row in both) for cost, *both in turns
+        )
+        if len(turns) >= LEAST_TURNS and count >= NEARLY_ALL_TURNS * len(turns):
+            beside = [other for end in ends for other in by_end[end] if other is not series]
+            slowness = _slowness(Measure.BANDWIDTH, [series], beside, count, len(turns))
+            slow.append(Slow(ends=ends, slowness=(slowness,)))
     return tuple(sorted(slow, key=_severity, reverse=True))
 
 
-def _is_slow(series: Turns, turn: int, rows: Sequence[Sequence[float]], times: float) -> bool:
-    cost = series.cost(Measure.BANDWIDTH, turn)
-    return all(len(row) > 1 and cost >= times * median_without(row, (cost,)) for row in rows)
-
-
-def _slowness(measure: Measure, own: Sequence[Turns], others: Sequence[Turns], slow_turns: int, turns: int) -> Slowness:
-    reached = [_ends_median(measure, series) for series in own]
-    usual = statistics.median(_ends_median(measure, series) for series in others)
+def _slowness(
+    measure: Measure, own: Sequence[Series], others: Sequence[Series], slow_turns: int, turns: int
+) -> Slowness:
+    reached, beside = (
+        [median(one.latencies_us if measure is Measure.LATENCY else one.busbws_gb_s) for one in side]
+        for side in (own, others)
+    )
     return Slowness(
-        measure=measure, low=min(reached), high=max(reached), usual=usual, slow_turns=slow_turns, turns=turns
+        measure=measure, low=min(reached), high=max(reached), usual=median(beside), slow_turns=slow_turns, turns=turns
     )
 
 
-def _ends_median(measure: Measure, series: Turns) -> float:
-    return statistics.median(series.latencies_us if measure is Measure.LATENCY else series.busbws_gb_s)
-
-
-def _severity(slow: Slow[End]) -> float:
+def _severity(slow: Slow[Any]) -> float:
     return slow.slowness[0].ratio
 
 
-def _by_end(edges: Iterable[Edge[End]]) -> dict[End, list[Edge[End]]]:
-    return grouped((end, edge) for edge in edges for end in edge.ends)
-
-
-_Found = TypeVar("_Found")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowNode:
-    """A host that is slow with the others, or whose own ranks are slow among themselves."""
-
-    host: str
-    slowness: tuple[Slowness, ...]
-    inside: bool
+def _by_end(edges: Mapping[tuple[End, End], Series]) -> dict[End, list[Series]]:
+    return grouped((end, series) for ends, series in edges.items() for end in ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +212,7 @@ class SlowParts:
 
     ranks: tuple[Slow[int], ...] = ()
     links: tuple[Slow[int], ...] = ()  # slow links between ranks
-    nodes: tuple[SlowNode, ...] = ()
+    nodes: tuple[Slow[str], ...] = ()
     node_links: tuple[Slow[str], ...] = ()
     wiring: int = 0  # the number of pairs that are slower than others because of how the machines are wired
     pairs_judged: bool = False  # whether there was enough to compare
@@ -259,93 +228,76 @@ def find_who(bench: Bench) -> SlowParts:
     """
     if describe_shared_gpus(bench.members):
         return SlowParts()
-    pairs = _judge_pairs(bench.pairs)
-    edges = [Edge(ends=(node.host, node.peer), series=_series(node)) for node in bench.nodes if node.peer is not None]
-    found = find_slow(edges)
-    inside = _judge_inside([node for node in bench.nodes if node.peer is None])
-    outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
-    nodes = SlowParts(
-        nodes=_once((*inside, *outside), lambda node: node.host),
-        node_links=found.edges,
-        wiring=found.wiring,
-        nodes_judged=can_judge(edges) or bool(inside),
-    )
-    ranks_on = Counter(member.host for member in bench.members)
+    edges = {(node.host, node.peer): node for node in bench.nodes if node.peer is not None}
+    outside, node_links, node_wiring = find_slow(edges)
+    inside = _slow_inside([node for node in bench.nodes if node.peer is None])
+    slow_hosts, host_links, host_wiring, kinds = _judge_hosts(bench.pairs)
+    found = [find_slow(kind) for kind in kinds]
     host_of = {member.rank: member.host for member in bench.members}
-    of_nodes = {node.host for node in nodes.nodes}
-    linked = {frozenset(link.ends) for link in nodes.node_links}
+    ranks_on = Counter(host_of.values())
+    of_nodes = {slow.ends[0] for slow in (*inside, *outside)}
+    linked = {frozenset(link.ends) for link in node_links}
     ranks = [
-        slow for slow in pairs.ranks if ranks_on[host_of[slow.ends[0]]] > 1 or host_of[slow.ends[0]] not in of_nodes
+        slow
+        for slow in _once(slow for ends, _, _ in found for slow in ends)
+        if ranks_on[host_of[slow.ends[0]]] > 1 or host_of[slow.ends[0]] not in of_nodes
     ]
     blamed = {host_of[slow.ends[0]] for slow in ranks}
     return SlowParts(
         ranks=tuple(ranks),
-        links=tuple(link for link in pairs.links if frozenset(host_of[rank] for rank in link.ends) not in linked),
-        nodes=tuple(
-            node for node in _once((*nodes.nodes, *pairs.nodes), lambda node: node.host) if node.host not in blamed
+        links=tuple(
+            link
+            for _, links, _ in found
+            for link in links
+            if frozenset(host_of[rank] for rank in link.ends) not in linked
         ),
-        node_links=(*nodes.node_links, *(link for link in pairs.node_links if frozenset(link.ends) not in linked)),
-        wiring=pairs.wiring + nodes.wiring,
-        pairs_judged=pairs.pairs_judged,
-        nodes_judged=nodes.nodes_judged,
-    )
-
-
-def _judge_pairs(pairs: Sequence[Pair]) -> SlowParts:
-    """Compare pairs inside a host with pairs of the same host, and pairs between hosts with each other."""
-    inside = grouped((pair.hosts[0], pair) for pair in pairs if pair.hosts[0] == pair.hosts[1])
-    across = [pair for pair in pairs if pair.hosts[0] != pair.hosts[1]]
-    by_hosts = grouped(((min(pair.hosts), max(pair.hosts)), pair) for pair in across)
-    between: SlowEdges[str] = SlowEdges()
-    if not all(len(pairs) == 1 for pairs in by_hosts.values()):  # else ranks are judged instead
-        between = find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in by_hosts.items())
-    slow_hosts = {slow.ends[0] for slow in between.ends}
-    slow_links = {frozenset(slow.ends) for slow in between.edges}
-    # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
-    left = [pair for pair in across if not slow_hosts & set(pair.hosts) and frozenset(pair.hosts) not in slow_links]
-    kinds = [[Edge(ends=pair.ranks, series=_series(pair)) for pair in kind] for kind in (*inside.values(), left)]
-    found = [find_slow(kind) for kind in kinds]
-    return SlowParts(
-        ranks=_once((slow for one in found for slow in one.ends), lambda slow: slow.ends[0]),
-        links=tuple(slow for one in found for slow in one.edges),
-        nodes=tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in between.ends),
-        node_links=between.edges,
-        wiring=between.wiring + sum(one.wiring for one in found),
+        nodes=tuple(node for node in _once((*inside, *outside, *slow_hosts)) if node.ends[0] not in blamed),
+        node_links=(*node_links, *(link for link in host_links if frozenset(link.ends) not in linked)),
+        wiring=host_wiring + node_wiring + sum(wiring for _, _, wiring in found),
         pairs_judged=any(map(can_judge, kinds)) or bool(slow_hosts),
+        nodes_judged=can_judge(edges) or bool(inside),
     )
 
 
-def _series(result: Pair | NodeResult) -> Turns:
-    return Turns(busbws_gb_s=result.busbws_gb_s, latencies_us=result.latencies_us)
+def _once(found: Iterable[Slow[End]]) -> tuple[Slow[End], ...]:
+    """Keep the first entry for a rank or host: it may be slow both inside its host and with other hosts."""
+    return tuple(own[0] for own in grouped((slow.ends, slow) for slow in found).values())
 
 
-def _middle(pairs: Sequence[Pair]) -> Turns:
-    return Turns(
-        busbws_gb_s=tuple(map(statistics.median, zip(*(pair.busbws_gb_s for pair in pairs), strict=False))),
-        latencies_us=tuple(map(statistics.median, zip(*(pair.latencies_us for pair in pairs), strict=False))),
-    )
+def _judge_hosts(pairs: Sequence[Pair]) -> tuple[SlowOnes[str], SlowOnes[str], int, list[dict[tuple[int, int], Pair]]]:
+    """Find the slow hosts and links between hosts, and return the other pairs in groups of one kind.
+
+    Pairs inside a host are compared with pairs of the same host, and pairs between hosts with each other.
+    """
+    by_hosts = grouped(((min(pair.hosts), max(pair.hosts)), pair) for pair in pairs)
+    inside = [own for (host, other), own in by_hosts.items() if host == other]
+    between = {hosts: own for hosts, own in by_hosts.items() if hosts[0] != hosts[1]}
+    edges: dict[tuple[str, str], Pair] = {}
+    if any(len(own) > 1 for own in between.values()):  # else ranks are judged instead
+        for hosts, own in between.items():
+            rates = zip(*(pair.busbws_gb_s for pair in own), strict=False)
+            times = zip(*(pair.latencies_us for pair in own), strict=False)
+            edges[hosts] = replace(
+                own[0], busbws_gb_s=tuple(map(median, rates)), latencies_us=tuple(map(median, times))
+            )
+    slow_hosts, links, wiring = find_slow(edges)
+    # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
+    slow = {slow.ends[0] for slow in slow_hosts}
+    unclear = {hosts for hosts in between if not slow & set(hosts)} - {link.ends for link in links}
+    left = [pair for pair in pairs if (min(pair.hosts), max(pair.hosts)) in unclear]
+    return slow_hosts, links, wiring, [{pair.ranks: pair for pair in kind} for kind in (*inside, left)]
 
 
-def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
+def _slow_inside(alone: Sequence[NodeResult]) -> tuple[Slow[str], ...]:
     """Compare what nodes with the same number of ranks reach by themselves."""
     found = []
     for node in alone:
         others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
         # With only one other node, either may be to blame.
-        if len(others) >= 2:
-            beside = [_series(other) for other in others]
-            slowness = compare([_series(node)], beside, make_rows([_series(node), *beside]))
-            if slowness:
-                found.append(SlowNode(host=node.host, slowness=slowness, inside=True))
+        slowness = compare([node], others, make_rows([node, *others])) if len(others) >= 2 else ()
+        if slowness:
+            found.append(Slow(ends=(node.host,), slowness=slowness, inside=True))
     return tuple(found)
-
-
-def _once(found: Iterable[_Found], key: Callable[[_Found], object]) -> tuple[_Found, ...]:
-    """Keep the first entry for a rank or host: it may be slow both inside its host and with other hosts."""
-    first: dict[object, _Found] = {}
-    for one in found:
-        first.setdefault(key(one), one)
-    return tuple(first.values())
 
 
 AT_ONCE = "several ran at once, so they may have slowed each other"
@@ -377,115 +329,84 @@ LEAST_CALLS = 20  # the least number of calls, as for a straggler: fewer are cha
 NARROW = "small messages do not take twice as long as usual: the bandwidth is low, and the CPU is not slow"
 SLOW_TO_ANSWER = "its latency is high, not its transfer time: check its CPU core before its links"
 
+# What is said of a slow part: whose figures these are, what is wrong, and what to do.
+PARTS = {
+    "rank": ("the pairs of rank {0}", "rank {0} on {hosts} is slow with every other rank", FIX_RANK),
+    "link": ("ranks {0} and {1}", "ranks {0} and {1} ({hosts}) are slow only with each other", FIX_LINK),
+    "node": ("the pairs of {0}", "node {0}: it is slow with every other node", FIX_NODE),
+    "inside": ("the ranks of {0}", "node {0}: its ranks are slow among themselves", FIX_INSIDE),
+    "node link": ("nodes {0} and {1}", "nodes {0} and {1} are slow only with each other", FIX_LINK),
+}
 
-def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
-    """Report that a rank is slow with every other rank."""
-    bench, rank = measured.bench, slow.ends[0]
-    host = _host(bench, rank)
-    late = [
-        late_us for pair in bench.pairs for end, late_us in zip(pair.ranks, pair.late_us, strict=True) if end == rank
+
+def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
+    """Report a slow part: the ranks or hosts in ``slow.ends``."""
+    bench, ends = measured.bench, sorted(slow.ends)
+    host_of = {member.rank: member.host for member in bench.members}
+    of_ranks = part in {"rank", "link"}
+    results: Sequence[Series] = bench.pairs if of_ranks else bench.nodes or bench.pairs
+    if of_ranks:
+        ranks, hosts = ends, list(dict.fromkeys(host_of[rank] for rank in ends))
+    else:
+        ranks, hosts = sorted(rank for rank, host in host_of.items() if host in ends), ends
+    whose, what, fix = (text.format(*ends, hosts=", ".join(hosts)) for text in PARTS[part])
+    evidence = [
+        f"{whose}: {_amount(slowness)}, the median of the others; at least twice as slow in "
+        f"{slowness.slow_turns} of {slowness.turns} rounds"
+        for slowness in slow.slowness
     ]
-    evidence = list(say_evidence(slow.slowness, f"the pairs of rank {rank}"))
-    if min(late, default=0.0) >= LATE_US:
-        evidence.append(f"in its pairs, it calls at least {say_time(min(late))} after the other rank")
-    if sum(member.host == host for member in bench.members) == 1:
-        evidence.append(f"it is the only rank on {host}, so it cannot be distinguished from the host's network")
-    evidence += _reasons(measured, {rank}, {host})
-    summary = f"rank {rank} on {host} is slow with every other rank: {say_amount(slow.slowness[0])}"
-    return _problem(summary, evidence, bench.pairs, fix=FIX_RANK, ranks=(rank,), hosts=(host,))
-
-
-def slow_link(link: Slow[int], measured: Measured) -> Problem:
-    """Report that two ranks are slow with each other only."""
-    first, last = ranks = tuple(sorted(link.ends))
-    hosts = tuple(dict.fromkeys(_host(measured.bench, rank) for rank in ranks))
-    evidence = [*say_evidence(link.slowness, f"ranks {first} and {last}"), *_reasons(measured, ranks, ())]
-    summary = (
-        f"ranks {first} and {last} ({', '.join(hosts)}) are slow only with each other: {say_amount(link.slowness[0])}"
-    )
-    return _problem(summary, evidence, measured.bench.pairs, fix=FIX_LINK, ranks=ranks, hosts=hosts)
-
-
-def slow_node_link(link: Slow[str], measured: Measured) -> Problem:
-    """Report that two nodes are slow with each other only."""
-    bench = measured.bench
-    first, last = hosts = tuple(sorted(link.ends))
-    evidence = say_evidence(link.slowness, f"nodes {first} and {last}")
-    amount = say_amount(link.slowness[0])
-    summary = f"nodes {first} and {last} are slow only with each other: {amount}"
-    ranks = _ranks(bench, hosts)
-    return _problem(summary, evidence, bench.nodes or bench.pairs, fix=FIX_LINK, ranks=ranks, hosts=hosts)
-
-
-def slow_node(node: SlowNode, measured: Measured) -> Problem:
-    """Report that a node is slow with the others, or inside."""
-    bench, host = measured.bench, node.host
-    where = "its ranks are slow among themselves" if node.inside else "it is slow with every other node"
-    whose = f"the ranks of {host}" if node.inside else f"the pairs of {host}"
-    evidence = [*say_evidence(node.slowness, whose), *_reasons(measured, (), {host})]
-    summary = f"node {host}: {where}: {say_amount(node.slowness[0])}"
-    fix, ranks = FIX_INSIDE if node.inside else FIX_NODE, _ranks(bench, {host})
-    return _problem(summary, evidence, bench.nodes or bench.pairs, fix=fix, ranks=ranks, hosts=(host,))
-
-
-def _problem(
-    summary: str,
-    evidence: Sequence[str],
-    results: Sequence[Pair | NodeResult],
-    *,
-    fix: str,
-    ranks: tuple[int, ...],
-    hosts: tuple[str, ...],
-) -> Problem:
-    alone = all(result.alone for result in results)
-    return Problem(
-        summary=summary,
-        evidence=(*evidence, *(() if alone else (AT_ONCE,))),
-        fix=fix,
-        confidence=Confidence.HIGH if alone else Confidence.MEDIUM,
-        ranks=ranks,
-        hosts=hosts,
-    )
-
-
-def _reasons(measured: Measured, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:
-    """Return what was found on exactly these ranks, or on these hosts if the bench has others."""
-    every = {member.host for member in measured.bench.members}
-    return tuple(
+    if len(slow.slowness) == 1:
+        evidence.append(NARROW if slow.slowness[0].measure is Measure.BANDWIDTH else SLOW_TO_ANSWER)
+    if part == "rank":
+        late_us = [
+            time_us
+            for pair in bench.pairs
+            for rank, time_us in zip(pair.ranks, pair.late_us, strict=True)
+            if rank == ends[0]
+        ]
+        if min(late_us, default=0.0) >= LATE_US:
+            evidence.append(f"in its pairs, it calls at least {_time(min(late_us))} after the other rank")
+        if list(host_of.values()).count(hosts[0]) == 1:
+            evidence.append(f"it is the only rank on {hosts[0]}, so it cannot be distinguished from the host's network")
+    # What was found on exactly these ranks, or on this host if the bench has others
+    every = set(host_of.values())
+    evidence += [
         f"{reason.text} ({reason.source})"
         for reason in measured.reasons
-        if (reason.ranks and set(reason.ranks) <= set(ranks))
-        or (not reason.ranks and reason.hosts and set(reason.hosts) <= set(hosts) < every)
+        if (of_ranks and reason.ranks and set(reason.ranks) <= set(ranks))
+        or (len(ends) == 1 and not reason.ranks and reason.hosts and set(reason.hosts) <= set(hosts) < every)
+    ]
+    alone = all(result.alone for result in results)
+    return Problem(
+        summary=f"{what}: {_amount(slow.slowness[0])}",
+        evidence=tuple(evidence if alone else [*evidence, AT_ONCE]),
+        fix=fix,
+        confidence=Confidence.HIGH if alone else Confidence.MEDIUM,
+        ranks=tuple(ranks),
+        hosts=tuple(hosts),
     )
 
 
-def _host(bench: Bench, rank: int) -> str:
-    return next(member.host for member in bench.members if member.rank == rank)
+def _find_late(bench: Bench) -> Problem | None:
+    """Report the rank that comes late to calls, if any. The others wait for it in every call, but none of them is slow.
 
-
-def _ranks(bench: Bench, hosts: Collection[str]) -> tuple[int, ...]:
-    return tuple(sorted(member.rank for member in bench.members if member.host in hosts))
-
-
-def find_late(bench: Bench) -> Arrival | None:
-    """Return the rank that comes late, if any. Only one rank can be last in most calls."""
+    Only one rank can be last in most calls.
+    """
     times = [result.p50_us for result in bench.results if result.mode is Mode.LATENCY]
     least = max(LATE_US, RELATIVE * min(times, default=0.0))
-    late = (one for one in bench.arrivals if one.late_us >= least and one.share >= SHARE and one.calls >= LEAST_CALLS)
-    return next(late, None)
-
-
-def say_late(late: Arrival, bench: Bench) -> Problem:
-    """Report the late rank. The others wait for it in every call, but none of them is slow."""
+    found = (one for one in bench.arrivals if one.late_us >= least and one.share >= SHARE and one.calls >= LEAST_CALLS)
+    late = next(found, None)
+    if late is None or describe_shared_gpus(bench.members):
+        return None
     seen = (
-        f"in {late.calls} calls with a barrier before each, it came {say_time(late.late_us)} after the others "
-        f"(median; p95 {say_time(late.late_p95_us)}), and last in {late.share:.0%} of them"
+        f"in {late.calls} calls with a barrier before each, it came {_time(late.late_us)} after the others "
+        f"(median; p95 {_time(late.late_p95_us)}), and last in {late.share:.0%} of them"
     )
     next_us = max((one.late_us for one in bench.arrivals if one.rank != late.rank), default=0.0)
     return Problem(
-        summary=f"rank {late.rank} on {late.host} is {say_time(late.late_us)} late to each call, and the others wait "
+        summary=f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call, and the others wait "
         "for it",
-        evidence=(seen, f"none of the others comes later than {say_time(max(next_us, 0.0))} after the rest"),
+        evidence=(seen, f"none of the others comes later than {_time(max(next_us, 0.0))} after the rest"),
         fix="check what delays this rank before a call: a process on its core (`top`, `pidstat -t 1`), a "
         "power-saving core, or network card interrupts; give each rank its own cores (torchrun --numa-binding, "
         "srun --cpu-bind=cores)",
@@ -494,53 +415,24 @@ def say_late(late: Arrival, bench: Bench) -> Problem:
     )
 
 
-def say_amount(slowness: Slowness) -> str:
-    """Say briefly what was reached and what is usual: "0.012 GB/s where 0.93 GB/s is usual"."""
+def _amount(slowness: Slowness) -> str:
+    """Say briefly what was reached and what is usual: "0.012 GB/s instead of the usual 0.93 GB/s"."""
     own = _range(slowness.measure, slowness.low, slowness.high)
     usual = _range(slowness.measure, slowness.usual, slowness.usual)
     small = "" if slowness.measure is Measure.BANDWIDTH else " for a small message"
     return f"{own}{small} instead of the usual {usual}"
 
 
-def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
-    """Say in what it is slow, by how much, and what that rules out; ``whose`` is like "the pairs of rank 2"."""
-    lines = [
-        f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in "
-        f"{slowness.slow_turns} of {slowness.turns} rounds"
-        for slowness in found
-    ]
-    measures = {slowness.measure for slowness in found}
-    if measures == {Measure.BANDWIDTH}:
-        lines.append(NARROW)
-    elif measures == {Measure.LATENCY}:
-        lines.append(SLOW_TO_ANSWER)
-    return tuple(lines)
-
-
-def say_seen(results: Sequence[Pair | NodeResult], noun: str) -> str:
-    """Say what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
-    rates = [result.busbw_gb_s for result in results if result.busbw_gb_s is not None]
-    times = [result.latency_us for result in results]
-    reach = [_range(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []
-    return f"{len(results)} {noun}: {', '.join([*reach, _range(Measure.LATENCY, min(times), max(times))])}"
-
-
-def say_time(time_us: float) -> str:
-    """Write a time: "430 us", "2.4 ms"."""
+def _time(time_us: float) -> str:
     return _range(Measure.LATENCY, time_us, time_us)
 
 
 def _range(measure: Measure, low: float, high: float) -> str:
+    """Write "0.91-1.1 GB/s", "430 us" or "2.4-3.5 ms"."""
     unit, scale = ("GB/s", 1.0) if measure is Measure.BANDWIDTH else ("us", 1.0) if high < 1000 else ("ms", 1e-3)
-    first, last = _number(low * scale), _number(high * scale)
-    return f"{first} {unit}" if first == last else f"{first}-{last} {unit}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
-
-
-NOT_ASKED = "neither --pairs nor --by-node was given"
+    values = (low * scale, high * scale)
+    ends = dict.fromkeys(f"{value:.0f}" if value >= 100 else f"{value:.2g}" for value in values)
+    return f"{'-'.join(ends)} {unit}"
 
 
 @rule(
@@ -553,39 +445,33 @@ NOT_ASKED = "neither --pairs nor --by-node was given"
 def check_slow_rank(measured: Measured) -> Answer:
     """Report a rank that is slow with every other rank, or that comes late to every call, while the others are fine."""
     bench, who = measured.bench, find_who(measured.bench)
-    late = None if describe_shared_gpus(bench.members) else find_late(bench)
+    late = _find_late(bench)
     # A rank that comes late to calls is slow in pairs too.
-    problems = [slow_rank(slow, measured) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
+    problems = [_problem("rank", slow, measured) for slow in who.ranks if late is None or slow.ends != late.ranks]
     if late is not None:
-        problems.append(say_late(late, bench))
+        problems.append(late)
     if problems:
-        return judged(problems, "")
-    unknown_why = _why_pairs_are_unknown(bench, who)
-    if bench.settings.pairs and unknown_why:
-        return unknown(unknown_why)
-    seen = [say_seen(bench.pairs, "pairs of ranks")] if bench.pairs else []
+        return judged(problems)
+    if bench.settings.pairs and (why := _why_unknown(bench, who, pairs=True)):
+        return unknown(why)
+    seen = [_compared(bench.pairs, "pairs of ranks")] if bench.pairs else []
     if bench.arrivals:
-        latest = max(bench.arrivals, key=lambda one: one.late_us)
-        seen.append(f"the latest rank comes {say_time(max(latest.late_us, 0.0))} after the others")
+        latest_us = max(one.late_us for one in bench.arrivals)
+        seen.append(f"the latest rank comes {_time(max(latest_us, 0.0))} after the others")
     return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not given")
 
 
 @rule("DD403", "slow-link", Severity.WARNING, "Two ranks or nodes are slow only with each other", after=("slow-rank",))
 def check_slow_link(measured: Measured) -> Answer:
     """Report two ranks or nodes that are slow only with each other."""
-    bench, who = measured.bench, find_who(measured.bench)
+    settings, who = measured.bench.settings, find_who(measured.bench)
     problems = [
-        *(slow_link(link, measured) for link in who.links),
-        *(slow_node_link(link, measured) for link in who.node_links),
+        *(_problem("link", link, measured) for link in who.links),
+        *(_problem("node link", link, measured) for link in who.node_links),
     ]
-    if problems:
-        return judged(problems, "")
-    if not bench.settings.pairs and not bench.settings.by_node:
-        return skipped(NOT_ASKED)
-    unknown_why = _why_pairs_are_unknown(bench, who) if bench.settings.pairs else _why_nodes_are_unknown(bench, who)
-    if unknown_why:
-        return unknown(unknown_why)
-    return judged([], _seen(bench, who))
+    if not problems and not settings.pairs and not settings.by_node:
+        return skipped("neither --pairs nor --by-node was given")
+    return _answer(problems, measured.bench, who, pairs=settings.pairs)
 
 
 @rule(
@@ -593,20 +479,48 @@ def check_slow_link(measured: Measured) -> Answer:
 )
 def check_slow_node(measured: Measured) -> Answer:
     """Report a node that is slow with every other node, or whose own ranks are slow while those of others are not."""
-    bench, who = measured.bench, find_who(measured.bench)
-    if who.nodes:
-        return judged([slow_node(node, measured) for node in who.nodes], "")
-    if not bench.settings.by_node:
+    who = find_who(measured.bench)
+    problems = [_problem("inside" if node.inside else "node", node, measured) for node in who.nodes]
+    if not problems and not measured.bench.settings.by_node:
         return skipped("--by-node was not given")
-    unknown_why = _why_nodes_are_unknown(bench, who)
-    return unknown(unknown_why) if unknown_why else judged([], _seen(bench, who))
+    return _answer(problems, measured.bench, who, pairs=False)
 
 
-def _why_pairs_are_unknown(bench: Bench, who: SlowParts) -> str:
-    if who.pairs_judged:
+def _answer(problems: Sequence[Problem], bench: Bench, who: SlowParts, *, pairs: bool) -> Answer:
+    """Answer with the problems, or why there may be others, or what was compared."""
+    if problems:
+        return judged(problems)
+    if why := _why_unknown(bench, who, pairs=pairs):
+        return unknown(why)
+    between = [node for node in bench.nodes if node.peer is not None]
+    compared = ((bench.pairs, "pairs of ranks"), (between, "pairs of nodes"))
+    seen = [_compared(results, noun) for results, noun in compared if results]
+    if who.wiring:
+        seen.append(
+            f"{who.wiring} of them are slower than others, too many for faults: this is the topology of the machines"
+        )
+    return judged([], "; ".join(seen))
+
+
+def _compared(results: Sequence[Series], noun: str) -> str:
+    """Say what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
+    rates = [result.busbw_gb_s for result in results if result.busbw_gb_s is not None]
+    times = [result.latency_us for result in results]
+    reach = [_range(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []
+    return f"{len(results)} {noun}: {', '.join([*reach, _range(Measure.LATENCY, min(times), max(times))])}"
+
+
+def _why_unknown(bench: Bench, who: SlowParts, *, pairs: bool) -> str:
+    """Return why no slow one can be found among the pairs of ranks, or those of nodes."""
+    if who.pairs_judged if pairs else who.nodes_judged:
         return ""
     if shared := describe_shared_gpus(bench.members):
         return shared
+    hosts = len({member.host for member in bench.members})
+    if not pairs and hosts < 3:
+        return f"three nodes are needed to find the slow one, and there {'is one' if hosts == 1 else 'are two'}"
+    if not pairs:
+        return "too few pairs of nodes were measured"
     if len(bench.members) < 3:
         return "three ranks are needed: in a single pair, either rank may be slow"
     if not bench.pairs:
@@ -614,30 +528,3 @@ def _why_pairs_are_unknown(bench: Bench, who: SlowParts) -> str:
     if min(len(pair.busbws_gb_s) for pair in bench.pairs) < LEAST_TURNS:
         return "there were too few rounds to distinguish a short disturbance from a slow rank"
     return "no host has three ranks, and there are too few pairs between hosts to compare"
-
-
-def _why_nodes_are_unknown(bench: Bench, who: SlowParts) -> str:
-    if who.nodes_judged:
-        return ""
-    if shared := describe_shared_gpus(bench.members):
-        return shared
-    hosts = len({member.host for member in bench.members})
-    if hosts < 3:
-        return f"three nodes are needed to find the slow one, and there {'is one' if hosts == 1 else 'are two'}"
-    return "too few pairs of nodes were measured"
-
-
-def _seen(bench: Bench, who: SlowParts) -> str:
-    seen = [
-        say_seen(results, noun)
-        for results, noun in (
-            (bench.pairs, "pairs of ranks"),
-            ([node for node in bench.nodes if node.peer is not None], "pairs of nodes"),
-        )
-        if results
-    ]
-    if who.wiring:
-        seen.append(
-            f"{who.wiring} of them are slower than others, too many for faults: this is the topology of the machines"
-        )
-    return "; ".join(seen)

@@ -197,4 +197,4 @@ def _by_reference(job: Job, ranks: int) -> tuple[float, str] | None:
     name, shape = names.pop(), (ranks, len({rank.host for rank in job.ranks}), Collective.ALL_REDUCE)
     rows = (row for row in read_references() if (row.ranks, row.nodes, row.collective) == shape)
     row = next((row for row in rows if row.gpu.fullmatch(name)), None)
-    return None if row is None else (row.low_gb_s, f"published for {row.text}")
+    return None if row is None else (row.reference.gb_s, f"published for {row.reference.text}")
