@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Bench, Member, NcclLog
     from ddpdoctor.model.node import Fleet, Gpu, Interface, Load, Network, Node, NodeProcess
-    from ddpdoctor.rules.network import Pick, Setting
+    from ddpdoctor.rules.network import Setting
 
 
 class Effect(IntEnum):
@@ -83,16 +83,16 @@ class BenchView:
 
 def view(bench: Bench, fleet: Fleet | None) -> BenchView:
     """Match ranks with machines. Machines without a rank of the bench are left out."""
-    if fleet is None:
-        return BenchView(bench=bench)
-    found = (BenchNode(node=node, members=_members(bench, node, alone=len(fleet.nodes) == 1)) for node in fleet.nodes)
-    return BenchView(bench=bench, places=tuple(place for place in found if place.members))
-
-
-def _members(bench: Bench, node: Node, *, alone: bool) -> tuple[Member, ...]:
-    """Return the ranks of a node. A single machine that was inspected without a launcher holds all ranks."""
-    ranks = set(node.ranks)
-    return tuple(member for member in bench.members if member.rank in ranks or (alone and not ranks))
+    nodes = fleet.nodes if fleet is not None else ()
+    places = []
+    for node in nodes:
+        ranks = set(node.ranks)
+        # A single machine that was inspected without a launcher holds all ranks.
+        has_all = not ranks and len(nodes) == 1
+        members = tuple(member for member in bench.members if has_all or member.rank in ranks)
+        if members:
+            places.append(BenchNode(node=node, members=members))
+    return BenchView(bench=bench, places=tuple(places))
 
 
 def weigh(
@@ -114,9 +114,6 @@ def order(found: Iterable[Weighed]) -> tuple[Reason, ...]:
         ranks = tuple(sorted({*former.ranks, *reason.ranks}))
         drawn[one.effect, reason.text, reason.source, reason.fix] = replace(former, hosts=hosts, ranks=ranks)
     return tuple(drawn.values())
-
-
-_Harm = tuple[Effect, str, str, "Setting"]  # how much a setting explains, in words, with its source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +155,14 @@ def variable_reasons(view: BenchView) -> Iterator[Weighed]:
     for place in view.places:
         for process in place.node.processes:
             ranks = () if process.rank is None else (process.rank,)
-            for effect, text, source, setting in _judge(view, place, process):
+            for effect, text, setting, misread in _harms(view, place, process):
+                source = f"DD115 nccl-conf ({setting.path})" if setting.path else "DD114 env-danger"
+                source = "DD112 env-value" if misread else source
                 yield weigh(effect, place, text, source, fix=setting.removal, ranks=ranks)
 
 
-def _judge(view: BenchView, place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
+def _harms(view: BenchView, place: BenchNode, process: NodeProcess) -> Iterator[tuple[Effect, str, Setting, bool]]:
+    """Yield how much a process's settings explain, in words, and whether NCCL misreads the value."""
     measured = read_context(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
@@ -171,46 +171,27 @@ def _judge(view: BenchView, place: BenchNode, process: NodeProcess) -> Iterator[
             continue
         flaw = find_danger(variable, setting.value, measured)
         if flaw is not None:
-            yield bearing.effect, flaw.summary, _source(setting), setting
-    if view.nccl:
-        yield from _few_channels(place, process)
-        yield from _misread(place, process)
-    if view.nccl and view.between_hosts:
-        yield from _off_in_a_file(place, process)
-
-
-def _off_in_a_file(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
-    setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
-    if setting is None or setting.path is None or not setting.number or rdma is None:
+            yield bearing.effect, flaw.summary, setting, False
+    if not view.nccl:
         return
-    ports = [label(device, port) for device, port in network_ports(place.node, rdma)]
-    if ports:
-        text = f"{setting} disables the RDMA network on {words(ports)}: NCCL will use TCP sockets"
-        yield Effect.OTHER_WAY, text, _source(setting), setting
-
-
-def _few_channels(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
     for name in CHANNEL_LIMITS:
         setting = find_setting(place.node, process, name)
         if setting is not None and setting.number is not None and 0 < setting.number < FEW_CHANNELS:
             text = f"{setting}: NCCL can open at most {setting.number} channels, but normally opens 12 to 32 on NVLink"
-            yield Effect.LIMIT, text, _source(setting), setting
-
-
-def _misread(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
-    """Yield tuning values that NCCL misreads: it takes NCCL_BUFFSIZE=4M as 4 bytes."""
-    measured = read_context(place.node, process)
+            yield Effect.LIMIT, text, setting, False
     for name in process.variables:
         variable, setting = find_variable(name), find_setting(place.node, process, name)
         if variable is None or setting is None or (variable.component, variable.kind) != ("nccl", "tune"):
             continue
         flaw = find_wrong_value(variable, setting.value, measured)
-        if flaw is not None:
-            yield Effect.LIMIT, flaw.summary, "DD112 env-value", setting
-
-
-def _source(setting: Setting) -> str:
-    return f"DD115 nccl-conf ({setting.path})" if setting.path else "DD114 env-danger"
+        if flaw is not None:  # NCCL takes NCCL_BUFFSIZE=4M as 4 bytes
+            yield Effect.LIMIT, flaw.summary, setting, True
+    setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
+    if view.between_hosts and setting is not None and setting.path is not None and setting.number and rdma is not None:
+        ports = [label(device, port) for device, port in network_ports(place.node, rdma)]
+        if ports:
+            text = f"{setting} disables the RDMA network on {words(ports)}: NCCL will use TCP sockets"
+            yield Effect.OTHER_WAY, text, setting, False
 
 
 BUSY_CORES = 0.25  # our choice: a quarter of a processor; daemons briefly use less
@@ -218,7 +199,6 @@ STEAL_SHARE = 0.05  # our choice: a twentieth of the time in which a virtual mac
 # Drivers whose "powersave" is the normal governor and clocks up under load (Linux, admin-guide/pm/intel_pstate.rst and
 # amd-pstate.rst). With all others it is the lowest clock.
 SELF_CLOCKING = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
-FOLDER = "/sys/devices/system/cpu"
 SAVING = "power"  # the energy_performance_preference that prefers saving power over speed
 
 
@@ -229,7 +209,10 @@ def processor_reasons(view: BenchView) -> Iterator[Weighed]:
         yield from _crowded(place)
         if load is not None:
             yield from _busy(place, load)
-            yield from _stolen(place, load)
+            if load.steal_share is not None and load.steal_share >= STEAL_SHARE:
+                text = f"the hypervisor took {load.steal_share:.0%} of this virtual machine's CPU time (steal)"
+                fix = "request dedicated CPUs, or another machine"
+                yield weigh(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
             for one in load.governors:
                 if one.name == "powersave" and one.driver not in SELF_CLOCKING:
                     effect, what = Effect.LIMIT, "stay at their lowest clock"
@@ -240,9 +223,8 @@ def processor_reasons(view: BenchView) -> Iterator[Weighed]:
                 preference = f", preference {one.preference}" if one.preference else ""
                 words = f"governor {one.name} of {one.driver or 'an unknown driver'}{preference}"
                 text = f"{count_of(one.cpus, 'CPU')} {what}: {words}"
-                yield weigh(
-                    effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance"
-                )
+                fix = "sudo cpupower frequency-set -g performance"
+                yield weigh(effect, place, text, "/sys/devices/system/cpu/*/cpufreq", fix=fix)
 
 
 def _crowded(place: BenchNode) -> Iterator[Weighed]:
@@ -255,17 +237,15 @@ def _crowded(place: BenchNode) -> Iterator[Weighed]:
         return
     online = limits.cpus_online if limits is not None else len(cpus)
     of_all = f" of the machine's {online}" if online > len(cpus) else ""
+    who = "1 rank has" if ranks == 1 else f"{ranks} ranks share"
     if given < len(cpus):
-        text = f"{_ranks(ranks)} a quota of {given:.3g} CPUs: the kernel throttles all of them when it is used up"
+        text = f"{who} a quota of {given:.3g} CPUs: the kernel throttles all of them when it is used up"
         source = "cpu.max of the cgroup"
     else:
-        own = count_of(len(cpus), "CPU")
-        text = f"{_ranks(ranks)} {own}{of_all}: a collective waits for ranks that have no core"
+        text = f"{who} {count_of(len(cpus), 'CPU')}{of_all}: a collective waits for ranks that have no core"
         source = "sched_getaffinity"
-    fix = (
-        f"start at most {count_of(max(1, int(given)), 'rank')} here, or give them more CPUs: taskset, srun -c, docker "
-        "run --cpus"
-    )
+    most = count_of(max(1, int(given)), "rank")
+    fix = f"start at most {most} here, or give them more CPUs: taskset, srun -c, docker run --cpus"
     yield weigh(Effect.LIMIT, place, text, source, ranks=place.ranks, fix=fix)
 
 
@@ -289,18 +269,6 @@ def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
         )
 
 
-def _stolen(place: BenchNode, load: Load) -> Iterator[Weighed]:
-    if load.steal_share is None or load.steal_share < STEAL_SHARE:
-        return
-    text = f"the hypervisor took {load.steal_share:.0%} of this virtual machine's CPU time (steal)"
-    fix = "request dedicated CPUs, or another machine"
-    yield weigh(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
-
-
-def _ranks(count: int) -> str:
-    return "1 rank has" if count == 1 else f"{count} ranks share"
-
-
 SOURCE = "NCCL's log"
 SOCKETS = "NET/Socket"
 NVLS_RANKS = 3  # NCCL uses NVLink SHARP only from three GPUs per host on (src/transport/nvls.cc: gpuCount <= 2 returns)
@@ -310,17 +278,71 @@ NVLS_PARTS = ("H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "G
 
 def nccl_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield reasons in NCCL's choices, or nothing if NCCL was not measured or its log was not captured."""
-    if not view.nccl:
+    for place in view.places if view.nccl else ():
+        for effect, chosen_by, text, fix in (*_choices_between_hosts(view, place), *_choices_inside(view, place)):
+            ranks = tuple(sorted(chosen_by))
+            whole = "" if set(ranks) == set(place.ranks) else f"{rank_list(ranks)}: "
+            yield weigh(effect, place, whole + text, SOURCE, fix=fix, ranks=ranks)
+
+
+def _choices_between_hosts(view: BenchView, place: BenchNode) -> Iterator[_Choice]:
+    if not view.between_hosts:
         return
-    for place in view.places:
-        logs = view.logs(place)
-        if view.between_hosts:
-            yield from _sockets(place, logs)
-            yield from _no_gdr(place, logs)
-        if len(place.members) > 1:
-            yield from _host_memory(place, logs)
-        if len(place.members) >= NVLS_RANKS and Collective.ALL_REDUCE in view.bench.settings.collectives:
-            yield from _no_nvls(place, logs)
+    logs = view.logs(place)
+    # Ranks that send over TCP, and whether something better is available
+    those = [log for log in logs if log.network == "Socket" and (SOCKETS in log.transports or not log.transports)]
+    if those:
+        names = words([name for log in those for name in log.interfaces] or ["its log names no interface"])
+        rdma = known(place.node.rdma)
+        ports = network_ports(place.node, rdma) if rdma is not None else ()
+        effect, why, fix = Effect.LIMIT, ": no RDMA network is up here", ""
+        if ports:
+            better = words([label(device, port) for device, port in ports])
+            rate = ports[0][1].rate_text or ports[0][1].link_layer
+            effect, why = Effect.OTHER_WAY, f", although RDMA is up on {better} ({rate})"
+            where = "NCCL_IB_DISABLE, NCCL_NET, NCCL_IB_HCA and, in a container, /dev/infiniband"
+            fix = f"check {where}: ddpdoctor check-env"
+        yield effect, {log.rank for log in those}, f"NCCL uses TCP to other hosts ({names}){why}", fix
+    # Ranks whose data goes through host memory to an RDMA card although the GPUs could avoid that
+    ways = [
+        (log.rank, way)
+        for log in logs
+        for way in log.transports
+        if way.startswith("NET/") and way != SOCKETS and not way.endswith("/GDRDMA")
+    ]
+    if ways and all(is_data_center(gpu) for gpu in _gpus(place)):
+        text = f"NCCL does not use GPUDirect RDMA to other hosts ({ways[0][1]}): data goes through host memory"
+        fix = "modprobe nvidia-peermem, or a kernel and driver with DMA-BUF; see peermem and acs-iommu of check-env"
+        yield Effect.LIMIT, {rank for rank, _ in ways}, text, fix
+
+
+def _choices_inside(view: BenchView, place: BenchNode) -> Iterator[_Choice]:
+    logs, gpus = view.logs(place), _gpus(place)
+    # Ranks that reach other ranks of their host through host memory
+    ranks = {log.rank for log in logs if "SHM" in log.transports}
+    if ranks and len(place.members) > 1:
+        effect, why = Effect.LIMIT, "because they have no usable peer access"
+        fix = "nvidia-smi topo -p2p r; see p2p and acs-iommu of check-env"
+        if joined_by_nvlink(place):
+            effect, why = Effect.OTHER_WAY, "although they have NVLink"
+            fix = "check nvidia-smi topo -p2p n, and unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL"
+        yield effect, ranks, f"NCCL uses host memory (SHM) between GPUs of this host, {why}", fix
+    # Ranks that do not use NVLink SHARP, although all GPUs support it and are behind switches that are set up
+    ranks = {log.rank for log in logs if log.nvls is False}
+    can_use_nvls = len(place.members) >= NVLS_RANKS and all(
+        is_board(gpu)
+        and gpu.fabric_state == "completed"
+        and any(part in gpu.name.replace("-", " ").split() for part in NVLS_PARTS)
+        for gpu in gpus
+    )
+    if ranks and gpus and can_use_nvls and Collective.ALL_REDUCE in view.bench.settings.collectives:
+        why = "although these GPUs and switches support it: all-reduce uses a ring"
+        needs = "a driver of CUDA 12.1 or later, and a virtual machine's host"
+        fix = f"systemctl status nvidia-fabricmanager; it needs {needs}"
+        yield Effect.SMALL, ranks, f"NCCL does not use NVLink SHARP (NVLS), {why}", fix
+
+
+_Choice = tuple[Effect, set[int], str, str]  # how much it explains, the ranks, a text, and a fix
 
 
 def joined_by_nvlink(place: BenchNode) -> bool:
@@ -332,75 +354,6 @@ def joined_by_nvlink(place: BenchNode) -> bool:
 def _gpus(place: BenchNode) -> tuple[Gpu, ...]:
     gpus = known(place.node.gpus)
     return gpus.devices if gpus is not None else ()
-
-
-def _sockets(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    """Yield ranks that send over TCP, and say whether something better is available."""
-    those = [log for log in logs if log.network == "Socket" and (SOCKETS in log.transports or not log.transports)]
-    if not those:
-        return
-    names = words([name for log in those for name in log.interfaces] or ["its log names no interface"])
-    rdma = known(place.node.rdma)
-    ports = network_ports(place.node, rdma) if rdma is not None else ()
-    if ports:
-        better = words([label(device, port) for device, port in ports])
-        rate = ports[0][1].rate_text or ports[0][1].link_layer
-        text = f"NCCL uses TCP to other hosts ({names}), although RDMA is up on {better} ({rate})"
-        fix = "check NCCL_IB_DISABLE, NCCL_NET, NCCL_IB_HCA and, in a container, /dev/infiniband: ddpdoctor check-env"
-        yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
-    else:
-        text = f"NCCL uses TCP to other hosts ({names}): no RDMA network is up here"
-        yield _weigh(Effect.LIMIT, place, text, those)
-
-
-def _no_gdr(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    """Yield ranks whose data goes through host memory to an RDMA card although the GPUs could avoid that."""
-    those = [log for log in logs if any(_goes_through_memory(way) for way in log.transports)]
-    if those and all(is_data_center(gpu) for gpu in _gpus(place)):
-        way = next(way for way in those[0].transports if _goes_through_memory(way))
-        text = f"NCCL does not use GPUDirect RDMA to other hosts ({way}): data goes through host memory"
-        fix = "modprobe nvidia-peermem, or a kernel and driver with DMA-BUF; see peermem and acs-iommu of check-env"
-        yield _weigh(Effect.LIMIT, place, text, those, fix=fix)
-
-
-def _goes_through_memory(way: str) -> bool:
-    return way.startswith("NET/") and way != SOCKETS and not way.endswith("/GDRDMA")
-
-
-def _host_memory(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    """Yield ranks that reach other ranks of their host through host memory."""
-    those = [log for log in logs if "SHM" in log.transports]
-    if not those:
-        return
-    if joined_by_nvlink(place):
-        text = "NCCL uses host memory (SHM) between GPUs of this host, although they have NVLink"
-        fix = "check nvidia-smi topo -p2p n, and unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL"
-        yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
-    else:
-        text = "NCCL uses host memory (SHM) between GPUs of this host, because they have no usable peer access"
-        yield _weigh(Effect.LIMIT, place, text, those, fix="nvidia-smi topo -p2p r; see p2p and acs-iommu of check-env")
-
-
-def _no_nvls(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    those = [log for log in logs if log.nvls is False]
-    gpus = _gpus(place)
-    if not those or not gpus or not all(_has_nvls(gpu) for gpu in gpus):
-        return
-    text = "NCCL does not use NVLink SHARP (NVLS), although these GPUs and switches support it: all-reduce uses a ring"
-    fix = "systemctl status nvidia-fabricmanager; it needs a driver of CUDA 12.1 or later, and a virtual machine's host"
-    yield _weigh(Effect.SMALL, place, text, those, fix=fix)
-
-
-def _has_nvls(gpu: Gpu) -> bool:
-    """Return whether a GPU supports NVLink SHARP and is behind switches that are set up."""
-    part = any(part in gpu.name.replace("-", " ").split() for part in NVLS_PARTS)
-    return part and is_board(gpu) and gpu.fabric_state == "completed"
-
-
-def _weigh(effect: Effect, place: BenchNode, text: str, logs: Iterable[NcclLog], *, fix: str = "") -> Weighed:
-    ranks = tuple(sorted(log.rank for log in logs))
-    whole = "" if set(ranks) == set(place.ranks) else f"{rank_list(ranks)}: "
-    return weigh(effect, place, whole + text, SOURCE, fix=fix, ranks=ranks)
 
 
 GB_S_PER_MBIT_S = 1e6 / 8 / 1e9  # converts an interface's speed, which is in megabits per second
@@ -420,46 +373,29 @@ ROCE_SIZES = (4096, 2048, 1024, 512, 256)
 
 def network_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield reasons in the interfaces, for the library that was measured."""
-    if not view.nccl:
-        gloo: list[Weighed] = []
-        for place in view.places:
-            network, names = known(place.node.network), known(place.node.names)
-            if network is None:
-                continue
+    for place in view.places:
+        network, names, logs = known(place.node.network), known(place.node.names), view.logs(place)
+        if network is None:
+            continue
+        if not view.nccl:
             picks = pick_gloo(place.node.first, network, names.own if names is not None else None) or ()
             if view.between_hosts:
-                gloo += _tcp(view, place, "Gloo", tuple(dict.fromkeys(pick.interface for pick in picks)), network)
+                yield from _tcp(view, place, "Gloo", tuple(dict.fromkeys(pick.interface for pick in picks)), network)
             elif len(place.members) > 1:
-                gloo.append(_loopback(place, picks))
-        yield from gloo
-    elif view.between_hosts:
-        yield from _nccl(view)
-
-
-def _loopback(place: BenchNode, picks: tuple[Pick, ...]) -> Weighed:
-    """Explain a figure of ranks on one host: the kernel uses loopback for any of the host's own addresses."""
-    own = f", whose address {picks[0].ip} is this host's own" if picks and not picks[0].ip.is_loopback else ""
-    name = picks[0].interface.name if picks else "loopback"
-    return weigh(
-        Effect.CONTEXT,
-        place,
-        f"all ranks are on one host: Gloo sends data through the kernel over {name}{own}, so this measures CPUs and "
-        "memory, not a network",
-        "GLOO_SOCKET_IFNAME, the host name's address",
-    )
-
-
-def _nccl(view: BenchView) -> Iterator[Weighed]:
-    for place in view.places:
-        network, logs = known(place.node.network), view.logs(place)
-        if not logs or network is None:
-            continue
-        if any(log.network != "Socket" for log in logs):
-            yield from _roce_mtu(place, network)
-            continue
-        names = {name for log in logs for name in log.interfaces}
-        used = tuple(interface for interface in network.interfaces if interface.name in names)
-        yield from _tcp(view, place, "NCCL", used, network)
+                # The kernel uses loopback for any of the host's own addresses.
+                is_own = picks and not picks[0].ip.is_loopback
+                own = f", whose address {picks[0].ip} is this host's own" if is_own else ""
+                name = picks[0].interface.name if picks else "loopback"
+                way = f"Gloo sends data through the kernel over {name}{own}"
+                text = f"all ranks are on one host: {way}, so this measures CPUs and memory, not a network"
+                yield weigh(Effect.CONTEXT, place, text, "GLOO_SOCKET_IFNAME, the host name's address")
+        elif logs and view.between_hosts:
+            if any(log.network != "Socket" for log in logs):
+                yield from _roce_mtu(place, network)
+            else:
+                used = {name for log in logs for name in log.interfaces}
+                cards = tuple(interface for interface in network.interfaces if interface.name in used)
+                yield from _tcp(view, place, "NCCL", cards, network)
 
 
 def _tcp(
@@ -471,34 +407,39 @@ def _tcp(
             text = f"{library} uses {interface.name}, which looks like a VPN: it is slower than the underlying network"
             fix = f"{export(f'{library.upper()}_SOCKET_IFNAME', network)} on all hosts"
             yield weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
-    yield from _slow(view, place, library, used, network)
-    yield from _small_packets(place, library, used)
+    speeds = [_speed(interface) for interface in used]
+    if speeds and None not in speeds:
+        yield from _slow(view, place, library, used, network)
+    for interface, speed in zip(used, speeds, strict=True):
+        if speed is None or speed < JUMBO_FROM_MBIT_S or interface.mtu > ETHERNET_MTU:
+            continue
+        card = f"{interface.name} ({_gbit(speed)})"
+        text = f"{library} uses {card} with an MTU of {interface.mtu}: larger packets need less CPU time"
+        fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches support it"
+        yield weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
 
 
 def _slow(
     view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
 ) -> Iterator[Weighed]:
-    speeds = [_speed(interface) for interface in used]
-    speed_mbit_s = sum(speed or 0 for speed in speeds)
-    if not speeds or None in speeds:
-        return
+    """Yield that what was measured is about what the interfaces can carry, or that others are faster."""
+    speed_mbit_s = sum(_speed(interface) or 0 for interface in used)
     usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
-    found = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
-    best = max(found, key=lambda one: _speed(one) or 0, default=None)
-    most, faster = (
-        speed_mbit_s * GB_S_PER_MBIT_S,
-        (best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None),
-    )
-    full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most
+    others = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
+    best = max(others, key=lambda one: _speed(one) or 0, default=None)
+    faster = best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
+    most_gb_s = speed_mbit_s * GB_S_PER_MBIT_S
+    full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most_gb_s
     if not full and speed_mbit_s > SLOW_MBIT_S and faster is None:
         return
     names = " and ".join(interface.name for interface in used)
-    text = f"{library} uses {names}, {_gbit(speed_mbit_s)}: a host can send at most {most:.3g} GB/s"
+    text = f"{library} uses {names}, {_gbit(speed_mbit_s)}: a host can send at most {most_gb_s:.3g} GB/s"
+    fix = ""
     if full:
         text += f", and {view.best_gb_s:.3g} GB/s were measured"
     if faster is not None:
         text += f"; {faster.name} has {_gbit(faster.speed_mb_s or 0)}"
-    fix = f"export {library.upper()}_SOCKET_IFNAME={faster.name} on all hosts" if faster is not None else ""
+        fix = f"export {library.upper()}_SOCKET_IFNAME={faster.name} on all hosts"
     yield weigh(Effect.LIMIT, place, text, "/sys/class/net/*/speed", fix=fix)
 
 
@@ -507,19 +448,6 @@ def _speed(interface: Interface) -> int | None:
     if interface.virtual and not interface.name.startswith(STACKED) and "." not in interface.name:
         return None
     return interface.speed_mb_s
-
-
-def _small_packets(place: BenchNode, library: str, used: tuple[Interface, ...]) -> Iterator[Weighed]:
-    for interface in used:
-        speed = _speed(interface)
-        if speed is None or speed < JUMBO_FROM_MBIT_S or interface.mtu > ETHERNET_MTU:
-            continue
-        text = (
-            f"{library} uses {interface.name} ({_gbit(speed)}) with an MTU of {interface.mtu}: larger packets "
-            "need less CPU time"
-        )
-        fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches support it"
-        yield weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
 
 
 def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
