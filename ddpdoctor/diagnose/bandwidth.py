@@ -24,7 +24,6 @@ from ddpdoctor.model.words import count_of, grouped, rank_list
 from ddpdoctor.rules.bandwidth.curves import Baseline, Measured, build_curves, compare
 from ddpdoctor.rules.bandwidth.reasons import (
     Effect,
-    Weighed,
     joined_by_nvlink,
     nccl_reasons,
     network_reasons,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Advice, Bench, Position, Stop
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.model.node import Fleet
-    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView, Weighed
     from ddpdoctor.rules.registry import Rule
 
 
@@ -132,7 +131,7 @@ def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
                 ranks=finding.ranks,
                 fix=finding.fix,
             )
-            yield Weighed(effect=bearing.effect, reason=reason)
+            yield bearing.effect, reason
 
 
 def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:

@@ -32,7 +32,6 @@ from ddpdoctor.rules.speed.state import SpeedState, build_speed_state, call_site
 from ddpdoctor.rules.tuning.trial import (
     base_step_ms,
     conclude,
-    largest_job,
     launch_of,
     measure_scaling,
     plan_restarts,
@@ -216,7 +215,7 @@ def build_scaling_report(
     measured = [(one, launch_of(one.kind, one.ranks, read_trial(one.folder), read_job(one.folder))) for one in launched]
     launches = tuple(launch for _, launch in measured if launch is not None)
     rows = measure_scaling(launches)
-    largest = largest_job(launches)
+    largest = max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
     folder = next((one.folder for one, launch in measured if launch is not None and launch == largest), None)
     predicted, reason = _predict_ranks(folder, largest, rows)
     result = ScalingResult(

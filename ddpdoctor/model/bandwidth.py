@@ -383,7 +383,7 @@ class KnownBandwidth:
     nodes: int
     collective: Collective
     algorithm: str  # "nvls" or "ring"; empty if there is no choice
-    # From the lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts, to the highest
+    # Its range begins at the lowest figure measured at that size and above, or the lowest that a cloud accepts.
     reference: Reference
     checked: bool  # whether the figure was found at its source when the row was written
 

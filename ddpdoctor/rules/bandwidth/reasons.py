@@ -33,12 +33,7 @@ class Effect(IntEnum):
     CONTEXT = 4  # nothing is wrong: it explains what the figure measures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
-    """A reason and how much it can explain."""
-
-    effect: Effect
-    reason: Reason
+Weighed = tuple[Effect, Reason]  # how much a reason can explain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +66,6 @@ class BenchView:
         """Whether data went from host to host."""
         return max(len(self.places), len({member.host for member in self.bench.members})) > 1
 
-    @property
-    def best_gb_s(self) -> float | None:
-        """The highest bus bandwidth that was measured."""
-        return max((one.busbw_gb_s for one in self.bench.results if one.busbw_gb_s is not None), default=None)
-
     def logs(self, place: BenchNode) -> tuple[NcclLog, ...]:
         """Return the NCCL logs of the ranks on a node."""
         return tuple(log for log in self.bench.nccl_logs if log.rank in place.ranks)
@@ -99,20 +89,18 @@ def weigh(
     effect: Effect, place: BenchNode, text: str, source: str, *, fix: str = "", ranks: tuple[int, ...] = ()
 ) -> Weighed:
     """Return a reason on one machine, and the ranks that it concerns if not all."""
-    return Weighed(
-        effect=effect, reason=Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
-    )
+    return effect, Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
 
 
 def order(found: Iterable[Weighed]) -> tuple[Reason, ...]:
     """Return the reasons, those that explain most first. The same reason on several hosts or ranks is merged."""
     drawn: dict[object, Reason] = {}
-    for one in sorted(found, key=lambda weighed: weighed.effect):
-        reason = one.reason
-        former = drawn.setdefault((one.effect, reason.text, reason.source, reason.fix), reason)
+    for effect, reason in sorted(found, key=lambda weighed: weighed[0]):
+        alike = (effect, reason.text, reason.source, reason.fix)
+        former = drawn.setdefault(alike, reason)
         hosts = tuple(dict.fromkeys([*former.hosts, *reason.hosts]))
         ranks = tuple(sorted({*former.ranks, *reason.ranks}))
-        drawn[one.effect, reason.text, reason.source, reason.fix] = replace(former, hosts=hosts, ranks=ranks)
+        drawn[alike] = replace(former, hosts=hosts, ranks=ranks)
     return tuple(drawn.values())
 
 
@@ -276,6 +264,9 @@ NVLS_RANKS = 3  # NCCL uses NVLink SHARP only from three GPUs per host on (src/t
 NVLS_PARTS = ("H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300")
 
 
+_Choice = tuple[Effect, set[int], str, str]  # how much it explains, the ranks, a text, and a fix
+
+
 def nccl_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield reasons in NCCL's choices, or nothing if NCCL was not measured or its log was not captured."""
     for place in view.places if view.nccl else ():
@@ -342,9 +333,6 @@ def _choices_inside(view: BenchView, place: BenchNode) -> Iterator[_Choice]:
         yield Effect.SMALL, ranks, f"NCCL does not use NVLink SHARP (NVLS), {why}", fix
 
 
-_Choice = tuple[Effect, set[int], str, str]  # how much it explains, the ranks, a text, and a fix
-
-
 def joined_by_nvlink(place: BenchNode) -> bool:
     """Return whether every GPU of the machine has an NVLink that is up."""
     gpus = _gpus(place)
@@ -408,8 +396,24 @@ def _tcp(
             fix = f"{export(f'{library.upper()}_SOCKET_IFNAME', network)} on all hosts"
             yield weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
     speeds = [_speed(interface) for interface in used]
-    if speeds and None not in speeds:
-        yield from _slow(view, place, library, used, network)
+    speed_mbit_s = sum(speed or 0 for speed in speeds)
+    most_gb_s = speed_mbit_s * GB_S_PER_MBIT_S
+    measured_gb_s = max((one.busbw_gb_s for one in view.bench.results if one.busbw_gb_s is not None), default=None)
+    full = measured_gb_s is not None and measured_gb_s >= FULL_SHARE * most_gb_s
+    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
+    others = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
+    best = max(others, key=lambda one: _speed(one) or 0, default=None)
+    faster = best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
+    if speeds and None not in speeds and (full or speed_mbit_s <= SLOW_MBIT_S or faster is not None):
+        names = " and ".join(interface.name for interface in used)
+        text = f"{library} uses {names}, {_gbit(speed_mbit_s)}: a host can send at most {most_gb_s:.3g} GB/s"
+        fix = ""
+        if full:
+            text += f", and {measured_gb_s:.3g} GB/s were measured"
+        if faster is not None:
+            text += f"; {faster.name} has {_gbit(faster.speed_mb_s or 0)}"
+            fix = f"export {library.upper()}_SOCKET_IFNAME={faster.name} on all hosts"
+        yield weigh(Effect.LIMIT, place, text, "/sys/class/net/*/speed", fix=fix)
     for interface, speed in zip(used, speeds, strict=True):
         if speed is None or speed < JUMBO_FROM_MBIT_S or interface.mtu > ETHERNET_MTU:
             continue
@@ -417,30 +421,6 @@ def _tcp(
         text = f"{library} uses {card} with an MTU of {interface.mtu}: larger packets need less CPU time"
         fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches support it"
         yield weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
-
-
-def _slow(
-    view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
-) -> Iterator[Weighed]:
-    """Yield that what was measured is about what the interfaces can carry, or that others are faster."""
-    speed_mbit_s = sum(_speed(interface) or 0 for interface in used)
-    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
-    others = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
-    best = max(others, key=lambda one: _speed(one) or 0, default=None)
-    faster = best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
-    most_gb_s = speed_mbit_s * GB_S_PER_MBIT_S
-    full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most_gb_s
-    if not full and speed_mbit_s > SLOW_MBIT_S and faster is None:
-        return
-    names = " and ".join(interface.name for interface in used)
-    text = f"{library} uses {names}, {_gbit(speed_mbit_s)}: a host can send at most {most_gb_s:.3g} GB/s"
-    fix = ""
-    if full:
-        text += f", and {view.best_gb_s:.3g} GB/s were measured"
-    if faster is not None:
-        text += f"; {faster.name} has {_gbit(faster.speed_mb_s or 0)}"
-        fix = f"export {library.upper()}_SOCKET_IFNAME={faster.name} on all hosts"
-    yield weigh(Effect.LIMIT, place, text, "/sys/class/net/*/speed", fix=fix)
 
 
 def _speed(interface: Interface) -> int | None:

@@ -6,14 +6,13 @@ What varies within each run gives the interval of a change: the bootstrap 95 % i
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.bandwidth import Collective, read_references
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.steps import NetworkUse, SpeedSettings
-from ddpdoctor.model.tuning import PhaseChange, TimeChange
+from ddpdoctor.model.tuning import PhaseChange, RatioRange, TimeChange
 
 from .gradients import reduced_models
 from .reduction import ring_factor
@@ -47,34 +46,20 @@ def _interval(draw: Callable[[random.Random], float]) -> tuple[float, float]:
     return drawn[at], drawn[-1 - at]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingEffect:
-    """The ratio of a setting's step time to that of the script's own settings: 0.8 is a step that is 20 % shorter."""
-
-    ratio: float
-    low: float
-    high: float  # the ends of the interval
-
-    @property
-    def spread(self) -> float:
-        """Return how far the interval reaches from 1."""
-        return max(abs(self.low - 1), abs(self.high - 1))
-
-
 def block_step_s(ranks: Sequence[Sequence[float]]) -> float:
     """Return a block's step time: of each step that of the slowest rank, and of these the median."""
     slowest: list[float] = [max(step) for step in zip(*ranks, strict=True)]
     return float(median(slowest))
 
 
-def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> SettingEffect:
+def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> RatioRange:
     """Compare a setting with the base, round by round. The interval is that of the median of the ratios."""
     ratios = [block / base for block, base in zip(blocks_s, base_s, strict=True)]
     low, high = _interval(lambda dice: median(dice.choices(ratios, k=len(ratios))))
-    return SettingEffect(ratio=median(ratios), low=low, high=high)
+    return RatioRange(ratio=median(ratios), low=low, high=high)
 
 
-def is_gain(effect: SettingEffect, noise: SettingEffect) -> bool:
+def is_gain(effect: RatioRange, noise: RatioRange) -> bool:
     """Return whether a setting is faster by more than 5 % and more than the noise that A/A shows."""
     gain = 1 - effect.ratio
     return effect.high < 1 and gain >= LEAST_GAIN and gain > noise.spread

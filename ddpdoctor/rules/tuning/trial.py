@@ -23,7 +23,7 @@ from ddpdoctor.model.tuning import (
 )
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, SettingEffect, block_step_s, is_gain, measure_effect
+from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, block_step_s, is_gain, measure_effect
 from ddpdoctor.rules.speed.input import predict_workers, workers_to_try
 from ddpdoctor.rules.speed.predictions import basis_of, predict_setting
 from ddpdoctor.rules.speed.ranks import threads_to_try
@@ -175,7 +175,7 @@ def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> Sca
         unreduced_ms=ratio * result.step_ms,
         rows=mean(known) or None,
         spread_ms=pstdev(beyond) if beyond else 0.0,
-        noise=max(abs(result.noise.low - 1), abs(result.noise.high - 1)),
+        noise=result.noise.spread,
     )
 
 
@@ -184,52 +184,48 @@ def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]
     alone = next((one for one in launches if one.kind is LaunchKind.ALONE), None)
     shares = {one.ranks: one for one in launches if one.kind is LaunchKind.SHARE}
     jobs = sorted((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks)
-    if alone is None:
-        return ()
-    return tuple(_scaling_row(alone, shares[job.ranks], job) for job in jobs if job.ranks in shares)
-
-
-def _scaling_row(alone: ScalingLaunch, share: ScalingLaunch, job: ScalingLaunch) -> ScalingRow:
-    is_known = all(one.rows is not None for one in (alone, share, job))
-    one_ms, share_ms, job_ms = (one.step_ms / (one.rows or 1.0 if is_known else 1.0) for one in (alone, share, job))
-    communication = min(1.0, job.unreduced_ms / job.step_ms)
-    return ScalingRow(
-        ranks=job.ranks,
-        kind=kind_of(alone.rows, job.rows, job.ranks) if is_known else ScalingKind.UNKNOWN,
-        step_ms=job.step_ms,
-        rows=job.rows,
-        efficiency=one_ms / job_ms,
-        threads=one_ms / share_ms,
-        contention=share_ms / (job_ms * communication),
-        communication=communication,
-        noise=max(alone.noise, share.noise, job.noise),
-    )
+    rows = []
+    for job in jobs:
+        share = shares.get(job.ranks)
+        if alone is None or share is None:
+            continue
+        steps_ms = [alone.step_ms, share.step_ms, job.step_ms]
+        kind = ScalingKind.UNKNOWN
+        if alone.rows is not None and share.rows is not None and job.rows is not None:
+            kind = kind_of(alone.rows, job.rows, job.ranks)
+            steps_ms = [one.step_ms / (one.rows or 1.0) for one in (alone, share, job)]
+        alone_ms, share_ms, job_ms = steps_ms
+        communication = min(1.0, job.unreduced_ms / job.step_ms)
+        rows.append(
+            ScalingRow(
+                ranks=job.ranks,
+                kind=kind,
+                step_ms=job.step_ms,
+                rows=job.rows,
+                efficiency=alone_ms / job_ms,
+                threads=alone_ms / share_ms,
+                contention=share_ms / (job_ms * communication),
+                communication=communication,
+                noise=max(alone.noise, share.noise, job.noise),
+            )
+        )
+    return tuple(rows)
 
 
 def kind_of(one_rows: float | None, rows: float | None, ranks: int) -> ScalingKind:
     """Return what stayed the same: the batch of a rank, or the batch of all ranks together."""
     if one_rows is None or rows is None:
         return ScalingKind.UNKNOWN
-    if _is_same(rows, one_rows):
-        return ScalingKind.WEAK
-    return ScalingKind.STRONG if _is_same(rows * ranks, one_rows) else ScalingKind.NEITHER
+    for kind, now in ((ScalingKind.WEAK, rows), (ScalingKind.STRONG, rows * ranks)):
+        if abs(now - one_rows) <= SAME_BATCH * max(now, one_rows):
+            return kind
+    return ScalingKind.NEITHER
 
 
-def _is_same(one: float, other: float) -> bool:
-    return abs(one - other) <= SAME_BATCH * max(one, other)
-
-
-def largest_job(launches: Iterable[ScalingLaunch]) -> ScalingLaunch | None:
-    """Return the job of most ranks, or None without a job."""
-    return max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
-
-
-RESTARTED = (WORKERS, THREADS)  # what no running job can change
-# By setting: the kind of the finding that makes it worth trying.
-CAUSES = {WORKERS: "input-bound", THREADS: "cpu-oversubscribed"}
-SENTENCES = {
-    WORKERS: "the ranks wait for their data (input-bound)",
-    THREADS: "the ranks have more threads than cores (cpu-oversubscribed)",
+# What no running job can change: the kind of the finding that makes it worth trying, and what that means.
+RESTARTED = {
+    WORKERS: ("input-bound", "the ranks wait for their data"),
+    THREADS: ("cpu-oversubscribed", "the ranks have more threads than cores"),
 }
 
 
@@ -244,46 +240,38 @@ def plan_restarts(
         kinds: Kinds of what the rules of speed found in it.
         only: Names of the settings to try; empty: all that fit.
     """
-    wanted = [name for name in RESTARTED if (name in only if only else CAUSES[name] in kinds)]
+    wanted = [name for name, (cause, _) in RESTARTED.items() if (name in only if only else cause in kinds)]
     fixed = trial.stop in {TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS}
     of_ddp = [one for one in trial.fits if fixed and (not only or name_of(one) in only)]
     if not wanted and not of_ddp:
         return None
-    values, refused = _values(wanted, state)
-    reasons = []
+    values: list[str] = []
+    refused: list[tuple[str, str]] = []
+    reasons: list[str] = []
     if of_ddp:
         several = f"there are {trial.models} models of DistributedDataParallel"
         reason = several if trial.stop is TrialStop.SEVERAL_MODELS else trial.reason
         reasons.append(f"the settings of this job cannot be changed while it runs: {reason}")
-    reasons += ["a running job cannot change its " + name if only else SENTENCES[name] for name in wanted]
-    return RestartPlan(settings=(*of_ddp, *values), refused=refused, why="; ".join(reasons))
-
-
-def _values(wanted: Iterable[str], state: SpeedState | None) -> tuple[list[str], tuple[tuple[str, str], ...]]:
-    """Return the numbers of workers and threads to try, and why there is none."""
-    values: list[str] = []
-    refused: list[tuple[str, str]] = []
     for name in wanted:
+        cause, what = RESTARTED[name]
+        reasons.append(f"a running job cannot change its {name}" if only else f"{what} ({cause})")
         if name == WORKERS:
             values += [f"{WORKERS}={count}" for count in workers_to_try(state)]
             continue
         present, share = threads_to_try(state) if state is not None else (0, 0)
-        if not share or present == share:
+        if share and present != share:
+            values.append(f"{THREADS}={share}")
+        else:
             reason = f"a rank has {present} already: the cores / the ranks" if share else "unknown number of cores"
             refused.append((name, reason))
-        else:
-            values.append(f"{THREADS}={share}")
-    return values, tuple(refused)
+    return RestartPlan(settings=(*of_ddp, *values), refused=tuple(refused), why="; ".join(reasons))
 
 
 def predict_restarts(state: SpeedState | None, settings: Iterable[str]) -> dict[str, RatioRange]:
     """Return the predicted step by number of workers, as a ratio to the present one."""
-    found: dict[str, RatioRange] = {}
-    for setting in settings:
-        step = predict_workers(state, value_of(setting)) if state is not None and name_of(setting) == WORKERS else None
-        if step is not None and step.ratio is not None and step.low is not None and step.high is not None:
-            found[setting] = RatioRange(ratio=step.ratio, low=step.low, high=step.high)
-    return found
+    if state is None:
+        return {}
+    return _ranges({one: predict_workers(state, value_of(one)) for one in settings if name_of(one) == WORKERS})
 
 
 def predict_settings(job: Job, settings: Iterable[str], step_ms: float, reductions: int = 1) -> dict[str, RatioRange]:
@@ -294,14 +282,15 @@ def predict_settings(job: Job, settings: Iterable[str], step_ms: float, reductio
     if not step_ms:
         return {}
     basis = basis_of(job.ranks, step_ms, reductions=max(1, reductions))
-    found = {setting: _predicted_range(predict_setting(basis, setting)) for setting in settings}
-    return {setting: one for setting, one in found.items() if one is not None}
+    return _ranges({setting: predict_setting(basis, setting) for setting in settings})
 
 
-def _predicted_range(step: PredictedStep | None) -> RatioRange | None:
-    if step is None or step.ratio is None or step.low is None or step.high is None:
-        return None
-    return RatioRange(ratio=step.ratio, low=step.low, high=step.high)
+def _ranges(steps: Mapping[str, PredictedStep | None]) -> dict[str, RatioRange]:
+    return {
+        setting: RatioRange(ratio=step.ratio, low=step.low, high=step.high)
+        for setting, step in steps.items()
+        if step is not None and step.ratio is not None and step.low is not None and step.high is not None
+    }
 
 
 def conclude(
@@ -320,38 +309,79 @@ def conclude(
         where: The line where the DDP model is built.
         loaders_at: The line that takes batches from a loader.
     """
-    noises = [_effect(_step_times(trial), AGAIN) for trial in trials]
-    rows = [row for trial, noise in zip(trials, noises, strict=True) for row in _rows(trial, noise, predictions)]
-    noise = max(noises, key=lambda one: one.spread)
-    best = _best(rows)
-    name = name_of(best.setting) if best is not None else ""
+    tried = [_rows(trial, predictions) for trial in trials]
+    noise = max((one for one, _ in tried), key=lambda one: one.spread)
+    rows = [row for _, own in tried for row in own]
+    gains = [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
+    usable = [row for row in gains if name_of(row.setting) not in REFUSED_FOR_TRAINING]
+    others = [row for row in gains if row not in usable]
+    best = min(usable, key=_ratio, default=None)
+    if best is not None and name_of(best.setting) == WORKERS:
+        # More workers take more memory, so the fewest of those that gain about the same are enough.
+        limit = _ratio(best) + LEAST_GAIN
+        alike = [row for row in usable if name_of(row.setting) == WORKERS and _ratio(row) <= limit]
+        best = min(alike, key=lambda row: value_of(row.setting))
+    verdict, text = TuneVerdict.NOTHING, "nothing here is worth changing"
+    if best is not None and best.measured is not None:
+        low, high = 1 - best.measured.high, 1 - best.measured.low
+        verdict = TuneVerdict.CHANGE
+        text = f"{best.title} makes the step {1 - best.measured.ratio:.0%} shorter ({low:.0%} to {high:.0%})"
+    elif noise.spread > NOISY:
+        verdict, text = TuneVerdict.NOISY, "too noisy: run again on a quiet machine, or with more rounds"
+    if others:
+        most = min(others, key=_ratio)
+        text += f"; {most.title} makes it {1 - _ratio(most):.0%} shorter, but trains differently ({most.note})"
+    if all(row.measured is None or row.setting == AGAIN for row in rows):
+        verdict, text = TuneVerdict.NOTHING, "no setting could be tried"
     return TuneResult(
         step_ms=base_step_ms(trials[0]),
         rounds=trials[0].rounds,
-        noise=_range(noise),
+        noise=noise,
         rows=tuple(rows),
-        verdict=_verdict(best, noise) if _has_tried(rows) else TuneVerdict.NOTHING,
-        conclusion=_conclusion(best, noise, rows) if _has_tried(rows) else "no setting could be tried",
+        verdict=verdict,
+        conclusion=text,
         fix=fix_of(best.setting, frameworks) if best is not None else "",
-        where={"": (), WORKERS: loaders_at, THREADS: ()}.get(name, where),
+        where={"": (), WORKERS: loaders_at, THREADS: ()}.get(name_of(best.setting) if best is not None else "", where),
     )
 
 
-def _rows(trial: TrialRecord, noise: SettingEffect, predictions: Mapping[str, RatioRange]) -> list[TriedSetting]:
-    times = _step_times(trial)
-    return [_row(trial, times, setting, noise, predictions) for setting in _tried(trial)]
+def _ratio(row: TriedSetting) -> float:
+    return row.measured.ratio if row.measured is not None else 1.0
+
+
+def _rows(trial: TrialRecord, predictions: Mapping[str, RatioRange]) -> tuple[RatioRange, list[TriedSetting]]:
+    """Return the noise, and the rows in the order of the table."""
+    times, refused = _step_times(trial), dict(trial.refused)
+    noise = _effect(times, AGAIN)
+    rows = []
+    for setting in dict.fromkeys((*trial.settings, *trial.late, *refused)):
+        if setting == BASE:
+            continue
+        rounds = len(times[BASE].keys() & times.get(setting, {}).keys())
+        reason = refused.get(setting, "")
+        if not reason and rounds < trial.rounds:
+            reason = trial.reason or "the job ended while it was tried"
+        effect = None if reason else _effect(times, setting)
+        rows.append(
+            TriedSetting(
+                setting=setting,
+                title=title_of_setting(setting),
+                note=NOTES.get(name_of(setting), ""),
+                rounds=rounds,
+                predicted=predictions.get(setting),
+                measured=effect,
+                reason=reason,
+                is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
+                by_restarts=trial.by_restarts,
+            )
+        )
+    return noise, rows
 
 
 def base_step_ms(trial: TrialRecord) -> float:
     """Return the median step under the script's settings; 0 if there is none."""
     times = _step_times(trial).get(BASE, {})
     return median(times.values()) if times else 0.0
-
-
-def _tried(trial: TrialRecord) -> list[str]:
-    """Return the settings in the order of the table."""
-    known = dict.fromkeys((*trial.settings, *trial.late, *(setting for setting, _ in trial.refused)))
-    return [setting for setting in known if setting != BASE]
 
 
 def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
@@ -367,88 +397,10 @@ def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
     return times
 
 
-def _effect(times: Mapping[str, Mapping[int, float]], setting: str) -> SettingEffect:
+def _effect(times: Mapping[str, Mapping[int, float]], setting: str) -> RatioRange:
     base, tried = times[BASE], times[setting]
     rounds = sorted(base.keys() & tried.keys())
     return measure_effect([tried[number] for number in rounds], [base[number] for number in rounds])
-
-
-def _row(
-    trial: TrialRecord,
-    times: Mapping[str, Mapping[int, float]],
-    setting: str,
-    noise: SettingEffect,
-    predictions: Mapping[str, RatioRange],
-) -> TriedSetting:
-    rounds = len(times[BASE].keys() & times.get(setting, {}).keys())
-    reason = dict(trial.refused).get(setting, "")
-    if not reason and rounds < trial.rounds:
-        reason = trial.reason or "the job ended while it was tried"
-    effect = None if reason else _effect(times, setting)
-    return TriedSetting(
-        setting=setting,
-        title=title_of_setting(setting),
-        note=NOTES.get(name_of(setting), ""),
-        rounds=rounds,
-        predicted=predictions.get(setting),
-        measured=None if effect is None else _range(effect),
-        reason=reason,
-        is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
-        by_restarts=trial.by_restarts,
-    )
-
-
-def _range(effect: SettingEffect) -> RatioRange:
-    return RatioRange(ratio=effect.ratio, low=effect.low, high=effect.high)
-
-
-def _has_tried(rows: list[TriedSetting]) -> bool:
-    return any(row.measured is not None and row.setting != AGAIN for row in rows)
-
-
-def _best(rows: list[TriedSetting]) -> TriedSetting | None:
-    """Return the setting that shortens the step most and trains the same."""
-    usable = [row for row in _gains(rows) if name_of(row.setting) not in REFUSED_FOR_TRAINING]
-    best = min(usable, key=_ratio, default=None)
-    if best is None or name_of(best.setting) != WORKERS:
-        return best
-    # More workers take more memory, so the fewest of those that gain about the same are enough.
-    alike = [row for row in usable if name_of(row.setting) == WORKERS and _ratio(row) <= _ratio(best) + LEAST_GAIN]
-    return min(alike, key=lambda row: value_of(row.setting))
-
-
-def _gains(rows: list[TriedSetting]) -> list[TriedSetting]:
-    return [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
-
-
-def _ratio(row: TriedSetting) -> float:
-    return row.measured.ratio if row.measured is not None else 1.0
-
-
-def _verdict(best: TriedSetting | None, noise: SettingEffect) -> TuneVerdict:
-    if best is not None:
-        return TuneVerdict.CHANGE
-    return TuneVerdict.NOISY if is_noisy(noise) else TuneVerdict.NOTHING
-
-
-def is_noisy(noise: SettingEffect | RatioRange) -> bool:
-    """Return whether the script's settings against themselves differ so much that effects of 5% cannot be seen."""
-    return max(abs(noise.low - 1), abs(noise.high - 1)) > NOISY
-
-
-def _conclusion(best: TriedSetting | None, noise: SettingEffect, rows: list[TriedSetting]) -> str:
-    others = [row for row in _gains(rows) if name_of(row.setting) in REFUSED_FOR_TRAINING]
-    if best is not None and best.measured is not None:
-        low, high = 1 - best.measured.high, 1 - best.measured.low
-        text = f"{best.title} makes the step {1 - best.measured.ratio:.0%} shorter ({low:.0%} to {high:.0%})"
-    elif is_noisy(noise):
-        text = "too noisy: run again on a quiet machine, or with more rounds"
-    else:
-        text = "nothing here is worth changing"
-    if others:
-        most = min(others, key=_ratio)
-        text += f"; {most.title} makes it {1 - _ratio(most):.0%} shorter, but trains differently ({most.note})"
-    return text
 
 
 @rule("DD817", "noisy-trial", Severity.INFO, "The machine is too noisy to measure what a setting gains")
@@ -456,7 +408,7 @@ def check_noise(result: TuneResult) -> Answer:
     """Report a trial in which the script's own settings differ from themselves by more than the effects looked for."""
     noise = result.noise
     seen = f"the script's settings against themselves: {noise.low - 1:+.0%} to {noise.high - 1:+.0%}"
-    if result.verdict is not TuneVerdict.NOISY or not is_noisy(noise):
+    if result.verdict is not TuneVerdict.NOISY or noise.spread <= NOISY:
         return passed(seen)
     return judged(
         [

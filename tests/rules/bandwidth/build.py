@@ -167,7 +167,7 @@ def governor(name="powersave", driver="acpi-cpufreq", preference="", cpus=2):
 
 def reported(question, seen, *nodes):
     """Return what one family of reasons says: effects by name, and texts."""
-    return [(one.effect.name, one.reason) for one in question(view(seen, fleet(*nodes)))]
+    return [(effect.name, reason) for effect, reason in question(view(seen, fleet(*nodes)))]
 
 
 # Pairs and nodes that were measured in nine turns, for the rules that say who is slow.

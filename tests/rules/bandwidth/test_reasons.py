@@ -7,7 +7,6 @@ from ddpdoctor.model.node import ConfFile
 from ddpdoctor.report.lines import format_ranks
 from ddpdoctor.rules.bandwidth import reasons as rules
 from ddpdoctor.rules.bandwidth.reasons import (
-    Weighed,
     nccl_reasons,
     network_reasons,
     order,
@@ -47,7 +46,7 @@ def networks(seen, *nodes):
 
 
 def weighed(effect, text, host, ranks=()):
-    return Weighed(effect=effect, reason=Reason(text=text, source="s", hosts=(host,), ranks=ranks))
+    return effect, Reason(text=text, source="s", hosts=(host,), ranks=ranks)
 
 
 # Order
@@ -135,7 +134,7 @@ def left_set(hosts, backend="nccl", devices=(), conf_files=(), **variables):
         for host in dict.fromkeys(hosts)
     ]
     found = list(variable_reasons(view(bench_of(*hosts, backend=backend), fleet(*nodes))))
-    effects = {one.reason.text: one.effect.name for one in found}
+    effects = {reason.text: effect.name for effect, reason in found}
     return worded((effects[reason.text], reason) for reason in order(found))
 
 
