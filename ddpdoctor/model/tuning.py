@@ -271,11 +271,6 @@ class RatioRange:
     low: float
     high: float
 
-    @property
-    def spread(self) -> float:
-        """Return how far the range reaches from 1."""
-        return max(abs(self.low - 1), abs(self.high - 1))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedSetting:

@@ -59,10 +59,15 @@ def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> RatioR
     return RatioRange(ratio=median(ratios), low=low, high=high)
 
 
+def spread_of(effect: RatioRange) -> float:
+    """Return how far a range reaches from 1."""
+    return max(abs(effect.low - 1), abs(effect.high - 1))
+
+
 def is_gain(effect: RatioRange, noise: RatioRange) -> bool:
     """Return whether a setting is faster by more than 5 % and more than the noise that A/A shows."""
     gain = 1 - effect.ratio
-    return effect.high < 1 and gain >= LEAST_GAIN and gain > noise.spread
+    return effect.high < 1 and gain >= LEAST_GAIN and gain > spread_of(noise)
 
 
 def compare_steps(first: Budget, second: Budget) -> TimeChange:

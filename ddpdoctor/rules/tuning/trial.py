@@ -23,7 +23,7 @@ from ddpdoctor.model.tuning import (
 )
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, block_step_s, is_gain, measure_effect
+from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, block_step_s, is_gain, measure_effect, spread_of
 from ddpdoctor.rules.speed.input import predict_workers, workers_to_try
 from ddpdoctor.rules.speed.predictions import basis_of, predict_setting
 from ddpdoctor.rules.speed.ranks import threads_to_try
@@ -175,7 +175,7 @@ def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> Sca
         unreduced_ms=ratio * result.step_ms,
         rows=mean(known) or None,
         spread_ms=pstdev(beyond) if beyond else 0.0,
-        noise=result.noise.spread,
+        noise=spread_of(result.noise),
     )
 
 
@@ -310,7 +310,7 @@ def conclude(
         loaders_at: The line that takes batches from a loader.
     """
     tried = [_rows(trial, predictions) for trial in trials]
-    noise = max((one for one, _ in tried), key=lambda one: one.spread)
+    noise = max((one for one, _ in tried), key=spread_of)
     rows = [row for _, own in tried for row in own]
     gains = [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
     usable = [row for row in gains if name_of(row.setting) not in REFUSED_FOR_TRAINING]
@@ -326,7 +326,7 @@ def conclude(
         low, high = 1 - best.measured.high, 1 - best.measured.low
         verdict = TuneVerdict.CHANGE
         text = f"{best.title} makes the step {1 - best.measured.ratio:.0%} shorter ({low:.0%} to {high:.0%})"
-    elif noise.spread > NOISY:
+    elif spread_of(noise) > NOISY:
         verdict, text = TuneVerdict.NOISY, "too noisy: run again on a quiet machine, or with more rounds"
     if others:
         most = min(others, key=_ratio)
@@ -408,7 +408,7 @@ def check_noise(result: TuneResult) -> Answer:
     """Report a trial in which the script's own settings differ from themselves by more than the effects looked for."""
     noise = result.noise
     seen = f"the script's settings against themselves: {noise.low - 1:+.0%} to {noise.high - 1:+.0%}"
-    if result.verdict is not TuneVerdict.NOISY or noise.spread <= NOISY:
+    if result.verdict is not TuneVerdict.NOISY or spread_of(noise) <= NOISY:
         return passed(seen)
     return judged(
         [

@@ -20,6 +20,7 @@ from ddpdoctor.rules.speed.comparing import (
     compare_steps,
     measure_effect,
     settings_of,
+    spread_of,
 )
 from ddpdoctor.rules.speed.gradients import (
     check_accumulation,
@@ -189,7 +190,7 @@ def test_rounds_are_compared_each_by_itself():
 
 
 def test_two_runs_of_the_same_settings_show_the_noise():
-    assert QUIET.spread <= NOISY < NOISE.spread
+    assert spread_of(QUIET) <= NOISY < spread_of(NOISE)
 
 
 def usable(own_share: float) -> str:
