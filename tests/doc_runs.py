@@ -46,7 +46,7 @@ def recorded(name: str) -> str:
 def draw(report: str) -> str:
     """Return a report as a terminal shows it."""
     from ddpdoctor.cli.report import read_run
-    from ddpdoctor.report.text.report import render_text
+    from ddpdoctor.report.text import render_text
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "report.json").write_text(report)

@@ -23,7 +23,7 @@ from typing import Any
 from ddpdoctor.diagnose.job import rebuild_report
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.formats import parse_report, render_json
-from ddpdoctor.report.text.report import render_text
+from ddpdoctor.report.text import render_text
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "data" / "kept"

@@ -1,24 +1,29 @@
 """Reports with every kind of picture for the tests of the page: made up, of realistic size, the same every time."""
 
 from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, Place, Report, Severity
-from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.model.pictures import (
+    Lane,
+    RankWaits,
+    SourceExcerpt,
+    Span,
+    SpanKind,
+    Timeline,
+    TimelineEvent,
+    WaitingRanks,
+)
 from ddpdoctor.report.blocks import (
     ChartLine,
     Content,
     Grid,
     GridCell,
     Heading,
-    Lanes,
     Places,
     RankClass,
     Series,
-    SourceLines,
     Text,
     Tone,
     Tree,
     TreeNode,
-    WaitGraph,
-    WaitNode,
 )
 
 STEP_MS = 180.0
@@ -100,13 +105,13 @@ def timeline(ranks=8, culprit=1):
 
 
 def graph(ranks=8):
-    return WaitGraph(
-        nodes=(
-            WaitNode(ranks=(0, *range(2, ranks - 1)), state="in all_reduce", place=LINE, blamed=False),
-            WaitNode(ranks=(ranks - 1,), state="in broadcast", place="train.py:70 in save", blamed=False),
-            WaitNode(ranks=(1,), state="in load_shard", place=FAULT, blamed=True),
+    return RankWaits(
+        classes=(
+            WaitingRanks(ranks=(0, *range(2, ranks - 1)), state="in all_reduce", place=LINE, blamed=False),
+            WaitingRanks(ranks=(ranks - 1,), state="in broadcast", place="train.py:70 in save", blamed=False),
+            WaitingRanks(ranks=(1,), state="in load_shard", place=FAULT, blamed=True),
         ),
-        edges=((0, 2), (1, 0), (1, 2)),
+        links=((0, 2), (1, 0), (1, 2)),
     )
 
 
@@ -129,7 +134,7 @@ def tree(ranks=8):
     return Tree(title="Stacks", roots=(top,))
 
 
-SOURCE = SourceLines(
+SOURCE = SourceExcerpt(
     file="/home/me/project/data.py", first=109, blamed=112,
     lines=("def load_shard(name):", '    path = SHARDS / f"{name}.tar"', "    with lock:", "        data = fetch(path)",
            "    return decode(data)"),
@@ -214,7 +219,7 @@ def content(ranks=8):
         headline=STUCK.summary, status=f"hung, {ranks} ranks, exit status 124",
         sections=((places,), (Heading(text="compared replicas"), Text(text="equal up to step 59"))),
         ends_with_verdict=True, others=OTHERS,
-        pictures=((Lanes(timeline=timeline(ranks)),), (graph(ranks),), (SOURCE,), (tree(ranks),),
+        pictures=((timeline(ranks),), (graph(ranks),), (SOURCE,), (tree(ranks),),
                   (grid(min(ranks, 60)),),
                   (heat(),), (SERIES,)),
     )  # fmt: skip

@@ -113,7 +113,7 @@ TOOLS: dict[str, Callable[..., Answer]] = {
 
 def _of_report(report: Report, *, with_data: bool) -> Answer:
     from ddpdoctor.report.formats import report_to_dict
-    from ddpdoctor.report.text.report import render_verdict
+    from ddpdoctor.report.text import render_verdict
 
     body = report_to_dict(report)
     return {"text": render_verdict(report), "body": body if with_data else {**body, "data": {}}}

@@ -53,7 +53,7 @@ def show_report(
     if output_format != "text":
         write(stream, render(report, output_format, fail_on=fail_on))
         return
-    from ddpdoctor.report.text.report import render_text
+    from ddpdoctor.report.text import render_text
 
     width, color = read_width(stream), has_color(stream, os.environ)
     write(stream, render_text(report, width=width, color=color, run_dir=run_dir, cwd=read_cwd(), verbose=verbose))

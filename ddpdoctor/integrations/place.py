@@ -27,7 +27,7 @@ from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_tick
 from ddpdoctor.recorder.storage.files import check_json, read_plain
 from ddpdoctor.recorder.storage.ring_writing import make_record
 from ddpdoctor.report.formats import parse_report
-from ddpdoctor.report.text.report import render_text
+from ddpdoctor.report.text import render_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

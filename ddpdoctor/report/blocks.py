@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
 from ddpdoctor.model.words import count_of, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.findings import Finding
-    from ddpdoctor.model.pictures import Timeline
 
     # The name of a row, and its cells by member: by rank, or by the position of a host or file.
     Row = tuple[str, Mapping[int, "GridCell"]]
@@ -153,31 +153,6 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """What each rank did over time."""
-
-    timeline: Timeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitNode:
-    """Ranks of one class in the graph of waits."""
-
-    ranks: tuple[int, ...]
-    state: str
-    place: str
-    blamed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitGraph:
-    """Who waits for whom. Edges are pairs of positions in ``nodes``: the first waits for the second."""
-
-    nodes: tuple[WaitNode, ...]
-    edges: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
     """A frame of merged stacks and the frames that it called. ``strong``: the user's own code."""
 
@@ -194,16 +169,6 @@ class Tree:
 
     title: str
     roots: tuple[TreeNode, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLines:
-    """Lines of a file around the one that is blamed. ``first`` is the number of the first line."""
-
-    file: str
-    first: int
-    lines: tuple[str, ...]
-    blamed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +194,8 @@ class Grid:
     legend: tuple[str, ...] = ()
 
 
-# Blocks that formats of plain text draw in little, or leave out.
-Picture = Lanes | WaitGraph | Tree | SourceLines | Grid
+# Blocks that formats of plain text draw in little, or leave out. The first three are what a report holds of them.
+Picture = Timeline | RankWaits | SourceExcerpt | Tree | Grid
 Block = Heading | Text | Items | FactList | Table | Series | Places | Picture
 Section = tuple[Block, ...]  # Blocks that belong together. Formats separate sections.
 
@@ -264,13 +229,25 @@ class Content:
     is_checklist: bool = False  # count the outcomes of checks, and show notes only as details
 
 
-def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """Return an indented table of rows. Its first ``left`` columns are aligned to the left."""
-    columns = (
-        Column(name=name, cells=tuple(row[at] for row in rows), align="left" if at < left else "right")
-        for at, name in enumerate(names)
-    )
-    return Table(columns=tuple(columns), indent=2)
+def table_of(
+    heads: Sequence[str | tuple[str, str]],
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    *,
+    weights: Mapping[str, int] | None = None,
+    **more: Any,
+) -> Table:
+    """Return an indented table of rows. A head is a name, or a name and a unit.
+
+    The first ``left`` columns are aligned to the left. ``weights`` are by name of a column, ``more`` fields of a table.
+    """
+    columns = []
+    for at, head in enumerate(heads):
+        name, unit = (head, "") if isinstance(head, str) else head
+        align: Literal["left", "right"] = "left" if at < left else "right"
+        cells = tuple(row[at] for row in rows)
+        columns.append(Column(name=name, unit=unit, cells=cells, align=align, weight=(weights or {}).get(name)))
+    return Table(columns=tuple(columns), indent=2, **more)
 
 
 def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:

@@ -12,7 +12,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.words import count_of, format_numbers, grouped
 from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Places, RankClass, Tone
-from ddpdoctor.report.lines import format_hosts, format_place, format_ranks, merge_places, sureness_of, title_of
+from ddpdoctor.report.lines import format_hosts, format_place, merge_places, sureness_of, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,8 +43,6 @@ OUTCOME_TONES = {
 # Outcomes of checks without an answer. They must not read like "passed".
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
 LABEL_WIDTH = 8
-CHECK_HEADS = ("outcome", "code", "check", "seen")
-PLACE_HEADS = ("ranks", "host", "state", "where")
 
 
 Kind = TypeVar("Kind")
@@ -75,14 +73,6 @@ def severity_word(severity: Severity) -> str:
     return "note" if severity is Severity.INFO else severity.value
 
 
-def finding_section(finding: Finding, *, several_hosts: bool, is_verdict: bool) -> Section:
-    """Return a finding of a check under its title."""
-    title = f"{severity_word(finding.severity)}  {title_of(finding, hosts=several_hosts)}"
-    label = "note" if finding.severity is Severity.INFO else "wrong"
-    facts = (FactEntry(label=label, texts=(finding.summary,)), *_facts(finding, (), explain=is_verdict))
-    return (Heading(text=title, tone=TONES[finding.severity]), FactList(facts=facts, width=LABEL_WIDTH))
-
-
 def verdict_section(verdict: Finding) -> Section:
     """Return what backs the verdict of a job: the ranks, the line, the evidence, and what to do.
 
@@ -92,11 +82,12 @@ def verdict_section(verdict: Finding) -> Section:
     step = [] if verdict.step is None else [f"step {verdict.step}"]
     tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
     more = (", ".join(step + tensor),) if step or tensor else ()
-    facts = _facts(verdict, more, explain=True)
+    facts = finding_facts(verdict, more, explain=True)
     return (Heading(text=title, tone=TONES[verdict.severity]), FactList(facts=facts, width=LABEL_WIDTH))
 
 
-def _facts(finding: Finding, more_places: tuple[str, ...], *, explain: bool) -> tuple[FactEntry, ...]:
+def finding_facts(finding: Finding, more_places: tuple[str, ...] = (), *, explain: bool) -> tuple[FactEntry, ...]:
+    """Return where a finding is, what backs it, and what to do."""
     # A command with inserted line breaks could not be pasted, so the terminal wraps it.
     is_command = COMMAND.match(finding.fix) is not None
     return (
@@ -105,18 +96,6 @@ def _facts(finding: Finding, more_places: tuple[str, ...], *, explain: bool) -> 
         FactEntry(label="to do", texts=(finding.fix,) if finding.fix else (), whole=is_command),
         FactEntry(label="more", texts=(f"ddpdoctor explain {finding.code}",) if explain else ()),
     )
-
-
-def findings_in_short(findings: Iterable[Finding]) -> FactList:
-    """Return each finding in one line. Errors and warnings also say where and what to do."""
-    facts = []
-    for finding in findings:
-        places = [f"at {place}" for place in merge_places(finding.where)]
-        fix = [f"to do: {finding.fix}"] if finding.fix else []
-        more = [] if finding.severity is Severity.INFO else [*places, *fix]
-        texts = (f"{title_of(finding)}: {finding.summary}", *more)
-        facts.append(FactEntry(label=finding.severity.value, texts=texts, tone=TONES[finding.severity]))
-    return FactList(facts=tuple(facts), width=LABEL_WIDTH)
 
 
 def name_check(check: Check) -> str:
@@ -128,21 +107,6 @@ def check_words(check: Check) -> str:
     """Return what a check found, or why it has no answer, with its hosts."""
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
     return where + (check.seen or check.reason)
-
-
-def check_rows(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a table of checks, by outcome."""
-    ordered = sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
-    return [(OUTCOME_WORDS[one.outcome], one.code, one.id, check_words(one)) for one in ordered]
-
-
-def check_tone(check: Check, findings: Iterable[Finding]) -> tuple[str, Tone]:
-    """Return the word and the tone of a check's outcome. If it has findings, use their worst severity."""
-    severities = [finding.severity for finding in findings if finding.kind == check.id]
-    if check.outcome in {Outcome.PASSED, Outcome.FAILED} and severities:
-        worst = min(severities, key=lambda severity: severity.order)
-        return severity_word(worst), TONES[worst]
-    return OUTCOME_WORDS[check.outcome], OUTCOME_TONES[check.outcome]
 
 
 def count_findings(findings: Iterable[Finding]) -> str:
@@ -172,21 +136,20 @@ def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankC
     classes = grouped(
         ((row.state, format_place(row.where) if row.where else "", row.rank in blamed), row) for row in ordered
     )
-    return tuple(
-        RankClass(
-            ranks=tuple(row.rank for row in rows),
-            host=rows[0].host if several and len({row.host for row in rows}) == 1 else "",
-            state=state,
-            place=", ".join(part for part in (line, _steps(rows)) if part),
-            blamed=is_blamed,
+    found = []
+    for (state, line, is_blamed), rows in classes.items():
+        hosts, steps = {row.host for row in rows}, {row.step for row in rows if row.step is not None}
+        words = f"{'step' if len(steps) == 1 else 'steps'} {format_numbers(steps)}" if steps else ""
+        found.append(
+            RankClass(
+                ranks=tuple(row.rank for row in rows),
+                host=rows[0].host if several and len(hosts) == 1 else "",
+                state=state,
+                place=", ".join(part for part in (line, words) if part),
+                blamed=is_blamed,
+            )
         )
-        for (state, line, is_blamed), rows in classes.items()
-    )
-
-
-def place_rows(places: Places) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a table that says where ranks are."""
-    return [(format_ranks(one.ranks), one.host, one.state, one.place) for one in places.classes]
+    return tuple(found)
 
 
 def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -195,21 +158,14 @@ def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         key = (finding.code, finding.kind, finding.severity, finding.summary, finding.fix)
         former = merged.get(key)
-        merged[key] = finding if former is None else _join(former, finding)
+        merged[key] = (
+            finding
+            if former is None
+            else replace(
+                former,
+                ranks=tuple(sorted({*former.ranks, *finding.ranks})),
+                hosts=tuple(sorted({*former.hosts, *finding.hosts})),
+                where=former.where + finding.where,
+            )
+        )
     return tuple(merged.values())
-
-
-def _steps(rows: list[RankRow]) -> str:
-    steps = {row.step for row in rows if row.step is not None}
-    if not steps:
-        return ""
-    return f"{'step' if len(steps) == 1 else 'steps'} {format_numbers(steps)}"
-
-
-def _join(one: Finding, other: Finding) -> Finding:
-    return replace(
-        one,
-        ranks=tuple(sorted({*one.ranks, *other.ranks})),
-        hosts=tuple(sorted({*one.hosts, *other.hosts})),
-        where=one.where + other.where,
-    )

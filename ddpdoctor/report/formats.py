@@ -20,7 +20,16 @@ from ddpdoctor.model.findings import SCHEMA_VERSION, JobStatus, Outcome, Report,
 from ddpdoctor.model.words import grouped
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, name_check
-from ddpdoctor.report.lines import blamed_by, clean, format_ranks, merge_places, path_from, sureness_of, title_of
+from ddpdoctor.report.lines import (
+    blamed_by,
+    clean,
+    cleaned,
+    format_ranks,
+    merge_places,
+    path_from,
+    sureness_of,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +102,16 @@ def write_json(value: Any, *, indent: int | None = None) -> str:
 def parse_report(text: str) -> Report:
     """Read a report back. Raises ``UserError`` if the text is damaged, truncated, or not a report of ddpdoctor."""
     try:
-        return _read_report(json.loads(text))
+        plain = json.loads(text)
+        if not isinstance(plain, dict) or not {"schema_version", "tool"} <= plain.keys():
+            raise WrongValue("it is not a report of ddpdoctor")  # noqa: TRY301 - all are said in one way
+        header = decode(_Header, plain)
+        if (name := header.tool.name) != TOOL_NAME:
+            raise WrongValue(f"it was written by {name!r}, not by ddpdoctor")  # noqa: TRY301
+        if (version := header.schema_version) != SCHEMA_VERSION:
+            words = f"it has schema version {version}, and this ddpdoctor reads {SCHEMA_VERSION}"
+            raise WrongValue(words)  # noqa: TRY301
+        return decode(Report, plain | {"tool_version": header.tool.version})
     except json.JSONDecodeError as error:
         problem = f"not complete JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     except RecursionError:
@@ -103,17 +121,6 @@ def parse_report(text: str) -> Report:
     except WrongValue as error:
         problem = str(error)
     raise UserError(f"the report cannot be read: {problem}", help=_HELP)
-
-
-def _read_report(plain: Any) -> Report:
-    if not isinstance(plain, dict) or not {"schema_version", "tool"} <= plain.keys():
-        raise WrongValue("it is not a report of ddpdoctor")
-    header = decode(_Header, plain)
-    if header.tool.name != TOOL_NAME:
-        raise WrongValue(f"it was written by {header.tool.name!r}, not by ddpdoctor")
-    if header.schema_version != SCHEMA_VERSION:
-        raise WrongValue(f"it has schema version {header.schema_version}, and this ddpdoctor reads {SCHEMA_VERSION}")
-    return decode(Report, plain | {"tool_version": header.tool.version})
 
 
 ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -261,39 +268,25 @@ def render_sarif(report: Report, titles: Mapping[str, str], cwd: Path | None) ->
 
     Paths below ``cwd`` are relative to it.
     """
-    rules = {finding.code: finding for finding in report.findings}
-    codes = list(rules)
-    run = {
-        "tool": {
-            "driver": {
-                "name": "ddpdoctor",
-                "version": clean(report.tool_version or __version__),
-                "informationUri": HOME,
-                "rules": [_draw_rule(finding, titles) for finding in rules.values()],
-            }
-        },
-        "invocations": [_draw_invocation(report.checks)],
-        "results": [_draw_result(finding, codes.index(finding.code), cwd) for finding in report.findings],
-    }
-    return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=2, allow_nan=False) + "\n"
-
-
-def _draw_rule(finding: Finding, titles: Mapping[str, str]) -> dict[str, Any]:
-    code = clean(finding.code)
-    page = f"{HOME}/blob/main/docs/rules/{quote(f'{finding.code}-{finding.kind}.md', errors='replace')}"
-    return {
-        "id": code,
-        "name": clean(finding.kind),
-        "shortDescription": {"text": clean(titles.get(finding.code, finding.kind))},
-        "help": {"text": f"ddpdoctor explain {code} says what it means and what to do.\n{page}"},
-        "helpUri": page,
-    }
-
-
-def _draw_invocation(checks: Iterable[Check]) -> dict[str, Any]:
-    """Return how the checks went. Those without an answer are notifications (3.20.21)."""
-    unknown = [check for check in checks if check.outcome in UNKNOWN]
-    return {
+    codes, rules = [], []
+    for finding in {finding.code: finding for finding in report.findings}.values():
+        code = clean(finding.code)
+        page = f"{HOME}/blob/main/docs/rules/{quote(f'{finding.code}-{finding.kind}.md', errors='replace')}"
+        codes.append(finding.code)
+        rules.append({
+            "id": code,
+            "name": clean(finding.kind),
+            "shortDescription": {"text": clean(titles.get(finding.code, finding.kind))},
+            "help": {"text": f"ddpdoctor explain {code} says what it means and what to do.\n{page}"},
+            "helpUri": page,
+        })  # fmt: skip
+    driver = {
+        "name": "ddpdoctor", "version": clean(report.tool_version or __version__), "informationUri": HOME,
+        "rules": rules,
+    }  # fmt: skip
+    # Checks without an answer are notifications (3.20.21).
+    unknown = [check for check in report.checks if check.outcome in UNKNOWN]
+    invocation = {
         "executionSuccessful": all(check.outcome is not Outcome.CRASHED for check in unknown),
         "toolExecutionNotifications": [
             {
@@ -303,6 +296,12 @@ def _draw_invocation(checks: Iterable[Check]) -> dict[str, Any]:
             for check in unknown
         ],
     }
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [invocation],
+        "results": [_draw_result(finding, codes.index(finding.code), cwd) for finding in report.findings],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=2, allow_nan=False) + "\n"
 
 
 def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[str, Any]:
@@ -318,7 +317,7 @@ def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[st
         "message": _message(text),
         **({"locations": drawn[:1]} if drawn else {}),
         **({"relatedLocations": drawn[1:]} if drawn[1:] else {}),
-        "properties": {name: value for name, value in _cleaned(encode(finding)).items() if name in KEPT},
+        "properties": {name: value for name, value in cleaned(encode(finding)).items() if name in KEPT},
     }
 
 
@@ -339,11 +338,3 @@ def _draw_place(place: Place, ranks: Iterable[int], cwd: Path | None) -> dict[st
 def _message(text: str) -> dict[str, str]:
     """Return a message. What was collected is neither a placeholder (3.11.5) nor a link (3.11.6)."""
     return {"text": re.sub(r"\{(\d+)\}", r"{{\1}}", clean(text)).replace("](", "\\](")}
-
-
-def _cleaned(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [_cleaned(one) for one in value]
-    return {name: _cleaned(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.words import first_names, format_numbers, grouped
 
@@ -36,6 +37,21 @@ def clean(text: str, cwd: Path | None = None) -> str:
     if "::" in shown:
         shown = _GITHUB.sub(r"\\x3a:", shown)
     return _AZURE.sub(r"\\x23#", shown)
+
+
+def cleaned(data: Any, cwd: Path | None = None) -> Any:
+    """Clean all texts in plain data. A number that JSON does not know becomes None."""
+    match data:
+        case str():
+            return clean(data, cwd)
+        case float():
+            return data if math.isfinite(data) else None
+        case dict():
+            return {name: cleaned(value, cwd) for name, value in data.items()}
+        case list() | tuple():
+            return [cleaned(value, cwd) for value in data]
+        case _:
+            return data
 
 
 def printable(text: str) -> str:

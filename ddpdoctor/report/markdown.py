@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, SourceLines, Table, Text, Tree
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.pictures import SourceExcerpt
+from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Table, Text, Tree
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.findings import CHECK_HEADS, PLACE_HEADS, check_rows, place_rows
-from ddpdoctor.report.lines import clean, format_time, merge_places, sureness_of, title_of
-from ddpdoctor.report.text.report import fit_columns
-from ddpdoctor.report.tree import draw_tree
+from ddpdoctor.report.findings import OUTCOME_WORDS, check_words
+from ddpdoctor.report.lines import clean, format_ranks, format_time, merge_places, sureness_of, title_of
+from ddpdoctor.report.text import fit_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.findings import Finding, Report
-    from ddpdoctor.report.blocks import Block, Section
+    from ddpdoctor.report.blocks import Block, Section, TreeNode
 
 # Width of tables, as on a screen. Wider tables would scroll sideways in issues. report.json has all columns.
 WIDTH = 110
@@ -30,14 +31,15 @@ def render_markdown(report: Report) -> str:
     parts += _write_sections(content.about)
     parts += [_write_finding(finding) for finding in report.findings]
     blocks = [block for section in content.pictures for block in section]
-    parts += [_write_block(block) for block in blocks if isinstance(block, SourceLines | Tree)]
+    parts += [_write_block(block) for block in blocks if isinstance(block, SourceExcerpt | Tree)]
     parts += _write_sections(content.sections)
     if report.checks:
         rows = []
-        for outcome, code, name, seen in check_rows(report.checks):
-            quoted = re.sub(r"[`|\s]+", " ", clean(name))  # without what would end the inline code or the cell
-            rows.append((outcome, _inline(code), f"`{quoted}`", _inline(seen)))
-        table = _draw_rows(CHECK_HEADS, ["---"] * len(CHECK_HEADS), rows)
+        for check in sorted(report.checks, key=lambda check: list(Outcome).index(check.outcome)):
+            quoted = re.sub(r"[`|\s]+", " ", clean(check.id))  # without what would end the inline code or the cell
+            seen = _inline(check_words(check))
+            rows.append((OUTCOME_WORDS[check.outcome], _inline(check.code), f"`{quoted}`", seen))
+        table = _draw_rows(("outcome", "code", "check", "seen"), ["---"] * 4, rows)
         parts.append(f"<details><summary>All checks</summary>\n\n{table}\n\n</details>")
     parts.append(f"ddpdoctor {_inline(report.tool_version)}, {_inline(format_time(report.started_at))}")
     return "\n\n".join(parts) + "\n"
@@ -47,7 +49,7 @@ def _write_sections(sections: Iterable[Section]) -> list[str]:
     return [written for section in sections for block in section if (written := _write_block(block))]
 
 
-def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
+def _write_block(block: Block) -> str:
     match block:
         case Heading():
             return f"### {_inline(block.text)}"
@@ -69,10 +71,9 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             legend = [f"- {_inline(line)}" for line in block.legend]
             return "\n".join([_write_rows(heads, rows, aligned), *([""] if legend else []), *legend])
         case Places():
-            return _write_rows(PLACE_HEADS, place_rows(block))
-        case Series():
-            return ""  # the numbers are in a table beside it
-        case SourceLines():
+            ranks = [(format_ranks(one.ranks), one.host, one.state, one.place) for one in block.classes]
+            return _write_rows(("ranks", "host", "state", "where"), ranks)
+        case SourceExcerpt():
             width = len(str(block.first + len(block.lines) - 1))
             numbered = [
                 f"{'>' if number == block.blamed else ' '} {number:{width}} | {line}"
@@ -82,7 +83,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
         case Tree():
             return f"{_inline(block.title)}:\n\n{_indent(draw_tree(block))}"
         case _:
-            return ""
+            return ""  # of a chart, the numbers are in a table beside it
 
 
 def _indent(lines: Iterable[str]) -> str:
@@ -120,3 +121,19 @@ def _write_finding(finding: Finding) -> str:
 def _inline(text: str) -> str:
     """Escape collected data so that it is not read as markup."""
     return re.sub(r"([\\`*_<>\[\]|#~])", r"\\\1", " ".join(clean(text).split()))
+
+
+def draw_tree(tree: Tree) -> list[str]:
+    """Return the lines of a tree in ASCII. It goes a level deeper only where ranks part.
+
+    The ranks of a node are named where they are not those of the node above.
+    """
+    lines: list[str] = []
+    todo: list[tuple[TreeNode, int, tuple[int, ...]]] = [(root, 0, ()) for root in reversed(tree.roots)]
+    while todo:
+        node, depth, above = todo.pop()
+        ranks = f"  [{format_ranks(node.ranks)}]" if node.ranks != above else ""
+        lines.append(f"{'> ' if node.blamed else '  '}{'  ' * depth}{node.text}{ranks}")
+        parts = len(node.children) > 1 or any(child.ranks != node.ranks for child in node.children)
+        todo += [(child, depth + parts, node.ranks) for child in reversed(node.children)]
+    return lines

@@ -18,7 +18,7 @@ from ddpdoctor.collect.run_files import records_own_job
 from ddpdoctor.diagnose.job import build_report, judge_job, running_report
 from ddpdoctor.model.facts import JobEnd
 from ddpdoctor.report.formats import parse_report, render_json
-from ddpdoctor.report.text.report import render_text
+from ddpdoctor.report.text import render_text
 from tests import benches, flight_dumps, synthetic
 
 SECRET = "correct-horse-battery"

@@ -14,7 +14,6 @@ from ddpdoctor.cli.output import render
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.cli.verbs import read_command_line
 from ddpdoctor.report import contents
-from ddpdoctor.report.blocks import Lanes
 from tests import benches, pages
 from tests.browser import started_browser
 
@@ -139,8 +138,8 @@ def test_the_timeline_zooms_and_pans_by_buttons_keys_wheel_and_drag(browser, sav
 def test_at_first_the_last_steps_before_the_fault_are_in_sight(browser, save):
     timeline = pages.timeline()
     fault = replace(timeline.events[0], at_ms=10_800.0, fault=True)
-    lanes = Lanes(timeline=replace(timeline, events=(fault,)))
-    browser.open(save(replace(pages.content(), pictures=((lanes,),))))
+    faulty = replace(timeline, events=(fault,))
+    browser.open(save(replace(pages.content(), pictures=((faulty,),))))
     assert settled_range(browser) == [10.233, 10.98, 16.8]
     assert browser.one(".events .fault").text == "10.80 s: the hang is certain (rank 1)"
 

@@ -10,11 +10,11 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.words import count_of, format_about, format_rate, format_size, format_time, grouped
 from ddpdoctor.report.bandwidth.measured import (
     NOT_DEFINED,
+    RECORDED,
     VERB,
     format_gb_s,
     format_share,
     format_us,
-    make_records,
     name_series,
     read_bandwidth,
     sort_series,
@@ -36,6 +36,7 @@ from ddpdoctor.report.blocks import (
     Heading,
     Item,
     Items,
+    Records,
     Series,
     Table,
     Text,
@@ -197,11 +198,26 @@ def comparison_section(comparison: Comparison) -> Section:
         )
         for name, unit, weight, write in _CHANGE_COLUMNS
     )
+    # The sizes by how they changed: "2 below, 1 slower, 3 faster, 36 equal within the noise"
+    changes = comparison.changes
+    below = sum(change.below for change in changes)
+    slower = sum(change.ratio_high < 1 and not change.below for change in changes)
+    faster = sum(change.ratio_low > 1 for change in changes)
+    counts = {
+        "below the required share": below,
+        "slower": slower,
+        "faster": faster,
+        "equal within the noise": len(changes) - below - slower - faster,
+    }
+    missing = f"{count_of(comparison.missing, 'size')} not in the baseline"
+    words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counted = f"{count_of(len(changes), 'size')}: {words}" + (f"; {missing}" if comparison.missing else "")
+    counted = counted if changes else f"nothing to compare: {missing}"
     return (
         Heading(text=f"against {comparison.baseline}"),
         items([f"not alike: {difference}" for difference in comparison.differences], "  "),
         *([Table(columns=columns)] if matter else []),
-        items([*more, count_changes(comparison)], "  "),
+        items([*more, counted], "  "),
     )
 
 
@@ -216,23 +232,6 @@ _CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
     ("between", "", 5, lambda change: f"{format_share(change.ratio_low)} and {format_share(change.ratio_high)}"),
     ("", "", 8, lambda change: "below" if change.below else "slower"),
 )
-
-
-def count_changes(comparison: Comparison) -> str:
-    """Count the sizes by how they changed: "2 below, 1 slower, 3 faster, 36 equal within the noise"."""
-    changes = comparison.changes
-    if not changes:
-        return f"nothing to compare: {count_of(comparison.missing, 'size')} not in the baseline"
-    below = sum(change.below for change in changes)
-    slower = sum(change.ratio_high < 1 and not change.below for change in changes)
-    faster = sum(change.ratio_low > 1 for change in changes)
-    alike = len(changes) - below - slower - faster
-    words = ("below the required share", "slower", "faster", "equal within the noise")
-    counts = zip((below, slower, faster, alike), words, strict=True)
-    missing = f"; {count_of(comparison.missing, 'size')} not in the baseline" if comparison.missing else ""
-    return (
-        f"{count_of(len(changes), 'size')}: {', '.join(f'{count} {word}' for count, word in counts if count)}{missing}"
-    )
 
 
 # A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job.
@@ -262,6 +261,14 @@ def bandwidth_content(report: Report) -> Content:
         several = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}" if sizes else "all sizes"
         span = sizes[0] if len(sizes) == 1 else several
         not_measured.append(f"{left_out.collective.value} {left_out.dtype}{mode}, {span}: {left_out.reason}")
+    # Which rank comes last to most calls, if it is later than a small call takes
+    late_section: tuple[Section, ...] = ()
+    late = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
+    small_us = min((one.p50_us for one in bench.results if one.mode is Mode.LATENCY), default=0.0)
+    if late is not None and late.share >= LATE_SHARE and late.late_us > small_us:
+        calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others"
+        words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
+        late_section = ((Text(text=words),),)
     # How the run was cut short, and where its ranks were
     if bench.stop is None:
         stop_sections: tuple[Section, ...] = ()
@@ -280,7 +287,7 @@ def bandwidth_content(report: Report) -> Content:
             *(_series_section(bench, one) for one in series),
             (_chart(bench, series),),
             *(matrix_section(one) for one in matrices),
-            *_late_sections(bench),
+            *late_section,
             *comparison,
             *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
             *titled_list("not measured", not_measured),
@@ -288,7 +295,9 @@ def bandwidth_content(report: Report) -> Content:
             *stop_sections,
             *_reason_sections(bench),
         ),
-        records=make_records(bench.results),
+        records=Records(
+            names=RECORDED, rows=tuple(tuple(getattr(one, name) for name in RECORDED) for one in bench.results)
+        ),
         several_hosts=len(bench.hosts) > 1,
         pictures=(*curve_pictures(bench), *map(matrix_picture, matrices)),
     )
@@ -361,13 +370,3 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
         reasons.append(Item(text=f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
     title = "what could explain it" if low else "seen on the machines"
     return ((Heading(text=title), Items(items=tuple(reasons), mark="  - ")),)
-
-
-def _late_sections(bench: Bandwidth) -> tuple[Section, ...]:
-    """Say which rank comes last to most calls, if it is later than a small call takes."""
-    late = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
-    small = min((one.p50_us for one in bench.results if one.mode is Mode.LATENCY), default=0.0)
-    if late is None or late.share < LATE_SHARE or late.late_us <= small:
-        return ()
-    calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others (median)"
-    return ((Text(text=f"rank {late.rank} on {late.host} {calls}; the times above do not include it"),),)

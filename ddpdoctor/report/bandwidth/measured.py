@@ -25,7 +25,6 @@ from ddpdoctor.model.bandwidth import (
 )
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.report.blocks import Records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,16 +103,11 @@ def format_share(share: float) -> str:
 
 
 # Fields for programs. Their names and order never change. New fields are added at the end.
-RECORDED = (
+_RECORDED = (
     "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
     "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
 )  # fmt: skip
-
-
-def make_records(results: Iterable[Measurement]) -> Records:
-    """Return each measurement with all its fields."""
-    names = (*RECORDED, *(field.name for field in fields(Measurement) if field.name not in RECORDED))
-    return Records(names=names, rows=tuple(tuple(getattr(one, name) for name in names) for one in results))
+RECORDED = (*_RECORDED, *(field.name for field in fields(Measurement) if field.name not in _RECORDED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

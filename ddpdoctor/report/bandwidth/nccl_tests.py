@@ -43,8 +43,6 @@ NAMES = ("time", "algbw", "busbw", "#wrong")
 UNITS = ("(us)", "(GB/s)", "(GB/s)", "")
 VALUES = "  {:>7}  {:>6}  {:>6}  {:>5}" * 2
 
-Half = tuple[str, str, str, str]
-
 
 def render_nccl_tests(report: Report) -> str:
     """Render one block per collective. Prefer throughput, because nccl-tests measures that."""
@@ -107,17 +105,12 @@ def _row(places: dict[bool, Measurement], ranks: int) -> str:
     count = one.count // ranks if one.collective in SHARED_OUT else one.count
     root = ROOT if one.collective in ROOTED else NO_ROOT
     dtype = TYPES.get(one.dtype, one.dtype)
-    out_of_place, in_place = (_half(places.get(place, one), measured=place in places) for place in (False, True))
+    halves: list[str] = []
+    for is_in_place in (False, True):
+        half = places.get(is_in_place, one)
+        wrong = f"{half.wrong:g}" if is_in_place in places and half.wrong is not None else ABSENT
+        decimals = 0 if half.p50_us >= 10000 else 1 if half.p50_us >= 100 else 2
+        # nccl-tests prints a busbw of 0 for one rank, because the factor is 0. Parsers would fail on anything else.
+        halves += (f"{half.p50_us:.{decimals}f}", f"{half.algbw_gb_s:.2f}", f"{half.busbw_gb_s or 0.0:.2f}", wrong)
     head = f"{one.size_bytes:12d}  {count:12d}  {dtype:>8}  {one.redop or 'none':>6}  {root:6d}"
-    return head + VALUES.format(*out_of_place, *in_place)
-
-
-def _half(row: Measurement, *, measured: bool) -> Half:
-    # nccl-tests prints 0 for one rank, because the factor is 0. Parsers would fail on anything else.
-    busbw = 0.0 if row.busbw_gb_s is None else row.busbw_gb_s
-    wrong = f"{row.wrong:g}" if measured and row.wrong is not None else ABSENT
-    return _time(row.p50_us), f"{row.algbw_gb_s:.2f}", f"{busbw:.2f}", wrong
-
-
-def _time(time_us: float) -> str:
-    return f"{time_us:.{0 if time_us >= 10000 else 1 if time_us >= 100 else 2}f}"
+    return head + VALUES.format(*halves)

@@ -7,28 +7,15 @@ import hashlib
 import itertools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.words import grouped
-from ddpdoctor.report.blocks import (
-    FactList,
-    Grid,
-    Heading,
-    Items,
-    Lanes,
-    Places,
-    Series,
-    SourceLines,
-    Table,
-    Text,
-    Tone,
-    Tree,
-    WaitGraph,
-)
+from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
+from ddpdoctor.model.words import format_size, grouped
+from ddpdoctor.report.blocks import FactList, Grid, Heading, Items, Places, Series, Table, Text, Tone, Tree
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
     COMMAND,
@@ -41,16 +28,16 @@ from ddpdoctor.report.findings import (
     merge_findings,
     severity_word,
 )
-from ddpdoctor.report.html.drawings import lane_rows, lay_out_chart, lay_out_graph, timeline_data
-from ddpdoctor.report.lines import clean, format_hosts, format_place, format_ranks, format_time, title_of
+from ddpdoctor.report.lines import clean, cleaned, format_hosts, format_place, format_ranks, format_time, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from jinja2 import Environment
 
-    from ddpdoctor.model.findings import Finding, Place, Report
-    from ddpdoctor.report.blocks import Block, Column, Content, Section, TreeNode
+    from ddpdoctor.model.findings import Place, Report
+    from ddpdoctor.model.pictures import Lane, Span, WaitingRanks
+    from ddpdoctor.report.blocks import Block, ChartLine, Column, Content, TreeNode
 
 RESULTS = "Results"
 
@@ -66,29 +53,28 @@ class PagePart:
 
 
 def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, ...]]:
-    """Return the parts before the other findings, which support the verdict, and the parts behind them."""
+    """Return the parts before the other findings, which support the verdict, and the parts behind them.
+
+    A section without a title continues the part before it.
+    """
     drawn = {title for section in content.pictures for block in section if (title := _title(block)) is not None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
-    return _parts((*first, *content.pictures), "p"), _parts(rest, "r")
-
-
-def _parts(sections: Iterable[Section], prefix: str) -> tuple[PagePart, ...]:
-    """Make a part of each section. One without a title continues the part before it."""
-    parts: list[PagePart] = []
-    for section in filter(None, sections):
-        head, tone, blocks = section[0], Tone.STRONG, section
-        if isinstance(head, Heading):
-            tone, blocks = head.tone, section[1:]
-        title = _title(head)
-        if title is None and parts:
-            last = parts.pop()
-            parts.append(PagePart(id=last.id, title=last.title, tone=last.tone, blocks=last.blocks + blocks))
-        else:
-            parts.append(PagePart(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
-    return tuple(parts)
+    before: list[PagePart] = []
+    behind: list[PagePart] = []
+    for parts, those, prefix in ((before, (*first, *content.pictures), "p"), (behind, rest, "r")):
+        for section in filter(None, those):
+            head, tone, blocks = section[0], Tone.STRONG, section
+            if isinstance(head, Heading):
+                tone, blocks = head.tone, section[1:]
+            title = _title(head)
+            if title is None and parts:
+                parts[-1] = replace(parts[-1], blocks=parts[-1].blocks + blocks)
+            else:
+                parts.append(PagePart(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
+    return tuple(before), tuple(behind)
 
 
 def _title(block: Block) -> str | None:
@@ -96,11 +82,11 @@ def _title(block: Block) -> str | None:
     match block:
         case Heading():
             return block.text
-        case Lanes():
+        case Timeline():
             return "Timeline"
-        case WaitGraph():
+        case RankWaits():
             return "Who waits for whom"
-        case SourceLines():
+        case SourceExcerpt():
             return "Source"
         case Places():
             return "Where the ranks are"
@@ -118,22 +104,8 @@ def embed(data: Any, folder: Path | None = None) -> str:
 
     Paths below ``folder`` lose it.
     """
-    text = json.dumps(_cleaned(data, folder), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(cleaned(data, folder), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(ESCAPES)
-
-
-def _cleaned(data: Any, folder: Path | None) -> Any:
-    match data:
-        case str():
-            return clean(data, folder)
-        case float():
-            return data if math.isfinite(data) else None
-        case dict():
-            return {name: _cleaned(value, folder) for name, value in data.items()}
-        case list() | tuple():
-            return [_cleaned(value, folder) for value in data]
-        case _:
-            return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +141,362 @@ def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
     return tuple(steps)
 
 
+WIDTH, HEIGHT = 720, 340
+LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34  # margins around the axes, in pixels
+MAX_TICKS = 9
+LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A mark on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A point of a line. ``about`` is what hovering says."""
+
+    x: float
+    y: float
+    about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLine:
+    """A line. A reference has no marks."""
+
+    name: str
+    path: str
+    marks: tuple[Mark, ...]
+    style: int
+    is_reference: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart that was laid out."""
+
+    title: str
+    across: tuple[Tick, ...]
+    up: tuple[Tick, ...]
+    curves: tuple[PlacedLine, ...]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    top: int = TOP
+    bottom: int = HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def place(self, value: float) -> float:
+        span = math.log(self.high / self.low) or 1.0
+        return round(self.start + math.log(value / self.low) / span * (self.end - self.start), 1)
+
+
+def lay_out_chart(series: Series) -> Chart:
+    """Give each point its place. Points that are not above 0 are left out."""
+    lines = [(line, line.is_reference) for line in series.lines]
+    lines += [(series.reference, True)] if series.reference is not None else []
+    # Each line has a color of its own. An earlier run has that of the line before it, a level the last one.
+    styles: list[int] = []
+    for line, is_reference in lines:
+        before = max((style for style in styles if style != LEVEL_STYLE), default=-1)
+        is_level = is_reference and len({y for _, y in line.points}) == 1
+        styles.append(LEVEL_STYLE if is_level else before if is_reference else (before + 1) % LEVEL_STYLE)
+    points = [point for line, _ in lines for point in _drawable(line)]
+    if not points:
+        return Chart(title=series.title, across=(), up=(), curves=())
+    across = _axis([x for x, _ in points], LEFT, WIDTH - RIGHT, room=1.0)
+    up = _axis([y for _, y in points], HEIGHT - BOTTOM, TOP, room=1.25)
+    first, last = math.ceil(math.log2(across.low) - 1e-9), math.floor(math.log2(across.high) + 1e-9)
+    step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
+    # 1, 2 and 5 times the powers of ten within the axis, or the powers alone if those are enough
+    decades = range(math.floor(math.log10(up.low)), math.ceil(math.log10(up.high)) + 1)
+    for factors in ((1, 2, 5), (1,)):
+        values = [factor * 10.0**decade for decade in decades for factor in factors]
+        ticks = [value for value in values if up.low <= value <= up.high]
+        if len(ticks) <= MAX_TICKS:
+            break
+    ticks = ticks[:: max(1, math.ceil(len(ticks) / MAX_TICKS))]
+    curves = []
+    for style, (line, is_reference) in zip(styles, lines, strict=True):
+        marks = tuple(
+            Mark(x=across.place(x), y=up.place(y), about=f"{line.name}: {y:.4g} at {format_size(x)}")
+            for x, y in _drawable(line)
+        )
+        curves.append(
+            PlacedLine(
+                name=line.name,
+                path="M" + "L".join(f"{mark.x} {mark.y}" for mark in marks) if marks else "",
+                marks=() if is_reference else marks,
+                style=style,
+                is_reference=is_reference,
+            )
+        )
+    return Chart(
+        title=series.title,
+        across=tuple(
+            Tick(at=across.place(size), label=format_size(size))
+            for size in [2**power for power in range(max(first, 0), last + 1, step)]
+        ),
+        up=tuple(Tick(at=up.place(value), label=f"{value:g}") for value in ticks),
+        curves=tuple(curves),
+    )
+
+
+def _drawable(line: ChartLine) -> list[tuple[int, float]]:
+    return [(x, y) for x, y in line.points if x > 0 and y > 0 and math.isfinite(y)]
+
+
+def _axis(values: Sequence[float], start: float, end: float, room: float) -> _Axis:
+    low, high = min(values) / room, max(values) * room
+    return _Axis(low=low, high=high, start=start, end=end) if high > low else _Axis(
+        low=low / 2, high=high * 2, start=start, end=end
+    )  # fmt: skip
+
+
+BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
+ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
+MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
+MAX_CHARACTERS = 31  # what fits a line of a box
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A node with its place in the picture and its lines of text."""
+
+    x: int
+    y: int
+    lines: tuple[str, ...]
+    blamed: bool
+    about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A graph that was laid out. ``words`` says each edge in a sentence. ``left_out`` counts nodes without a box."""
+
+    width: int
+    height: int
+    boxes: tuple[Box, ...]
+    arrows: tuple[str, ...]  # each edge as the path of an SVG
+    words: tuple[str, ...]
+    left_out: int
+    box_width: int = BOX_WIDTH
+    box_height: int = BOX_HEIGHT
+
+
+def lay_out_graph(graph: RankWaits) -> Drawing:
+    """Give each node a box and each edge an arrow. A circle has arrows that lead back, below the boxes."""
+    count = min(len(graph.classes), MAX_NODES)
+    edges = [(one, other) for one, other in graph.links if one < count and other < count and one != other]
+    # Put each node right of all that wait for it, as far as no circle forbids it
+    order, forward = _walk(count, edges)
+    layer = dict.fromkeys(range(count), 0)
+    for node in order:
+        for one, other in forward:
+            if one == node:
+                layer[other] = max(layer[other], layer[node] + 1)
+    # In each layer nodes stand after the middle of those that wait for them, so that few arrows cross
+    layers: list[list[int]] = []
+    for at in range(max(layer.values(), default=-1) + 1):
+        row = {node: place for place, node in enumerate(layers[-1] if layers else ())}
+        nodes = [node for node in layer if layer[node] == at]
+        middle = {}
+        for node in nodes:
+            sources = [row[one] for one, other in edges if other == node and one in row]
+            middle[node] = sum(sources) / max(len(sources), 1)
+        layers.append(sorted(nodes, key=lambda node: middle[node]))
+    at_layer = {node: layer for layer, nodes in enumerate(layers) for node in nodes}
+    top = MARGIN + (DOWN if any(at_layer[other] - at_layer[one] > 1 for one, other in edges) else 0)
+    places = {
+        node: (MARGIN + layer * (BOX_WIDTH + ACROSS), top + row * (BOX_HEIGHT + DOWN))
+        for layer, nodes in enumerate(layers)
+        for row, node in enumerate(nodes)
+    }
+    sentences = []
+    for one, other in graph.links:
+        verb = "waits" if len(graph.classes[one].ranks) == 1 else "wait"
+        sentences.append(f"{_words(graph.classes[one])} {verb} for {_words(graph.classes[other])}")
+    below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
+    backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
+    return Drawing(
+        width=2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
+        height=below + MARGIN + (DOWN * 2 if backward else 0),
+        boxes=tuple(_box(graph.classes[node], places[node]) for node in sorted(places)),
+        arrows=tuple(_path(places[one], places[other], below) for one, other in edges),
+        words=tuple(sentences),
+        left_out=len(graph.classes) - count,
+    )
+
+
+def _walk(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the nodes so that each comes before those it waits for, and the edges that do not close a circle."""
+    order: list[int] = []
+    forward: list[tuple[int, int]] = []
+    open_nodes: set[int] = set()
+
+    def visit(node: int) -> None:
+        open_nodes.add(node)
+        for edge in edges:
+            if edge[0] == node and edge[1] not in open_nodes:
+                forward.append(edge)
+                if edge[1] not in order:
+                    visit(edge[1])
+        open_nodes.remove(node)
+        order.insert(0, node)
+
+    awaited = {other for _, other in edges}
+    for node in sorted(range(count), key=lambda node: node in awaited):
+        if node not in order:
+            visit(node)
+    return order, forward
+
+
+def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
+    """Return a curve from the right of a box to the left of another.
+
+    It passes above the boxes between them, and below all boxes if it leads back.
+    """
+    x, y = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT // 2
+    to_x, to_y = end[0], end[1] + BOX_HEIGHT // 2
+    if to_x > x + ACROSS:
+        high = min(y, to_y) - BOX_HEIGHT
+        return f"M{x} {y - DOWN}C{x + ACROSS} {high} {to_x - ACROSS} {high} {to_x} {to_y - DOWN}"
+    if to_x > x:
+        middle = (x + to_x) // 2
+        return f"M{x} {y}C{middle} {y} {middle} {to_y} {to_x} {to_y}"
+    from_x, into_x, low = start[0] + BOX_WIDTH // 2, end[0] + BOX_WIDTH // 2, below + DOWN * 2
+    return f"M{from_x} {start[1] + BOX_HEIGHT}C{from_x} {low} {into_x} {low} {into_x} {end[1] + BOX_HEIGHT}"
+
+
+def _box(node: WaitingRanks, place: tuple[int, int]) -> Box:
+    lines = (format_ranks(node.ranks), node.state, node.place.rpartition("/")[2])
+    cleaned = [clean(line) for line in lines if line]
+    cut = (
+        line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+        for line in cleaned
+    )
+    return Box(x=place[0], y=place[1], lines=tuple(cut), blamed=node.blamed, about=_words(node))
+
+
+def _words(node: WaitingRanks) -> str:
+    about = ", ".join(part for part in (node.state, node.place) if part)
+    return f"{format_ranks(node.ranks)} ({about})" if about else format_ranks(node.ranks)
+
+
+TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
+ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneRow:
+    """A row of the table of a timeline: ranks that did the same, and the last thing that they did."""
+
+    ranks: tuple[int, ...]
+    state: str
+    blamed: bool
+    last: str
+
+
+def timeline_data(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline for the script. ``timeline_data.js`` reads it.
+
+    ``whats`` holds what spans have in common: [kind, label, group, shape, place]. A lane's spans are one flat list,
+    four numbers each: what, start after the start of the span before, duration (-1: not ended), number (-1: none).
+    """
+    whats: dict[tuple[Any, ...], int] = {}
+    lanes = [
+        {
+            "rank": lane.rank,
+            "host": lane.host,
+            "state": lane.state,
+            "blamed": lane.blamed,
+            "coarse": _pack(lane.coarse, whats),
+            "detail": _pack(lane.detail, whats),
+        }
+        for lane in timeline.lanes
+    ]
+    return {
+        "kinds": [kind.value for kind in SpanKind],
+        "startedAt": timeline.started_at,
+        "lengthMs": timeline.length_ms,
+        "detailFromMs": timeline.detail_from_ms,
+        "lanes": lanes,
+        "classes": _classes(timeline),
+        "events": [
+            {"atMs": one.at_ms, "label": one.label, "ranks": one.ranks, "fault": one.fault} for one in timeline.events
+        ],
+        "whats": list(whats),
+    }
+
+
+def lane_rows(timeline: Timeline) -> tuple[LaneRow, ...]:
+    """Return a row for each class of ranks, those to blame first."""
+    by_rank = {lane.rank: lane for lane in timeline.lanes}
+    rows = []
+    for ranks in _classes(timeline):
+        lanes = [by_rank[rank] for rank in ranks]
+        lane = next((one for one in lanes if one.detail), lanes[0])
+        rows.append(
+            LaneRow(
+                ranks=tuple(ranks), state=lane.state, blamed=any(one.blamed for one in lanes), last=_describe_last(lane)
+            )
+        )
+    return tuple(rows)
+
+
+def _classes(timeline: Timeline) -> list[list[int]]:
+    """Return the classes, those to blame first. A rank without a lane is left out, one without a class has its own."""
+    blamed = {lane.rank: lane.blamed for lane in timeline.lanes}
+    classes = [[rank for rank in ranks if rank in blamed] for ranks in timeline.classes]
+    known = {rank for ranks in classes for rank in ranks}
+    classes += [[rank] for rank in blamed if rank not in known]
+    return sorted((ranks for ranks in classes if ranks), key=lambda ranks: not any(blamed[rank] for rank in ranks))
+
+
+def _pack(spans: Iterable[Span], whats: dict[tuple[Any, ...], int]) -> list[int]:
+    kinds = list(SpanKind)
+    packed: list[int] = []
+    before = 0
+    for span in sorted(spans, key=lambda span: span.start_ms):
+        key = (kinds.index(span.kind), span.label, span.group, span.shape, span.place)
+        start = _ticks(span.start_ms)
+        duration = ABSENT if span.end_ms is None else max(0, _ticks(span.end_ms) - start)
+        number = ABSENT if span.number is None else span.number
+        packed += [whats.setdefault(key, len(whats)), start - before, duration, number]
+        before = start
+    return packed
+
+
+def _ticks(time_ms: float) -> int:
+    return round(time_ms * TICKS_PER_MS) if math.isfinite(time_ms) else 0
+
+
+def _describe_last(lane: Lane) -> str:
+    """Describe the last call of a lane, else the last thing that it did."""
+    spans = lane.detail or lane.coarse
+    calls = [span for span in spans if span.kind in {SpanKind.COLLECTIVE, SpanKind.POINT_TO_POINT}] or spans
+    if not calls:
+        return ""
+    last = max(calls, key=lambda span: span.start_ms)
+    number = "" if last.number is None else f"number {last.number}"
+    group = f"in {last.group}" if last.group else ""
+    began = f"from {last.start_ms / 1e3:.2f} s"
+    ended = "not ended" if last.end_ms is None else f"to {last.end_ms / 1e3:.2f} s"
+    return ", ".join(part for part in (last.label, group, number, last.shape, last.place, f"{began}, {ended}") if part)
+
+
 HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
 
 
@@ -199,14 +527,14 @@ class BlockDrawer:
                 return macros.places(block)
             case Series():
                 return macros.chart(lay_out_chart(block), under)
-            case Lanes():
-                data = embed(timeline_data(block.timeline), self._folder)
-                return macros.lanes(block.timeline, lane_rows(block.timeline), data, name)
-            case WaitGraph():
+            case Timeline():
+                data = embed(timeline_data(block), self._folder)
+                return macros.lanes(block, lane_rows(block), data, name)
+            case RankWaits():
                 return macros.graph(block, lay_out_graph(block), name)
             case Tree():
                 return macros.tree(block.title, list_frames(block), under)
-            case SourceLines():
+            case SourceExcerpt():
                 return macros.source(block)
             case Grid():
                 return macros.grid(block, name, under)
@@ -221,7 +549,10 @@ CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 def render_html(report: Report) -> str:
     """Render the page. It loads nothing from elsewhere. Raises ``UserError`` if the report is damaged."""
     content = read_content(report)
-    folder = find_folder(report)
+    # The folder of the user's code. Paths below it are shown without it, save in the verdict and commands.
+    places = [*(report.verdict.where if report.verdict else ()), *(row.where for row in report.ranks if row.where)]
+    parent = PurePosixPath(places[0].file).parent if places else PurePosixPath()
+    folder = Path(parent) if parent.is_absolute() and parent.parent != parent else None
     env = make_environment(folder)
     style, script = read_file("page.css"), "".join(map(read_file, SCRIPTS))
     # A policy under which nothing runs but the page's own script, and nothing is loaded
@@ -237,6 +568,8 @@ def render_html(report: Report) -> str:
         answered = any(check.outcome is Outcome.PASSED for check in report.checks)
         tone = "good" if answered or not report.checks else "note"
     verb = content.verb or "".join(word for word in report.command[1:2] if word.replace("-", "").isalpha())
+    others = content.others if content.ends_with_verdict else report.findings
+    ordered = sorted(others, key=lambda finding: list(Severity).index(finding.severity))
     return env.get_template("page.html.jinja").render(
         report=report,
         content=content,
@@ -245,7 +578,7 @@ def render_html(report: Report) -> str:
         headline=content.headline,
         tone=tone,
         parts=list_parts(content),
-        others=_others(report, content),
+        others=merge_findings(finding for finding in ordered if finding != report.verdict),
         draw=BlockDrawer(env, folder).draw,
         folder=folder,
         style=style,
@@ -255,13 +588,6 @@ def render_html(report: Report) -> str:
         checks=sorted(report.checks, key=lambda check: CHECK_ORDER.index(check.outcome)),
         has_unknown=any(check.outcome in UNKNOWN for check in report.checks),
     )
-
-
-def find_folder(report: Report) -> Path | None:
-    """Return the folder of the user's code. Paths below it are shown without it, save in the verdict and commands."""
-    places = [*(report.verdict.where if report.verdict else ()), *(row.where for row in report.ranks if row.where)]
-    folder = PurePosixPath(places[0].file).parent if places else PurePosixPath()
-    return Path(folder) if folder.is_absolute() and folder.parent != folder else None
 
 
 def make_environment(folder: Path | None = None) -> Environment:
@@ -313,10 +639,3 @@ def read_file(name: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _others(report: Report, content: Content) -> tuple[Finding, ...]:
-    """Return the findings beside the verdict, the worst first."""
-    found = content.others if content.ends_with_verdict else report.findings
-    ordered = sorted(found, key=lambda finding: list(Severity).index(finding.severity))
-    return merge_findings(finding for finding in ordered if finding != report.verdict)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
-    from ddpdoctor.model.saved import Apart, Unequal
+    from ddpdoctor.model.saved import Unequal
     from ddpdoctor.report.blocks import Row, Section
 
 DIFFERS = f"{MARK}hosts with other results than most"
@@ -127,6 +127,7 @@ def checklist_content(report: Report, *about: Section, pictures: tuple[Section, 
 
 
 MAX_NAMES = 3  # how many files of a column are named
+SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
@@ -136,18 +137,30 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
     paths = [str(one.get("path")) for one in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
-    held = [_parts(one) for one in files]
+    held = [_held(one) for one in files]
     parts = [part.value for part in StatePart if any(part.value in own for own in held)]
     yes, no = GridCell(text="yes", tone=Tone.GOOD), GridCell(text="no", tone=Tone.NOTE)
+    rows: dict[str, dict[int, GridCell]] = {"read": {}, "checksums": {}, "NaN and infinity": {}, "tensors": {}}
+    for at, one in enumerate(files):
+        state, checksums = str(one.get("state")), str(one.get("checksums", Checksums.NOT_READ.value))
+        is_whole, is_checked = state == ReadState.WHOLE.value, checksums == Checksums.CHECKED.value
+        found, count = one.get("not_finite"), one.get("tensors")
+        if isinstance(found, int) and found > 0:
+            values = GridCell(text=f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
+        elif one.get("values_looked_at") is True:
+            good = found == 0
+            values = GridCell(text="none" if good else "looked for", tone=Tone.GOOD if good else Tone.PLAIN)
+        else:
+            values = GridCell(text="not looked for", tone=Tone.SKIPPED)
+        rows["read"][at] = GridCell(text=state, tone=Tone.GOOD if is_whole else Tone.ERROR)
+        rows["checksums"][at] = GridCell(text=checksums, tone=Tone.GOOD if is_checked else Tone.SKIPPED)
+        rows["NaN and infinity"][at] = values
+        known = isinstance(count, int)
+        rows["tensors"][at] = GridCell(text=str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
+    rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in parts}
     grid = grid_by_member(
         "what could be read of each file, and what it holds",
-        [
-            ("read", dict(enumerate(map(_state, files)))),
-            ("checksums", dict(enumerate(map(_checksums, files)))),
-            ("NaN and infinity", dict(enumerate(map(_values, files)))),
-            ("tensors", dict(enumerate(map(_tensors, files)))),
-            *((part, {at: yes if part in own else no for at, own in enumerate(held)}) for part in parts),
-        ],
+        list(rows.items()),
         range(len(files)),
         lambda those: first_names([names[at] for at in those], MAX_NAMES),
         axes=("", "file"),
@@ -155,31 +168,7 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
     return ((grid,),)
 
 
-def _state(one: Mapping[str, Any]) -> GridCell:
-    state = str(one.get("state"))
-    return GridCell(text=state, tone=Tone.GOOD if state == ReadState.WHOLE.value else Tone.ERROR)
-
-
-def _checksums(one: Mapping[str, Any]) -> GridCell:
-    checksums = str(one.get("checksums", Checksums.NOT_READ.value))
-    return GridCell(text=checksums, tone=Tone.GOOD if checksums == Checksums.CHECKED.value else Tone.SKIPPED)
-
-
-def _values(one: Mapping[str, Any]) -> GridCell:
-    found = one.get("not_finite")
-    if isinstance(found, int) and found > 0:
-        return GridCell(text=f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
-    if one.get("values_looked_at") is True:
-        return GridCell(text="none" if found == 0 else "looked for", tone=Tone.GOOD if found == 0 else Tone.PLAIN)
-    return GridCell(text="not looked for", tone=Tone.SKIPPED)
-
-
-def _tensors(one: Mapping[str, Any]) -> GridCell:
-    count = one.get("tensors")
-    return GridCell(text=str(count)) if isinstance(count, int) else GridCell(text="?", tone=Tone.SKIPPED)
-
-
-def _parts(one: Mapping[str, Any]) -> list[str]:
+def _held(one: Mapping[str, Any]) -> list[str]:
     parts = one.get("parts")
     return [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
 
@@ -191,19 +180,14 @@ def checkpoint_content(report: Report) -> Content:
     lines = []
     for one in known:
         tensors, size_bytes, parts = one.get("tensors"), one.get("size_bytes"), one.get("parts")
-        facts = [f"{one.get('form')}, {one.get('state')}", _size(size_bytes if isinstance(size_bytes, int) else 0)]
+        size_bytes = size_bytes if isinstance(size_bytes, int) else 0
+        # A size as a file manager shows it. Findings about truncated files give exact bytes.
+        units = (f"{size_bytes / size:.3g} {unit}" for unit, size in SIZES.items() if size_bytes >= size)
+        facts = [f"{one.get('form')}, {one.get('state')}", next(units, count_of(size_bytes, "byte"))]
         facts += [count_of(tensors, "tensor")] if isinstance(tensors, int) else []
         facts += map(str, parts) if isinstance(parts, list) else ()
         lines.append(f"{one.get('path')}: {', '.join(facts)}")
     return checklist_content(report, (items(lines),), pictures=checkpoint_pictures(known))
-
-
-def _size(size_bytes: int) -> str:
-    """Return a size as a file manager shows it. Findings about truncated files give exact bytes."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size_bytes >= size:
-            return f"{size_bytes / size:.3g} {unit}"
-    return count_of(size_bytes, "byte")
 
 
 def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Section, ...]:
@@ -238,24 +222,22 @@ def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
     most, apart = majority_of(one.sides), {each.file: each for each in one.apart}
     for number, side in enumerate(one.sides):
         measured = next((apart[each] for each in side if each in apart), None)
-        seen = one.seen[number] if number < len(one.seen) else ""
+        about = list(one.seen[number : number + 1])
+        if measured is not None:
+            parts = [
+                f"{measured.differing} of {count_of(measured.of, 'element')} differ from file {measured.against + 1}",
+                *([f"by {measured.largest:.3g} at most"] if measured.largest is not None else []),
+                *([f"relative {measured.relative:.2g}"] if measured.relative is not None else []),
+                *([f"{measured.not_finite} not finite"] if measured.not_finite else []),
+            ]
+            about.append(", ".join(parts))
         cell = GridCell(
             text=letter(number) + (f", off by {measured.largest:.2g}" if measured and measured.largest else ""),
             tone=Tone.PLAIN if side is most and not one.absent_in else tone,
-            about="; ".join(filter(None, (seen, _distance(measured) if measured else ""))),
+            about="; ".join(filter(None, about)),
         )
         cells.update(dict.fromkeys(side, cell))
     return cells
-
-
-def _distance(one: Apart) -> str:
-    parts = [
-        f"{one.differing} of {count_of(one.of, 'element')} differ from file {one.against + 1}",
-        *([f"by {one.largest:.3g} at most"] if one.largest is not None else []),
-        *([f"relative {one.relative:.2g}"] if one.relative is not None else []),
-        *([f"{one.not_finite} not finite"] if one.not_finite else []),
-    ]
-    return ", ".join(parts)
 
 
 MAX_TENSORS = 30  # The most tensors in the table (our choice). The report's data has all of them.

@@ -13,32 +13,10 @@ from ddpdoctor.report.verbs.checks import checklist_content
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.data import RankPass
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Content, Section
 
 LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."
-
-
-def share_pictures(shares: Shares) -> tuple[Section, ...]:
-    """Return the grid for the arithmetic of an epoch, or nothing if overlaps depend on the shuffle."""
-    ranks = shares.ranks[:MAX_COLUMNS]
-    if shares.unique is None or len(ranks) < 2:
-        return ()
-    both = tuple(tuple(count_both(shares.plan, one, other) for other in ranks) for one in ranks)
-    grid = _grid("samples that two ranks both get in an epoch", [one.rank for one in ranks], both, len(shares.ranks))
-    return ((grid,),)
-
-
-def drawn_pictures(drawn: Drawn) -> tuple[Section, ...]:
-    """Return a grid for each pass whose samples were compared. Reports of older versions lack the counts."""
-    grids = []
-    for one in drawn.passes:
-        ranks = [row.rank for row in one.ranks[: len(one.overlaps)]]
-        if len(ranks) > 1 and all(len(row) == len(ranks) for row in one.overlaps):
-            title = f"samples that two ranks both drew in pass {one.number}"
-            grids.append((_grid(title, ranks, one.overlaps, len(one.ranks)),))
-    return tuple(grids)
 
 
 def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count: int) -> Grid:
@@ -96,12 +74,19 @@ def shares_content(report: Report) -> Content:
     ]
     world = count_of(plan.world_size, "rank")
     sizes = f"{count_of(plan.samples, 'sample')}, {world}, batches of {plan.batch_size}"
+    # The arithmetic of an epoch as a grid, unless overlaps depend on the shuffle
+    pictures: tuple[Section, ...] = ()
+    shown = shares.ranks[:MAX_COLUMNS]
+    if shares.unique is not None and len(shown) > 1:
+        both = tuple(tuple(count_both(plan, one, other) for other in shown) for one in shown)
+        title = "samples that two ranks both get in an epoch"
+        pictures = ((_grid(title, [one.rank for one in shown], both, len(shares.ranks)),),)
     return checklist_content(
         report,
         (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
         (table_of(SHARES_HEAD, rows),),
         (Text(text=f"an epoch: {shares.delivered} samples in batches{different}"),),
-        pictures=share_pictures(shares),
+        pictures=pictures,
     )
 
 
@@ -111,14 +96,31 @@ def drawn_content(report: Report) -> Content:
     notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
     rows: list[tuple[str, ...]] = []
     totals: list[str] = []
+    pictures: list[Section] = []
     for one in drawn.passes:
-        found = grouped((_numbers(row), row.rank) for row in one.ranks)
+        marked = ((row, "" if row.complete else "+") for row in one.ranks)
+        found = grouped(
+            (
+                (
+                    f"{row.drawn}{more}",
+                    "?" if row.repeated is None else str(row.repeated),
+                    f"{row.batches}{more}",
+                    str(row.last_batch),
+                ),
+                row.rank,
+            )
+            for row, more in marked
+        )
         for place, (numbers, ranks) in enumerate(found.items()):
-            rows.append(("" if place else str(one.number), _each(ranks), *map(str, numbers)))
+            rows.append(("" if place else str(one.number), _each(ranks), *numbers))
         different = f", {one.unique} different, {one.shared} drawn by two ranks or more, {one.missed} by none"
         if one.unique is None:
             different = "; whether they differ was not compared"
         totals.append(f"pass {one.number}: {count_of(one.drawn, 'sample')} in all{different}")
+        compared = [row.rank for row in one.ranks[: len(one.overlaps)]]  # older versions lack the counts
+        if len(compared) > 1 and all(len(row) == len(compared) for row in one.overlaps):
+            title = f"samples that two ranks both drew in pass {one.number}"
+            pictures.append((_grid(title, compared, one.overlaps, len(one.ranks)),))
     samples = "" if drawn.samples is None else f", {count_of(drawn.samples, 'sample')}"
     world = count_of(drawn.world_size, "rank")
     loader = f"{drawn.function}: {_class_name(drawn.kind)} over {_class_name(drawn.dataset)}{samples}, {world}"
@@ -132,7 +134,7 @@ def drawn_content(report: Report) -> Content:
         (Text(text=loader), Text(text=", ".join(filter(None, settings)))),
         (table_of(DRAWN_HEAD, rows),),
         (*(Text(text=line) for line in totals), *notes),
-        pictures=drawn_pictures(drawn),
+        pictures=tuple(pictures),
     )
 
 
@@ -142,9 +144,3 @@ def _each(ranks: Sequence[int]) -> str:
 
 def _class_name(path: str) -> str:
     return path.rpartition(".")[2]
-
-
-def _numbers(row: RankPass) -> tuple[object, ...]:
-    more = "" if row.complete else "+"
-    repeated = "?" if row.repeated is None else row.repeated
-    return (f"{row.drawn}{more}", repeated, f"{row.batches}{more}", row.last_batch)

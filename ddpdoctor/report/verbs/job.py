@@ -1,17 +1,19 @@
-"""The report of `wrap`: how the job ended, where its ranks are, earlier attempts, replicas, and its pictures."""
+"""The reports of `wrap` and `analyze`: how the job ended, where its ranks are, replicas, and its pictures."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
-from ddpdoctor.model.words import count_of, majority_of, rank_list
+from ddpdoctor.model.words import count_of, format_numbers, majority_of, rank_list
 from ddpdoctor.report.blocks import (
     MARK,
     MAX_ROWS,
@@ -20,26 +22,25 @@ from ddpdoctor.report.blocks import (
     FactList,
     GridCell,
     Heading,
-    Lanes,
-    SourceLines,
     Text,
     Tone,
-    WaitGraph,
-    WaitNode,
+    Tree,
+    TreeNode,
     grid_by_member,
+    items,
     not_shown,
 )
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
-from ddpdoctor.report.tree import stack_tree
 from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.data import RankTaken
-    from ddpdoctor.model.findings import Finding, Report
+    from ddpdoctor.model.findings import Finding, RankRow, Report
     from ddpdoctor.report.blocks import Grid, Row, Section
 
 REPLICAS = "DD50"  # the codes of findings about replicas begin with it
@@ -133,7 +134,12 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
     lines = {(place.file, place.line) for one in findings for place in one.where}
     taken = read_picture(tuple[LoaderTaken, ...], report.data.get("loaders")) or ()
     loaders = [one for one in taken if (one.file, one.line) in lines]
-    rows = [row for one in loaders for row in _rows(one, _tone(one, findings))]
+    rows: list[Row] = []
+    for one in loaders:
+        # Ranks that are alike where they should not be have the tone of the worst finding at this line
+        here = (one.file, one.line)
+        own = [each.severity for each in findings if any((place.file, place.line) == here for place in each.where)]
+        rows += _rows(one, TONES[min(own, key=lambda severity: severity.order)] if own else Tone.PLAIN)
     if not rows:
         return ()
     shown = rows[:MAX_ROWS]
@@ -160,13 +166,6 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
     return ((grid,),)
 
 
-def _tone(loader: LoaderTaken, findings: Sequence[Finding]) -> Tone:
-    """Return the tone of ranks that are alike where they should not be: that of the worst finding at this line."""
-    here = (loader.file, loader.line)
-    own = [one.severity for one in findings if any((place.file, place.line) == here for place in one.where)]
-    return TONES[min(own, key=lambda one: one.order)] if own else Tone.PLAIN
-
-
 def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
     """Yield a row for each pass. An order has one letter in all passes, so that repeated epochs are seen too."""
     orders = dict.fromkeys(row.order for one in loader.passes for row in one.ranks if row.order)
@@ -190,6 +189,64 @@ def _cell(row: RankTaken, name: str, tone: Tone) -> GridCell:
     )
 
 
+MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
+MOST_NODES = 400  # Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node.
+_LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib(64)?/python\d|^<frozen")
+_PACKAGE = re.compile(r"^.*/(?:site-packages|dist-packages|python\d[\d.]*)/")
+_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Node:
+    """A node that grows."""
+
+    ranks: list[int] = field(default_factory=list)
+    below: dict[str, _Node] = field(default_factory=dict)
+
+
+def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | None:
+    """Return the merged stacks of the main threads, or None if no rank has one."""
+    root = _Node()
+    room = MOST_NODES
+    for row in sorted(rows, key=lambda row: row.rank):
+        node = root
+        for frame in row.stack[-MOST_FRAMES:]:
+            if frame not in node.below:
+                if not room:
+                    break
+                room -= 1
+                node.below[frame] = _Node()
+            node = node.below[frame]
+            node.ranks.append(row.rank)
+    if not root.below:
+        return None
+    # The lines that the verdict names, each with its ranks
+    found: dict[tuple[str, int], set[int]] = {}
+    for place in verdict.where if verdict is not None else ():
+        found.setdefault((place.file, place.line), set()).add(place.rank)
+    return Tree(
+        title="Stacks of the main threads",
+        roots=tuple(_build(root.below, {line: frozenset(ranks) for line, ranks in found.items()})),
+    )
+
+
+def _build(
+    below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], AbstractSet[int]]
+) -> Iterator[TreeNode]:  # fmt: skip
+    """Yield nodes, those of the most ranks first."""
+    for frame, node in sorted(below.items(), key=lambda item: (-len(item[1].ranks), item[1].ranks)):
+        parts = _FRAME.fullmatch(frame)
+        file, line = (parts["file"], int(parts["line"])) if parts and len(parts["line"]) < 10 else (frame, 0)
+        place = f"{_PACKAGE.sub('', file)}:{line}" if line else file
+        yield TreeNode(
+            text=f"{place} in {parts['function']}" if parts else place,
+            ranks=tuple(node.ranks),
+            strong=not _LIBRARY.search(file),
+            blamed=not blamed.get((file, line), frozenset()).isdisjoint(node.ranks),
+            children=tuple(_build(node.below, blamed)),
+        )
+
+
 def job_pictures(report: Report) -> tuple[Section, ...]:
     """Return the pictures of a job, as far as the report has what they are drawn from.
 
@@ -198,17 +255,14 @@ def job_pictures(report: Report) -> tuple[Section, ...]:
     pictures: list[Section] = []
     timeline = read_picture(Timeline, report.data.get("timeline"))
     if timeline is not None and timeline.lanes:
-        pictures.append((Lanes(timeline=timeline),))
+        pictures.append((timeline,))
     waits = read_picture(RankWaits, report.data.get("waits"))
     if waits is not None and waits.links:
-        nodes = tuple(
-            WaitNode(ranks=one.ranks, state=one.state, place=one.place, blamed=one.blamed) for one in waits.classes
-        )
-        edges = tuple(link for link in waits.links if 0 <= min(link) <= max(link) < len(nodes))  # to known classes
-        pictures.append((WaitGraph(nodes=nodes, edges=edges),))
+        known = tuple(link for link in waits.links if 0 <= min(link) <= max(link) < len(waits.classes))
+        pictures.append((replace(waits, links=known),))
     source = read_picture(SourceExcerpt, report.data.get("source"))
     if source is not None:
-        pictures.append((SourceLines(file=source.file, first=source.first, lines=source.lines, blamed=source.blamed),))
+        pictures.append((source,))
     tree = stack_tree(report.ranks, report.verdict)
     return (*pictures, (tree,)) if tree is not None else tuple(pictures)
 
@@ -239,7 +293,15 @@ def job_content(report: Report) -> Content:
     for attempt in attempts[:-1]:
         attempt_sections.append((Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
         attempt_sections += places_of(attempt.ranks, attempt.verdict)
-        attempt_sections.append(_verdict_section(attempt.verdict))
+        if (verdict := attempt.verdict) is None:
+            attempt_sections.append((Text(text="no cause found", indent=2),))
+            continue
+        facts = (
+            FactEntry(label="wrong", texts=(verdict.summary,)),
+            FactEntry(label="where", texts=merge_places(verdict.where)),
+        )
+        title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
+        attempt_sections.append((title, FactList(facts=facts, width=LABEL_WIDTH)))
     if attempts:
         attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
     consistency = read_picture(Consistency, report.data.get("consistency"))
@@ -308,17 +370,6 @@ def _ending(attempt: Attempt) -> str:
     return attempt.status.value + (f" after {attempt.seconds:.1f} s" if attempt.seconds is not None else "")
 
 
-def _verdict_section(verdict: Finding | None) -> Section:
-    if verdict is None:
-        return (Text(text="no cause found", indent=2),)
-    facts = (
-        FactEntry(label="wrong", texts=(verdict.summary,)),
-        FactEntry(label="where", texts=merge_places(verdict.where)),
-    )
-    title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
-    return (title, FactList(facts=facts, width=LABEL_WIDTH))
-
-
 def replica_words(report: Report) -> str | None:
     """Return how often replicas were compared, and the result. None if they were not compared or findings say it.
 
@@ -352,3 +403,65 @@ def replica_words(report: Report) -> str | None:
         return f"replicas equal: {checks}{chosen}"
     nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
+
+
+MOST_PROBLEMS = 8
+
+
+def evidence_content(report: Report) -> Content:
+    """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
+    about = report.data["evidence"]
+    about = about if isinstance(about, dict) else {}
+    if about.get("job"):
+        status = str(about["job"])
+    else:
+        lines = _number(about, "lines")
+        read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
+        runs = _number(about, "runs")
+        which = f", the last of {runs} runs" if runs > 1 else ""
+        status = f"{read}{which}"
+    # The verdict, or why there is none
+    if report.verdict is not None:
+        headline = report.verdict.summary
+    elif any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
+        headline = "cannot tell the cause from this"
+    else:
+        headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
+    # Why the cause cannot be told, and what to collect, one instruction a line
+    lacking: tuple[Section, ...] = ()
+    if about.get("unclear"):
+        steps = tuple(str(step) for step in about.get("collect") or ())
+        facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
+        lacking = ((FactList(facts=facts, width=LABEL_WIDTH),),)
+    notes = [str(note) for note in about.get("notes") or ()]
+    # What the files were, which ranks were seen, and what could not be read
+    seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
+    of = f" of {about['world_size']}" if isinstance(about.get("world_size"), int) else ""
+    ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "no rank is named"
+    problems = [str(one) for one in about.get("not_read") or ()]
+    unknown = _number(about, "unknown_files")
+    what = (
+        FactEntry(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
+        FactEntry(label="ranks", texts=(ranks,)),
+        FactEntry(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
+        FactEntry(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
+        FactEntry(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
+    )
+    return Content(
+        headline=headline,
+        status=", ".join(filter(None, (status, count_findings(report.findings)))),
+        about=((FactList(facts=what, width=LABEL_WIDTH),),),
+        sections=(
+            *places_of(report.ranks, report.verdict),
+            *(((items(notes, "  note: "),),) if notes else ()),
+            *lacking,
+        ),
+        ends_with_verdict=True,
+        pictures=job_pictures(report),
+        others=tuple(one for one in report.findings if one != report.verdict),
+    )
+
+
+def _number(about: dict[str, Any], name: str) -> int:
+    value = about.get(name)
+    return value if isinstance(value, int) else 0

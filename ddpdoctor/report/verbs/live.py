@@ -19,13 +19,13 @@ from ddpdoctor.model.words import (
 )
 from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Item, Items, Table, Text, Tone
 from ddpdoctor.report.lines import format_hosts, format_place, format_ranks
-from ddpdoctor.report.text.report import TextPage, add_sections, draw
+from ddpdoctor.report.text import TextPage, add_sections, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.live import Blamed, Cost, History, JobNow, RankNow, ReplicasNow, Start
+    from ddpdoctor.model.live import Blamed, History, JobNow, RankNow, Start
     from ddpdoctor.report.blocks import Block, Section
 
 NOT_KNOWN = "?"
@@ -57,18 +57,24 @@ def plain_histories(jobs: Sequence[History], unread: Sequence[str]) -> dict[str,
                 "span_s": job.span_s,
                 "between_failures_s": job.between_failures_s,
                 "returning": [{**asdict(row.who), "times": row.times} for row in job.returning],
-                "starts": [_plain_start(start, cost) for start, cost in zip(job.starts, job.costs, strict=True)],
+                "starts": [
+                    {
+                        **{
+                            name: value and value.isoformat() if name.endswith("_at") else value
+                            for name, value in asdict(start).items()
+                            if name not in {"passes", "first_epoch", "hosts"}
+                        },
+                        "status": start.status.value,
+                        "lost_steps": cost.steps,
+                        "lost_s": cost.seconds,
+                    }
+                    for start, cost in zip(job.starts, job.costs, strict=True)
+                ],
             }
             for job in jobs
         ],
         "unread": list(unread),
     }
-
-
-def _plain_start(start: Start, cost: Cost) -> dict[str, Any]:
-    plain = {name: value for name, value in asdict(start).items() if name not in {"passes", "first_epoch", "hosts"}}
-    times = {name: value and value.isoformat() for name, value in plain.items() if name.endswith("_at")}
-    return {**plain, **times, "status": start.status.value, "lost_steps": cost.steps, "lost_s": cost.seconds}
 
 
 def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
@@ -153,36 +159,33 @@ MOST_STILL = 8  # most lines that say where ranks are which do not train
 def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path | None = None) -> str:
     """Draw a status as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     page = TextPage(width=width, cwd=cwd)
-    add_sections(page, status_sections(status))
-    return draw(page, color=color)
-
-
-def status_sections(status: JobNow) -> tuple[Section, ...]:
-    """Return the blocks of a status, without empty sections."""
+    # The command that shows the report stands on a line of its own, so that it can be pasted.
+    fact = FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True)
+    command = FactList(facts=(fact,))
     if status.state is Liveness.ENDED:
         how = ", and its `wrap` left no word of how"
         if status.exit_status is not None:
             how = f" with exit status {status.exit_status}"
-        return ((Heading(text=f"ddpdoctor: the job has ended{how}"), _command(status)),)
+        add_sections(page, [(Heading(text=f"ddpdoctor: the job has ended{how}"), command)])
+        return draw(page, color=color)
     classes = fold(status.ranks)
     reported: list[Block] = []
     if status.reported:
-        reported.append(Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR))
-        reported.append(_command(status))
-    lines: Section = (*reported, *_waits(status), *_still(classes), *_replicas(status.replicas), *_unseen(status))
+        reported = [Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR), command]
     table = (_table(classes),) if classes else ()
-    words = ["the job runs" if status.state is Liveness.RUNNING else f"the job was started on {status.host}"]
+    is_here = status.state is Liveness.RUNNING
+    known = ["the job runs" if is_here else f"the job was started on {status.host}"]
     if status.running_s is not None:
-        before = "for" if status.state is Liveness.RUNNING else ""
-        words.append(f"{before} {format_span(status.running_s)}{'' if before else ' ago'}".strip())
-    known = [" ".join(words)]
+        known[0] += f" for {format_span(status.running_s)}" if is_here else f" {format_span(status.running_s)} ago"
     if status.world_size is not None:
         known.append(count_of(status.world_size, "rank"))
     if status.attempt:
         known.append(f"after {count_of(status.attempt, 'restart')}")
     if not status.ranks:
         known.append("no rank has started yet")
-    return ((Heading(text=f"ddpdoctor: {', '.join(known)}; run folder {status.run}"), *table), lines)
+    heading = Heading(text=f"ddpdoctor: {', '.join(known)}; run folder {status.run}")
+    add_sections(page, [(heading, *table), (*reported, *_doings(status, classes), *_unseen(status))])
+    return draw(page, color=color)
 
 
 def fold(ranks: Iterable[RankNow]) -> list[list[RankNow]]:
@@ -212,11 +215,6 @@ def _is_alike(one: RankNow, other: RankNow) -> bool:
 
 def _line(rank: RankNow) -> tuple[str, int] | None:
     return (rank.where.file, rank.where.line) if rank.where is not None else None
-
-
-def _command(status: JobNow) -> FactList:
-    """Return the command that shows the report, on a line of its own so that it can be pasted."""
-    return FactList(facts=(FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True),))
 
 
 def _table(classes: Sequence[Sequence[RankNow]]) -> Table:
@@ -256,7 +254,8 @@ def _known(those: Sequence[RankNow], name: str, write: Callable[[list[Any]], str
     return write(known) if known else "-"
 
 
-def _waits(status: JobNow) -> Iterator[Text]:
+def _doings(status: JobNow, classes: Sequence[Sequence[RankNow]]) -> Iterator[Text]:
+    """Say who waits, where the living ranks are that do not train, and whether replicas are equal."""
     for wait in status.waits:
         others = sorted(set(status.waited_for) - set(wait.ranks))
         whom = f" for {rank_list(others)}" if others else ""
@@ -265,19 +264,11 @@ def _waits(status: JobNow) -> Iterator[Text]:
             text=f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}",
             tone=Tone.WARNING,
         )
-
-
-def _still(classes: Sequence[Sequence[RankNow]]) -> Iterator[Text]:
-    """Say where the living ranks are that do not train."""
-    still = [those for those in classes if those[0].lives and not those[0].trains and those[0].where is not None]
-    for those in still[:MOST_STILL]:
-        place = format_place(those[0].where) if those[0].where is not None else ""
+    still = [(those, those[0].where) for those in classes if those[0].lives and not those[0].trains]
+    for those, where in [(those, where) for those, where in still if where is not None][:MOST_STILL]:
         verb = "is" if len(those) == 1 else "are"
-        yield Text(text=f"{rank_list(rank.rank for rank in those)} {verb} at {place}")
-
-
-def _replicas(found: ReplicasNow | None) -> Iterator[Text]:
-    if found is None:
+        yield Text(text=f"{rank_list(rank.rank for rank in those)} {verb} at {format_place(where)}")
+    if (found := status.replicas) is None:
         return
     if not found.differing:
         yield Text(text=f"replicas equal up to {found.at} {found.equal_up_to}, in {count_of(found.compared, 'check')}")

@@ -56,9 +56,14 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
     refused = next((one.reason for one in predictions if one.reason), "")
     if not shown:
         return ()
+    gains = []
+    for one in shown:  # as a range: "31% to 40%"
+        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (one.high, one.low) if ratio is not None]
+        is_range = one.bound is Bound.RANGE
+        gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{one.bound.value} {one.gain:.0%}")
     columns = (
         Column(name="change", cells=tuple(one.change for one in shown), align="left"),
-        Column(name="shorter step", cells=tuple(_gain(one) for one in shown)),
+        Column(name="shorter step", cells=tuple(gains)),
         Column(name="if", cells=tuple(one.assumes for one in shown), align="left", weight=1),
     )
     heading = Heading(text="what a change would gain (predicted)")
@@ -66,14 +71,6 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
     if not refused:
         return blocks
     return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2))
-
-
-def _gain(one: PredictedStep) -> str:
-    """Return the gain as a range: "31% to 40%"."""
-    if one.bound is not Bound.RANGE:
-        return f"{one.bound.value} {one.gain:.0%}"
-    ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (one.high, one.low) if ratio is not None]
-    return " to ".join(dict.fromkeys(ends))
 
 
 SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
@@ -88,7 +85,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     said = speed_data(report)
     if not said.get("asked"):
         return ()
-    budget = read_budget(report)
+    budget = read_part(Budget, said.get("budget"), "time budget")
     if budget is None:
         return ((Heading(text="time of a step"), Text(text=f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
     seen = count_of(budget.count, "step")
@@ -98,19 +95,18 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
     shown: Section = (
         Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
-        Table(
-            indent=2,
-            columns=(
-                Column(name="phase", cells=tuple(row.phase for row in rows), align="left"),
-                Column(name="critical rank", unit="ms", cells=tuple(number(row.critical_ms) for row in rows)),
-                Column(name="share", cells=tuple(f"{row.critical_ms / budget.wall_ms:.1%}" for row in rows)),
-                Column(name="median rank", unit="ms", cells=tuple(number(row.median_ms) for row in rows)),
-                Column(
-                    name="worst rank",
-                    unit="ms",
-                    cells=tuple((f"{number(row.worst_ms)} (rank {row.worst_rank})") for row in rows),
-                ),
-            ),
+        table_of(
+            ("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")),
+            [
+                (
+                    row.phase,
+                    number(row.critical_ms),
+                    f"{row.critical_ms / budget.wall_ms:.1%}",
+                    number(row.median_ms),
+                    f"{number(row.worst_ms)} (rank {row.worst_rank})",
+                )
+                for row in rows
+            ],
         ),
         *(Text(text=line, indent=2) for line in (*_lines(budget), network) if line),
     )
@@ -122,15 +118,6 @@ def speed_data(report: Report) -> dict[str, Any]:
     """Return what a report says of speed. Empty if it says nothing, or is damaged there."""
     plain = report.data.get("speed")
     return plain if isinstance(plain, dict) else {}
-
-
-def read_budget(report: Report) -> Budget | None:
-    """Return the time budget in a report, or None if it has none.
-
-    Raises:
-        UserError: the report is damaged.
-    """
-    return read_part(Budget, speed_data(report).get("budget"), "time budget")
 
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
@@ -185,9 +172,8 @@ PHASES = {
 def speed_pictures(report: Report) -> tuple[Section, ...]:
     """Return a grid of phases by ranks if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
-    budgets = _budget_pictures(report) if asked else ()
     slow = any(one.code == STRAGGLER for one in report.findings)
-    return (*budgets, *(_pace_pictures(report) if asked or slow else ()))
+    return (*(_budget_pictures(report) if asked else ()), *(_pace_pictures(report) if asked or slow else ()))
 
 
 def _budget_pictures(report: Report) -> tuple[Section, ...]:
@@ -226,7 +212,8 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
     paces: dict[int, Mapping[str, float]] = {}
     for row in rows if isinstance(rows, list) else ():
         rank: Any = row.get("rank") if isinstance(row, dict) else None
-        if type(rank) is int and all(_is_number(row.get(key)) for key in PHASES):
+        values = [row.get(key) for key in PHASES] if type(rank) is int else [None]
+        if all(type(value) in {int, float} and math.isfinite(value) for value in values):  # type: ignore[arg-type]
             paces[rank] = row
     if len(paces) < 2:
         return ()
@@ -250,10 +237,6 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
         legend=(*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank")),
     )
     return ((grid,),)
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in {int, float} and math.isfinite(value)  # type: ignore[arg-type]
 
 
 STEP = "step"

@@ -11,19 +11,18 @@ from ddpdoctor.model.trial import Trial
 from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import (
     MAX_ROWS,
-    Column,
     Content,
     FactEntry,
     FactList,
     GridCell,
     Heading,
-    Table,
     Text,
     Tone,
     grid_by_member,
     items,
     log_level,
     not_shown,
+    table_of,
 )
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.lines import format_ranks
@@ -96,13 +95,19 @@ def trial_content(report: Report) -> Content:
         against = "float64" if reference.float64 else "another order of the samples, because float64 was not possible"
         among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
         more = len(step.tensors) - WORST
+        rows = []
+        for one in sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]:
+            scale = one.norm or 1
+            rows.append(
+                (one.name, f"{one.whole / scale:.1e}", f"{one.rounding / scale:.1e}", f"{error_ratio(one):.3g}")
+            )
         sections.append(
             (
                 Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
                 Text(
                     text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2
                 ),
-                _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
+                table_of(("", "error", "rounding", "times"), rows),
                 *(
                     [Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)]
                     if more > 0
@@ -161,16 +166,6 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
             if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC):
                 facts.append(FactEntry(label=words, texts=(_how(differences.get(what), stream),), tone=Tone.PLAIN))
     return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=tuple(facts))),)
-
-
-def _errors(worst: list[GradientErrors]) -> Table:
-    columns = (
-        Column(name="", cells=tuple(one.name for one in worst), align="left"),
-        Column(name="error", cells=tuple(f"{one.whole / (one.norm or 1):.1e}" for one in worst)),
-        Column(name="rounding", cells=tuple(f"{one.rounding / (one.norm or 1):.1e}" for one in worst)),
-        Column(name="times", cells=tuple(f"{error_ratio(one):.3g}" for one in worst)),
-    )
-    return Table(columns=columns, indent=2)
 
 
 def _healthy(trial: Trial, report: Report) -> str:

@@ -9,17 +9,16 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.tuning import LaunchKind, ScalingKind, ScalingResult, TuneOutcome, TuneVerdict
 from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import (
-    Column,
     Content,
     FactEntry,
     FactList,
     Grid,
     GridCell,
     Heading,
-    Table,
     Text,
     Tone,
     linear_level,
+    table_of,
 )
 from ddpdoctor.report.findings import LABEL_WIDTH
 from ddpdoctor.report.lines import merge_places
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RatioRange, ScalingRow, TriedSetting, TuneResult
-    from ddpdoctor.report.blocks import Section
+    from ddpdoctor.report.blocks import Section, Table
 
 
 def tune_pictures(rows: Sequence[TriedSetting]) -> tuple[Section, ...]:
@@ -116,16 +115,18 @@ def scaling_content(report: Report) -> Content:
     kinds = dict.fromkeys(row.kind for row in rows)
     said = [first, FACTORS, *[f"This run is {KINDS[kind]}." for kind in kinds]]
     said += [f"Too noisy to compare: the same settings differ by up to {noise:.0%}."] if noise > NOISE else []
-    table = Table(
-        indent=2,
-        columns=(
-            Column(name="ranks", cells=tuple(str(row.ranks) for row in rows)),
-            Column(name="step", unit="ms", cells=tuple(ms(row.step_ms).removesuffix(" ms") for row in rows)),
-            Column(name="efficiency", cells=tuple(f"{row.efficiency:.0%}" for row in rows)),
-            Column(name="threads", cells=tuple(f"{row.threads:.2f}" for row in rows)),
-            Column(name="contention", cells=tuple(f"{row.contention:.2f}" for row in rows)),
-            Column(name="communication", cells=tuple(f"{row.communication:.2f}" for row in rows)),
-        ),
+    table = table_of(
+        ("ranks", ("step", "ms"), "efficiency", "threads", "contention", "communication"),
+        [
+            (
+                str(row.ranks),
+                ms(row.step_ms).removesuffix(" ms"),
+                f"{row.efficiency:.0%}",
+                *(f"{factor:.2f}" for factor in (row.threads, row.contention, row.communication)),
+            )
+            for row in rows
+        ],
+        left=0,
     )
     return Content(
         headline=f"{text}; communication and waiting alone: {last.communication:.0%}",
@@ -143,20 +144,23 @@ def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
     heading = Heading(text="more ranks (predicted)")
     if not result.predicted:
         return ((heading, Text(text=f"Not predicted: {result.reason}.", indent=2)),)
-    sizes = result.predicted
     said = (
         f"Measured with at most {count_of(result.measured_ranks, 'rank')}. Each range is over a ring and a tree, on a "
         "network that is as fast for more hosts, with the same batch and the same cores for each rank. Waiting comes "
         f"from the spread of the ranks' own times, {result.spread:.1%} of the step."
     )
-    table = Table(
-        indent=2,
-        columns=(
-            Column(name="ranks", cells=tuple(f"{one.ranks:,}" for one in sizes)),
-            Column(name="step", unit="ms", cells=tuple(_span(ms(one.low_ms), ms(one.high_ms)) for one in sizes)),
-            Column(name="waiting", unit="ms", cells=tuple(ms(one.waiting_ms).removesuffix(" ms") for one in sizes)),
-            Column(name="efficiency", cells=tuple(_span(f"{one.low:.0%}", f"{one.high:.0%}") for one in sizes)),
-        ),
+    table = table_of(
+        ("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency"),
+        [
+            (
+                f"{one.ranks:,}",
+                _span(ms(one.low_ms), ms(one.high_ms)),
+                ms(one.waiting_ms).removesuffix(" ms"),
+                _span(f"{one.low:.0%}", f"{one.high:.0%}"),
+            )
+            for one in result.predicted
+        ],
+        left=0,
     )
     return ((heading, Text(text=said, indent=2), table),)
 
@@ -213,18 +217,19 @@ def _table(result: TuneResult) -> Table:
     marks = {note: f"[{n}]" for n, note in enumerate(dict.fromkeys(note for row in rows for note in _notes(row)), 1)}
     names = [" ".join((row.title, *(marks[note] for note in _notes(row)))) for row in rows]
     reasons = [f"{row.title}: not measured: {row.reason}" for row in rows if row.reason]
-    return Table(
-        indent=2,
-        columns=(
-            Column(name="setting", cells=tuple(names), align="left"),
-            Column(name="predicted", cells=tuple(_range(row.predicted) for row in rows), weight=2),
-            Column(
-                name="measured",
-                cells=tuple("-" if row.measured is None else _percent(row.measured.ratio) for row in rows),
-            ),
-            Column(name="95% interval", cells=tuple(_range(row.measured, always=True) for row in rows)),
-            Column(name="rounds", cells=tuple(str(row.rounds) for row in rows), weight=1),
-        ),
+    return table_of(
+        ("setting", "predicted", "measured", "95% interval", "rounds"),
+        [
+            (
+                name,
+                _range(row.predicted),
+                "-" if row.measured is None else _percent(row.measured.ratio),
+                _range(row.measured, always=True),
+                str(row.rounds),
+            )
+            for name, row in zip(names, rows, strict=True)
+        ],
+        weights={"predicted": 2, "rounds": 1},
         tones={number: Tone.GOOD for number, row in enumerate(rows) if row.is_gain},
         legend=(*(f"{mark} {note}" for note, mark in marks.items()), *reasons),
     )

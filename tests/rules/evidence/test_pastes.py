@@ -16,7 +16,7 @@ from ddpdoctor.cli.output import render
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Severity, now
-from ddpdoctor.report.text.report import render_text, render_verdict
+from ddpdoctor.report.text import render_text, render_verdict
 from tests.evidence_texts import (
     DEFAULT,
     agent,

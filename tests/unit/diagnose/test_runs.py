@@ -26,7 +26,7 @@ from ddpdoctor.model.live import Blamed, PassSeen, Start
 from ddpdoctor.model.tuning import RunDifferences
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.text.report import render_text
+from ddpdoctor.report.text import render_text
 from tests.golden import words
 from tests.pictures import finding
 from tests.synthetic import FIRST_PID, Job, write_folder, write_hosts

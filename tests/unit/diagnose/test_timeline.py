@@ -16,7 +16,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.facts import DeviceState, Life, Save
 from ddpdoctor.model.pictures import RankWaits, SpanKind, Timeline
 from ddpdoctor.model.steps import Speed, StepEnd, StepParts, StepTimes
-from ddpdoctor.report.text.report import render_text
+from ddpdoctor.report.text import render_text
 from ddpdoctor.rules.engine import pick_verdict
 from ddpdoctor.rules.progress.job_state import build_job_state
 from tests.flight_dumps import recorders, write

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.cli.output import render
 from ddpdoctor.model.findings import Check, Outcome, Place, Severity
-from ddpdoctor.model.pictures import SpanKind
+from ddpdoctor.model.pictures import RankWaits, SpanKind, WaitingRanks
 from ddpdoctor.report import contents
 from ddpdoctor.report.blocks import (
     Block,
@@ -30,12 +30,19 @@ from ddpdoctor.report.blocks import (
     Text,
     Tree,
     TreeNode,
-    WaitGraph,
-    WaitNode,
 )
-from ddpdoctor.report.html.drawings import MAX_NODES, lane_rows, lay_out_graph, timeline_data
-from ddpdoctor.report.html.page import BlockDrawer, embed, list_parts, make_environment, render_html
-from ddpdoctor.report.text.report import TextPage, add_blocks, render_text
+from ddpdoctor.report.html.page import (
+    MAX_NODES,
+    BlockDrawer,
+    embed,
+    lane_rows,
+    lay_out_graph,
+    list_parts,
+    make_environment,
+    render_html,
+    timeline_data,
+)
+from ddpdoctor.report.text import TextPage, add_blocks, render_text
 from tests import pages
 from tests.golden import Cases, table
 from tests.pictures import report as small_report
@@ -194,7 +201,7 @@ def test_a_timeline_whose_classes_and_lanes_disagree_is_drawn():
 
 
 def node(rank, *, blamed=False):
-    return WaitNode(ranks=(rank,), state="in recv", place="/a/train.py:1 in main", blamed=blamed)
+    return WaitingRanks(ranks=(rank,), state="in recv", place="/a/train.py:1 in main", blamed=blamed)
 
 
 NOW = ChartLine(name="now", points=((0, 1.0), (1024, 0.0), (2048, 2.0), (4096, float("inf"))))
@@ -204,11 +211,11 @@ LEVEL = ChartLine(name="level", points=((1024, 3.0), (4096, 3.0)))
 
 def test_of_a_graph_that_is_too_large_a_part_is_left_out():
     nodes = tuple(map(node, range(MAX_NODES + 5)))
-    large = lay_out_graph(WaitGraph(nodes=nodes, edges=tuple((at, at + 1) for at in range(len(nodes) - 1))))
+    large = lay_out_graph(RankWaits(classes=nodes, links=tuple((at, at + 1) for at in range(len(nodes) - 1))))
     assert (len(large.boxes), large.left_out, len(large.words)) == (MAX_NODES, 5, MAX_NODES + 4)
 
 
-test_rows = table("page", "ddpdoctor.report.html.drawings", globals())
+test_rows = table("page", "ddpdoctor.report.html.page", globals())
 
 
 def test_stacks_of_any_depth_are_drawn(monkeypatch):

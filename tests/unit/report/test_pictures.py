@@ -32,10 +32,9 @@ from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Tri
 from ddpdoctor.model.tuning import RatioRange, ScalingKind, ScalingRow, TuneOutcome, TuneResult, TuneVerdict
 from ddpdoctor.report.blocks import linear_level, log_level
 from ddpdoctor.report.lines import clean, format_ranks, wrap
-from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.report.text.report import render_text
-from ddpdoctor.report.tree import MOST_FRAMES, draw_tree, stack_tree
-from ddpdoctor.report.verbs.job import consistency_pictures, job_content
+from ddpdoctor.report.markdown import draw_tree, render_markdown
+from ddpdoctor.report.text import render_text
+from ddpdoctor.report.verbs.job import MOST_FRAMES, consistency_pictures, job_content, stack_tree
 from ddpdoctor.report.verbs.live import plain_histories, render_history, render_status
 from ddpdoctor.report.verbs.trial import reference_pictures
 from tests import benches
@@ -371,8 +370,8 @@ REPORT = replace(
 
 @CASES
 def a_job_that_hung_has_four_pictures_of_which_text_and_markdown_draw_some():
-    (lanes,), *others = job_content(REPORT).pictures
-    assert lanes.timeline == TIMELINE
+    (timeline,), *others = job_content(REPORT).pictures
+    assert timeline == TIMELINE
     assert screen(REPORT).isascii()
     return others, screen(REPORT), render_markdown(REPORT)
 
@@ -403,6 +402,6 @@ test_rows = table(
     "ddpdoctor.diagnose.files ddpdoctor.diagnose.rendezvous ddpdoctor.model.codec ddpdoctor.report.blocks",
     "ddpdoctor.model.consistency ddpdoctor.model.data ddpdoctor.model.facts ddpdoctor.model.findings",
     "ddpdoctor.model.live ddpdoctor.model.launch ddpdoctor.model.saved ddpdoctor.model.tuning",
-    "ddpdoctor.report.text.pictures tests.pictures tests.rules.rendezvous.build tests.rules.consistency.build",
+    "ddpdoctor.report.text tests.pictures tests.rules.rendezvous.build tests.rules.consistency.build",
     globals(),
 )

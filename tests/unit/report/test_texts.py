@@ -43,9 +43,8 @@ from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.formats import parse_report, render_csv, render_github, render_json, render_junit, render_sarif
 from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.report.text.pictures import ROWS as CHART_ROWS
-from ddpdoctor.report.text.pictures import draw_chart
-from ddpdoctor.report.text.report import TextPage, add_blocks, fit_columns, render_text
+from ddpdoctor.report.text import ROWS as CHART_ROWS
+from ddpdoctor.report.text import TextPage, add_blocks, draw_chart, fit_columns, render_text
 from tests import benches
 from tests.golden import Cases, table, words
 from tests.pictures import finding as small_finding
@@ -490,11 +489,14 @@ def test_matplotlib_is_loaded_to_draw_only_and_without_it_the_error_says_how_to_
 # Tables, matrices and the small curve.
 
 
-def draw_matrix(matrix, width=80):
-    """The lines below the title."""
+def drawn(*blocks, width=80):
     page = TextPage(width=width, cwd=None)
-    add_blocks(page, matrix_section(matrix)[1:])
+    add_blocks(page, blocks)
     return "\n".join(line.plain for line in page.lines)
+
+
+def draw_matrix(matrix, width=80):
+    return drawn(*matrix_section(matrix)[1:], width=width)
 
 
 def column(name, *cells, weight=1, group="", unit=""):
@@ -517,7 +519,7 @@ def curves(*those, reference=None, width=80):
 test_rows = table(
     "texts",
     "ddpdoctor.model.bandwidth ddpdoctor.model.consistency ddpdoctor.model.findings",
-    "ddpdoctor.report.bandwidth.pictures ddpdoctor.report.text.report",
+    "ddpdoctor.report.bandwidth.pictures ddpdoctor.report.text",
     globals(),
 )
 FORMATS = (

@@ -1,1 +1,0 @@
-"""The text report: pages of plain lines for a terminal or a pipe."""
