@@ -313,12 +313,13 @@ def call_webhook(
     Only http and https are spoken, and redirects are not followed: the server would choose where the verdict goes, and
     a POST would become a GET without it.
     """
+    import ssl
     import urllib.error
     import urllib.request
 
-    from ddpdoctor.diagnose.bundle import SecretCount
+    from ddpdoctor.diagnose.bundle import without_secrets
 
-    body = json.dumps(_message(form, SecretCount().value(report), file)).encode()
+    body = json.dumps(_message(form, without_secrets(report)[0], file)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "ddpdoctor"})  # noqa: S310 - checked by check_webhook
     opener = urllib.request.OpenerDirector()
     for handler in (
@@ -341,20 +342,15 @@ def call_webhook(
             if error.code != 429 and error.code < 500:  # only who has too much to do is asked again
                 break
         except Exception as error:  # noqa: BLE001 - http.client's errors quote parts of the URL
-            problem = _words_of(error)
+            # without any text that may contain the URL
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                problem = f"no answer within {TRY_LIMIT_S:.0f} s"
+            elif isinstance(reason, ssl.SSLError):
+                problem = f"TLS failed: {reason.reason or type(reason).__name__}"
+            else:
+                problem = (isinstance(reason, OSError) and reason.strerror) or type(reason).__name__
     return f"--webhook: the verdict could not be sent to {urlsplit(url).hostname}: {problem}"
-
-
-def _words_of(error: BaseException) -> str:
-    """Say what is wrong without any text that may contain the URL."""
-    import ssl
-
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, TimeoutError):
-        return f"no answer within {TRY_LIMIT_S:.0f} s"
-    if isinstance(reason, ssl.SSLError):
-        return f"TLS failed: {reason.reason or type(reason).__name__}"
-    return (isinstance(reason, OSError) and reason.strerror) or type(reason).__name__
 
 
 def _message(form: WebhookFormat, report: Report, file: Path) -> dict[str, Any]:
@@ -389,10 +385,10 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
     if not report.findings or file.name != REPORT_NAME:
         return
     try:
-        from ddpdoctor.diagnose.live import find_loggers
+        from ddpdoctor.collect.run import read_loggers
 
         problems = [NOWHERE]
-        if loggers := find_loggers(run_dir):
+        if loggers := read_loggers(run_dir):
             finding = report.verdict or report.findings[0]
             entry = Entry(
                 verdict=f"{finding.summary} ({finding.code})",

@@ -126,8 +126,20 @@ def run(options: Options) -> int:
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.cli.output import Outputs, check_outputs
+    from ddpdoctor.diagnose.bandwidth import BenchReportOptions
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.findings import now
 
-    settings, wanted = read_settings(options), _read_wanted(options)
+    settings = read_settings(options)
+    if options.fail_below is not None and options.compare is None:
+        raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")
+    wanted = settings_of(
+        options,
+        BenchReportOptions,
+        command=tuple(sys.argv),
+        started_at=now(),
+        use_reference=options.reference == "auto",
+    )
     if launch.rank != 0:
         return settings, wanted
     check_outputs(settings_of(options, Outputs))
@@ -165,23 +177,6 @@ def read_settings(options: Options) -> BenchSettings:
     if options.backend is not None:
         check_possible(settings)
     return settings
-
-
-def _read_wanted(options: Options) -> BenchReportOptions:
-    """Return the options for the report, without the baseline. Raises ``UserError``."""
-    from ddpdoctor.diagnose.bandwidth import BenchReportOptions
-    from ddpdoctor.model.errors import UserError
-    from ddpdoctor.model.findings import now
-
-    if options.fail_below is not None and options.compare is None:
-        raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")
-    return settings_of(
-        options,
-        BenchReportOptions,
-        command=tuple(sys.argv),
-        started_at=now(),
-        use_reference=options.reference == "auto",
-    )
 
 
 def read_compared(path: Path | None, world_size: int) -> Any:

@@ -59,11 +59,21 @@ def run(options: Options) -> int:
         return ExitStatus.OK
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
-    started_at = now()
+    started_at, tell = now(), partial(say, sys.stderr)
     is_here = options.slurm is None and options.kubectl is None
     here = attach(options.folder, options.pid, options.job) if is_here else None
-    folder = here.folder if here is not None else _look_elsewhere(options)
-    say(sys.stderr, f"the evidence is in {folder}")
+    if here is not None:
+        folder = here.folder
+    elif options.slurm is not None:
+        from ddpdoctor.attach.remote import attach_slurm
+
+        folder = attach_slurm(options.slurm, options.folder, options.python or sys.executable, options.job, tell)
+    else:
+        from ddpdoctor.attach.remote import Pods, attach_kubectl
+
+        pods = Pods(selector=options.kubectl or "", namespace=options.namespace, container=options.container)
+        folder = attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)
+    tell(f"the evidence is in {folder}")
     report = analyze([str(folder)], tuple(sys.argv), started_at, verb="attach")
     return deliver_check(use_own_records(report, here.job) if here is not None else report, outputs)
 
@@ -83,18 +93,3 @@ def _check(options: Options) -> None:
         raise UserError("--python needs --slurm or --kubectl", help="On this machine, ddpdoctor uses its own Python.")
     if options.folder == STDOUT and not options.node_only:
         raise UserError("--folder - needs --node-only", help="Give a folder.")
-
-
-def _look_elsewhere(options: Options) -> Path:
-    """Return the folder with what all nodes or pods saw."""
-    from ddpdoctor.cli.output import say
-
-    tell = partial(say, sys.stderr)
-    if options.slurm is not None:
-        from ddpdoctor.attach.remote import attach_slurm
-
-        return attach_slurm(options.slurm, options.folder, options.python or sys.executable, options.job, tell)
-    from ddpdoctor.attach.remote import Pods, attach_kubectl
-
-    pods = Pods(selector=options.kubectl or "", namespace=options.namespace, container=options.container)
-    return attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)

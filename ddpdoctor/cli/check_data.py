@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.output import Outputs
-    from ddpdoctor.model.data import SamplingPlan, Sharing
+    from ddpdoctor.model.data import SamplingPlan
     from ddpdoctor.probes.data import GatheredDraws
 
 EXAMPLES = (
@@ -86,24 +86,15 @@ def read_plan(options: Options) -> SamplingPlan:
         raise UserError("check-data needs --samples, or --dataset", help=EXAMPLES)
     if options.world_size is None:
         raise UserError("--samples needs --world-size", help=EXAMPLES)
-    sharing = _read_sharing(options)
-    if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
-        raise UserError("--sampler-drop-last needs a sampler", help="Leave one out.")
-    return settings_of(options, SamplingPlan, batch_size=options.batch_size or 1, sharing=sharing)
-
-
-def _read_sharing(options: Options) -> Sharing:
-    from ddpdoctor.model.data import Sharing
-    from ddpdoctor.model.errors import UserError
-
     if options.no_sampler and options.split:
         raise UserError(
             "use either --no-sampler or --split, not both",
             help="--no-sampler: every rank reads all samples. --split: samples[rank::world_size].",
         )
-    if options.no_sampler:
-        return Sharing.NONE
-    return Sharing.SPLIT if options.split else Sharing.SAMPLER
+    sharing = Sharing.NONE if options.no_sampler else Sharing.SPLIT if options.split else Sharing.SAMPLER
+    if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
+        raise UserError("--sampler-drop-last needs a sampler", help="Leave one out.")
+    return settings_of(options, SamplingPlan, batch_size=options.batch_size or 1, sharing=sharing)
 
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:

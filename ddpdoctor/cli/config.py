@@ -169,7 +169,14 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
         if distrust is None:
             table = _read_table(path)
             tables += [] if table is None else [table]
-        elif _has_settings(path):
+            continue
+        from ddpdoctor.recorder.storage.files import read_plain
+
+        try:  # most projects' files have no settings at all
+            content = b"" if path.name != PROJECT_FILE else read_plain(os.path.realpath(path), MAX_BYTES)
+        except OSError:
+            continue
+        if path.name != PROJECT_FILE or PROJECT_TABLE.encode() in content:
             reason, remedy = distrust
             elsewhere = f"copy the settings into {user}" if user not in {None, path} else "give the options themselves"
             notes.append(
@@ -244,16 +251,6 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-def _has_settings(path: Path) -> bool:
-    """Return whether a file that is not trusted has settings at all: most projects' files have none."""
-    from ddpdoctor.recorder.storage.files import read_plain
-
-    try:
-        return path.name != PROJECT_FILE or PROJECT_TABLE.encode() in read_plain(os.path.realpath(path), MAX_BYTES)
-    except OSError:
-        return False
 
 
 def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:

@@ -176,7 +176,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the demo and return its exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import write
+    from ddpdoctor.cli.output import say, write
     from ddpdoctor.model.errors import UserError
 
     if options.show_list:
@@ -185,7 +185,18 @@ def run(options: Options) -> int:
         return ExitStatus.OK
     if options.fault not in FAULTS:
         raise UserError(f"there is no fault {options.fault}", help=f"Faults: {', '.join(FAULTS)}.")
-    return _run(options.fault)
+    from ddpdoctor.cli.running import outcome_report, run_and_show
+
+    fault, ranks = options.fault, RANKS.get(options.fault, 2)
+    say(sys.stderr, f"running a job of {ranks} ranks with a seeded fault: {describe(fault)}")
+    prepared = _make_options(fault, ranks)
+    verdict = outcome_report(run_and_show(prepared)).verdict
+    say(sys.stderr, f"the script and the report are in {prepared.report_dir.parent}")
+    if verdict is not None and verdict.kind == fault:
+        return ExitStatus.OK
+    found = "no verdict" if verdict is None else f"the verdict {verdict.kind}"
+    say(sys.stderr, f"the fault was {fault}, but the diagnosis is {found}")
+    return ExitStatus.FOUND
 
 
 def read_script(fault: str) -> str:
@@ -196,22 +207,6 @@ def read_script(fault: str) -> str:
 def describe(fault: str) -> str:
     """Return the first line of the script's docstring."""
     return read_script(fault).split('"""')[1].splitlines()[0]
-
-
-def _run(fault: str) -> int:
-    from ddpdoctor.cli.output import say
-    from ddpdoctor.cli.running import outcome_report, run_and_show
-
-    ranks = RANKS.get(fault, 2)
-    say(sys.stderr, f"running a job of {ranks} ranks with a seeded fault: {describe(fault)}")
-    options = _make_options(fault, ranks)
-    verdict = outcome_report(run_and_show(options)).verdict
-    say(sys.stderr, f"the script and the report are in {options.report_dir.parent}")
-    if verdict is not None and verdict.kind == fault:
-        return ExitStatus.OK
-    found = "no verdict" if verdict is None else f"the verdict {verdict.kind}"
-    say(sys.stderr, f"the fault was {fault}, but the diagnosis is {found}")
-    return ExitStatus.FOUND
 
 
 def _make_options(fault: str, ranks: int) -> WrapOptions:

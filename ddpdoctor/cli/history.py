@@ -30,7 +30,7 @@ def run(options: Options) -> int:
     """Show the history. Raises ``UserError`` if there is none to show."""
     from ddpdoctor.cli.output import has_color, read_cwd, read_width, write
     from ddpdoctor.cli.report import read_run
-    from ddpdoctor.diagnose.history import read_histories
+    from ddpdoctor.diagnose.live import read_histories
 
     found = read_histories(options.folder, read_run)
     if options.format == "json":

@@ -277,7 +277,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
     """
     if outputs.ignore:
         from ddpdoctor.diagnose.files import check_codes
-        from ddpdoctor.diagnose.job import leave_out
+        from ddpdoctor.diagnose.report import leave_out
 
         report = leave_out(report, check_codes(outputs.ignore))
     if outputs.report_dir is not None:

@@ -43,15 +43,20 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
-    from ddpdoctor.cli.output import Outputs, check_files, save_plot
+    from ddpdoctor.cli.output import Outputs, check_files, make_page_file, save_plot
+    from ddpdoctor.model.errors import UserError
 
-    options = _with_page(options)
+    if options.opens:
+        if options.format not in {"text", "html"}:
+            raise UserError(
+                f"--open shows a page, and --format {options.format} is none", help="Leave --format out with --open."
+            )
+        options = replace(options, format="html", output=options.output or make_page_file())
     check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
     if options.compare is not None:
         from ddpdoctor.diagnose.compare import compare_reports
-        from ddpdoctor.model.errors import UserError
 
         if options.plot is not None:
             raise UserError("--plot cannot draw a comparison, only curves of allreduce-bench")
@@ -73,20 +78,6 @@ def run(options: Options) -> int:
 
         saved = predict_by_curve(saved, folder, read_baseline(read_run(options.curve), str(options.curve), "--curve"))
     return _show(options, saved, folder)
-
-
-def _with_page(options: Options) -> Options:
-    """With --open, return the options that write the page to a file. Raises ``UserError``."""
-    from ddpdoctor.cli.output import make_page_file
-    from ddpdoctor.model.errors import UserError
-
-    if not options.opens:
-        return options
-    if options.format not in {"text", "html"}:
-        raise UserError(
-            f"--open shows a page, and --format {options.format} is none", help="Leave --format out with --open."
-        )
-    return replace(options, format="html", output=options.output or make_page_file())
 
 
 def _show(options: Options, report: Report, folder: Path | None) -> int:

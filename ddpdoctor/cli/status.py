@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ddpdoctor.cli.options import FORMAT, Argument, Option, parse_duration, typed
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
@@ -44,8 +44,9 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the status once, or again and again. Raises ``UserError``."""
-    from ddpdoctor.cli.output import write
+    from ddpdoctor.cli.output import LiveText, write
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.live import Liveness
 
     if options.watch and options.dump:
         raise UserError("--watch and --dump exclude each other", help="Leave one out.")
@@ -55,8 +56,17 @@ def run(options: Options) -> int:
     if not options.watch:
         write(sys.stdout, _draw(_read(run_dir), options))
         return ExitStatus.OK
-    with contextlib.suppress(KeyboardInterrupt):
-        _watch(run_dir, options)
+    # From the second time on, the job has the cores first.
+    with contextlib.suppress(KeyboardInterrupt), LiveText(sys.stdout, in_place=options.format == "text") as screen:
+        while True:
+            began = time.process_time()
+            status = _read(run_dir)
+            is_read = screen.show(_draw(status, options))
+            if status.state is Liveness.ENDED or not is_read:
+                break
+            took_s = time.process_time() - began
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+            time.sleep(max(options.every, took_s * LEAST_PAUSE))
     return ExitStatus.OK
 
 
@@ -81,63 +91,33 @@ def _find(given: Path | None) -> Path:
 
 
 def _read(run_dir: Path) -> JobNow:
-    from ddpdoctor.diagnose.live import read_status
-    from ddpdoctor.model.live import Liveness
-
-    found = read_status(run_dir)
-    return replace(found, reported=_reported(run_dir)) if found.state is Liveness.RUNNING else found
-
-
-def _reported(run_dir: Path) -> str:
-    """Return the verdict that `wrap` has reported of a job that goes on, or an empty text."""
+    """Return the status, with the verdict that `wrap` has reported of a job that goes on."""
     from ddpdoctor.cli.report import read_run
+    from ddpdoctor.diagnose.live import read_status
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.live import Liveness
     from ddpdoctor.report.lines import title_of
 
-    if not (run_dir / REPORT_NAME).is_file():
-        return ""
-    try:
-        verdict = read_run(run_dir).verdict
-    except UserError:
-        return ""
-    return "" if verdict is None else f"{title_of(verdict)}: {verdict.summary}"
+    found = read_status(run_dir)
+    if found.state is Liveness.RUNNING and (run_dir / REPORT_NAME).is_file():
+        with contextlib.suppress(UserError):
+            if (verdict := read_run(run_dir).verdict) is not None:
+                return replace(found, reported=f"{title_of(verdict)}: {verdict.summary}")
+    return found
 
 
 def _draw(status: JobNow, options: Options) -> str:
     if options.format == "json":
+        from ddpdoctor.model.codec import encode
+        from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION
         from ddpdoctor.report.formats import write_json
 
-        return write_json(plain(status))
+        return write_json({"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)})
     from ddpdoctor.cli.output import has_color, read_cwd, read_width
     from ddpdoctor.report.verbs.live import render_status
 
     width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
     return render_status(status, width=width, color=color, cwd=read_cwd())
-
-
-def plain(status: JobNow) -> dict[str, Any]:
-    """Return a status as the object that ``--format json`` writes."""
-    from ddpdoctor.model.codec import encode
-    from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION
-
-    return {"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)}
-
-
-def _watch(run_dir: Path, options: Options) -> None:
-    """Show the status until the job ends. From the second time on, the job has the cores first."""
-    from ddpdoctor.cli.output import LiveText
-    from ddpdoctor.model.live import Liveness
-
-    with LiveText(sys.stdout, in_place=options.format == "text") as screen:
-        while True:
-            began = time.process_time()
-            status = _read(run_dir)
-            is_read = screen.show(_draw(status, options))
-            if status.state is Liveness.ENDED or not is_read:
-                return
-            took_s = time.process_time() - began
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-            time.sleep(max(options.every, took_s * LEAST_PAUSE))
 
 
 def _dump(run_dir: Path, options: Options) -> int:

@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,7 @@ from ddpdoctor.model.findings import now
 from ddpdoctor.model.tuning import AGAIN, BASE, LaunchKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ddpdoctor.cli.running import MakeReport
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock
-
-    Prepare = Callable[[str, Path], WrapOptions]  # prepares a launch with a setting, in a folder
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -91,20 +88,15 @@ def with_threads(count: str) -> Iterator[None]:
 
 
 class Restarts:
-    """The launches of a trial, and what came of them so far."""
+    """The launches of a trial, and what came of them so far. Each has a folder in ``folder``, that of the first."""
 
-    def __init__(self, plan: RestartPlan, rounds: int, folder: Path, prepare: Prepare) -> None:
-        self.plan = plan
-        self.rounds = rounds
-        self.folder = folder
-        """The run folder of the first launch. Each other launch has a folder in it."""
-        self.prepare = prepare
+    def __init__(self, plan: RestartPlan, options: Options, folder: Path) -> None:
+        self.plan, self.options, self.folder = plan, options, folder
+        self.rounds = options.rounds
         self.blocks: list[TriedBlock] = []
         self.refused = dict(plan.refused)
-        self.stopped = ""
-        """Why no more launches are made."""
-        self.status = int(ExitStatus.OK)
-        """If the launches were stopped: the exit status of the last one."""
+        self.stopped = ""  # why no more launches are made
+        self.status = int(ExitStatus.OK)  # if the launches were stopped: the exit status of the last one
 
     def run(self) -> TrialRecord:
         """Make all launches, and return what they measured. Ctrl-C ends the one that runs, and no other begins."""
@@ -122,11 +114,17 @@ class Restarts:
 
     def _launch(self, label: str, number: int, setting: str) -> None:
         """Make one launch. A setting under which the job fails is not tried again; without its own, nothing is."""
-        from ddpdoctor.diagnose.tuning import read_launch, why_unmeasured, words_of_setting
+        from ddpdoctor.diagnose.tuning import build_launch_report, read_launch, why_unmeasured, words_of_setting
 
         say(sys.stderr, f"{label}: {words_of_setting(setting)} (round {number + 1} of {self.rounds})")
-        make_report = partial(self._report, setting, number)
-        prepared = self.prepare(setting, self.folder / f"round-{number + 1}-{setting.replace('=', '-')}")
+
+        def make_report(outcome: JobOutcome) -> Report:
+            return build_launch_report(
+                outcome.folder, outcome.judgment, outcome.end, setting=setting, number=number, rounds=self.rounds
+            )
+
+        folder = self.folder / f"round-{number + 1}-{setting.replace('=', '-')}"
+        prepared = _prepare(replace(self.options, report_dir=folder), setting=setting)
         name, _, value = setting.partition("=")
         with with_threads(value) if name == "threads" else nullcontext():
             outcome = launch_quietly(prepared, make_report)
@@ -144,13 +142,6 @@ class Restarts:
         else:
             self.refused[setting] = reason
 
-    def _report(self, setting: str, number: int, outcome: JobOutcome) -> Report:
-        from ddpdoctor.diagnose.tuning import build_launch_report
-
-        return build_launch_report(
-            outcome.folder, outcome.judgment, outcome.end, setting=setting, number=number, rounds=self.rounds
-        )
-
 
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the numbers of ranks in "1,2,4", by size. Raises ``UserError``."""
@@ -163,59 +154,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.",
         )
     return tuple(sorted({int(word) for word in words}))
-
-
-def measure_sizes(
-    split: SplitCommand,
-    sizes: tuple[int, ...],
-    prepare: Callable[[SplitCommand, Path | None], WrapOptions],
-    launch: Callable[[WrapOptions], tuple[JobOutcome, bool]],
-) -> int:
-    """Launch the job with each number of ranks, show the efficiency, and return the exit status.
-
-    Args:
-        split: The command line, without a number of ranks.
-        sizes: The numbers of ranks.
-        prepare: Prepares one launch in a folder; None is the usual one.
-        launch: Runs it, and returns whether its trial has a result.
-
-    Raises:
-        UserError: the command line does not allow that.
-    """
-    from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
-
-    if split.is_command:
-        raise UserError(
-            "--scaling needs a script, because it chooses the number of ranks",
-            help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
-        )
-    if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
-        raise UserError("--scaling cannot be used with --nproc-per-node or --nnodes", help="Leave them out.")
-    started_at, cores = now(), len(os.sched_getaffinity(0))
-    larger = [(kind, size) for size in sizes if size > 1 for kind in (LaunchKind.SHARE, LaunchKind.JOB)]
-    planned = [(LaunchKind.ALONE, 1), *larger]
-    first = prepare(_with_ranks(split, 1), None)
-    done: list[LaunchFolder] = []
-    for number, (kind, ranks) in enumerate(planned, 1):
-        say(sys.stderr, f"launch {number} of {len(planned)}: {WORDS[kind]}, for {ranks}")
-        folder = first.report_dir / f"{kind.value}-{ranks}"
-        with _share_of(ranks) if kind is LaunchKind.SHARE else nullcontext():
-            processes = ranks if kind is LaunchKind.JOB else 1
-            outcome, has_result = launch(prepare(_with_ranks(split, processes), folder))
-        if not has_result:
-            say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
-            return outcome.exit_status or ExitStatus.INCONCLUSIVE
-        done.append(LaunchFolder(kind=kind, ranks=ranks, folder=outcome.folder))
-    note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
-    notes = (note,) if max(sizes) > cores else ()
-    report = build_scaling_report(done, first.command, started_at, notes)
-    save_report(first.report_dir, report)
-    show_report(report, first.format, sys.stderr, first.report_dir)
-    return ExitStatus.OK
-
-
-def _with_ranks(split: SplitCommand, count: int) -> SplitCommand:
-    return replace(split, torchrun=(*split.torchrun, f"--nproc-per-node={count}"))
 
 
 @contextmanager
@@ -259,7 +197,11 @@ def run(options: Options) -> int:
     if find_outer_run(os.environ) is not None:
         raise UserError("this already runs under ddpdoctor wrap", help="Run ddpdoctor tune by itself.")
     if options.scaling is not None:
-        return _measure_sizes(options, options.scaling)
+        if options.only:
+            raise UserError("--scaling cannot be used with --only")
+        sizes = parse_sizes(options.scaling)
+        say(sys.stderr, NOTICE)
+        return _measure_sizes(options, sizes)
     is_in_turns = not options.only or not BY_RESTARTS.issuperset(options.only)
     prepared = _prepare(options, setting="" if is_in_turns else BASE)
     if not is_in_turns and not prepared.placement.alone:
@@ -294,10 +236,7 @@ def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: Re
     """Try settings by restarts, show the report of all launches, and return the exit status."""
     from ddpdoctor.diagnose.tuning import build_tune_report
 
-    def prepare(setting: str, folder: Path) -> WrapOptions:
-        return _prepare(replace(options, report_dir=folder), setting=setting)
-
-    restarts = Restarts(plan, options.rounds, first.report_dir, prepare)
+    restarts = Restarts(plan, options, first.report_dir)
     report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
     save_report(first.report_file.parent, report, first.report_file.name)
     show_report(report, first.format, sys.stderr, first.report_dir)
@@ -306,21 +245,48 @@ def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: Re
     return ExitStatus.OK
 
 
-def _measure_sizes(options: Options, sizes: str) -> int:
-    """Run the job with several numbers of ranks. Raises ``UserError``."""
-    if options.only:
-        raise UserError("--scaling cannot be used with --only")
-    wanted = parse_sizes(sizes)
-    say(sys.stderr, NOTICE)
+def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
+    """Launch the job with each number of ranks, show the efficiency, and return the exit status.
 
-    def prepare(split: SplitCommand, folder: Path | None) -> WrapOptions:
-        return _prepare(replace(options, split=split, report_dir=folder or options.report_dir, only=("unreduced",)))
+    Raises:
+        UserError: the command line does not allow that.
+    """
+    from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
 
-    def launch(prepared: WrapOptions) -> tuple[JobOutcome, bool]:
-        outcome = launch_quietly(prepared, _report)
-        return outcome, _report(outcome).data["tune"]["result"] is not None
+    split = options.split
+    if split.is_command:
+        raise UserError(
+            "--scaling needs a script, because it chooses the number of ranks",
+            help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
+        )
+    if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
+        raise UserError("--scaling cannot be used with --nproc-per-node or --nnodes", help="Leave them out.")
 
-    return measure_sizes(options.split, wanted, prepare, launch)
+    def prepare(count: int, folder: Path | None) -> WrapOptions:
+        with_ranks = replace(split, torchrun=(*split.torchrun, f"--nproc-per-node={count}"))
+        return _prepare(replace(options, split=with_ranks, report_dir=folder, only=("unreduced",)))
+
+    started_at, cores = now(), len(os.sched_getaffinity(0))
+    larger = [(kind, size) for size in sizes if size > 1 for kind in (LaunchKind.SHARE, LaunchKind.JOB)]
+    planned = [(LaunchKind.ALONE, 1), *larger]
+    first = prepare(1, options.report_dir)
+    done: list[LaunchFolder] = []
+    for number, (kind, ranks) in enumerate(planned, 1):
+        say(sys.stderr, f"launch {number} of {len(planned)}: {WORDS[kind]}, for {ranks}")
+        folder = first.report_dir / f"{kind.value}-{ranks}"
+        with _share_of(ranks) if kind is LaunchKind.SHARE else nullcontext():
+            outcome = launch_quietly(prepare(ranks if kind is LaunchKind.JOB else 1, folder), _report)
+            has_result = _report(outcome).data["tune"]["result"] is not None
+        if not has_result:
+            say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
+            return outcome.exit_status or ExitStatus.INCONCLUSIVE
+        done.append(LaunchFolder(kind=kind, ranks=ranks, folder=outcome.folder))
+    note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
+    notes = (note,) if max(sizes) > cores else ()
+    report = build_scaling_report(done, first.command, started_at, notes)
+    save_report(first.report_dir, report)
+    show_report(report, first.format, sys.stderr, first.report_dir)
+    return ExitStatus.OK
 
 
 def _prepare(options: Options, setting: str = "") -> WrapOptions:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
-from ddpdoctor.diagnose.job import judge_job, make_report
+from ddpdoctor.diagnose.job import judge_job
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
@@ -335,12 +336,13 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
         ]
         more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
         fails = "it does not complete" if len(calls) == 1 else "none of these completes"
-        hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
-        finding = replace(
-            finding,
-            summary=f"{', '.join(calls[:MOST_NAMED])}{more}, but {fails}",
-            fix=_transport_fix(len(hosts), bench.settings.backend),
-        )
+        several = len({one.host for one in bench.members if one.rank in finding.ranks}) > 1
+        if bench.settings.backend == "nccl":
+            where = "test the network between these hosts (ddpdoctor check-env)" if several else "test the links"
+            fix = f"{where}, and read the log with NCCL_DEBUG=INFO"
+        else:
+            fix = GLOO_FIX_BETWEEN_HOSTS if several else GLOO_FIX_ON_A_HOST
+        finding = replace(finding, summary=f"{', '.join(calls[:MOST_NAMED])}{more}, but {fails}", fix=fix)
     if _is_silence(finding, stop):
         # Rewrite a finding about ranks that did not answer. Their position is unknown.
         waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
@@ -369,18 +371,11 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     return replace(finding, evidence=(*finding.evidence, at_words))
 
 
-def _transport_fix(hosts: int, backend: str) -> str:
-    if backend == "nccl":
-        where = "test the network between these hosts (ddpdoctor check-env)" if hosts > 1 else "test the links"
-        return f"{where}, and read the log with NCCL_DEBUG=INFO"
-    if hosts > 1:
-        return (
-            "test the network between these hosts (ddpdoctor check-env on all of them): a firewall that drops packets, "
-            "a link that is down, a wrong MTU, or a wrong GLOO_SOCKET_IFNAME"
-        )
-    return "check whether this host drops packets on the interface in GLOO_SOCKET_IFNAME"
-
-
+GLOO_FIX_BETWEEN_HOSTS = (
+    "test the network between these hosts (ddpdoctor check-env on all of them): a firewall that drops packets, "
+    "a link that is down, a wrong MTU, or a wrong GLOO_SOCKET_IFNAME"
+)
+GLOO_FIX_ON_A_HOST = "check whether this host drops packets on the interface in GLOO_SOCKET_IFNAME"
 NOW_NS = 10**18  # the time of the sample, on an artificial clock, because ranks of several hosts share none
 # The time at which a rank failed. It is after a stop by the user. Otherwise the order of events is unknown.
 ENDED_NS = NOW_NS + 1
@@ -447,13 +442,31 @@ def is_in_call(position: Position) -> bool:
 def _rank(member: Member, position: Position, world_size: int) -> Rank:
     frames = tuple(map(_frame, position.stack))
     moved_ns = NOW_NS - int(position.stale_s * 1e9)
-    inside = is_in_call(position)
-    call = _call(position, frames, moved_ns) if inside else None
+    inside, name_of_group = is_in_call(position), " ".join(map(str, position.group))
+    call = None
+    if inside:
+        is_init = position.op == INIT
+        call = Call(
+            index=1,
+            op=position.op,
+            api=position.op,
+            group="" if is_init else name_of_group,
+            seq=None if is_init else position.calls,
+            dtype=None,
+            shape=None,
+            tensors=1,
+            peer=None,
+            redop=None,
+            site=_innermost(frames),
+            started_ns=moved_ns,
+            ended_ns=None,
+            is_async=False,
+            failed=False,
+            thread_is_main=True,
+        )
     in_group = bool(position.group) and position.op != INIT
     arrived = inside or not position.inside
-    group = GroupState(
-        name=_group_name(position), ranks=position.group, backend="", enqueued=position.calls - (not arrived)
-    )
+    group = GroupState(name=name_of_group, ranks=position.group, backend="", enqueued=position.calls - (not arrived))
     raised = []
     if position.error is not None:
         name, _, message = position.error.partition(": ")
@@ -507,31 +520,6 @@ def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
 
 def _who(member: Member) -> dict[str, Any]:
     return {"rank": member.rank, "local_rank": member.local_rank, "host": member.host, "pid": member.pid, "attempt": 0}
-
-
-def _call(position: Position, frames: tuple[Frame, ...], moved_ns: int) -> Call:
-    return Call(
-        index=1,
-        op=position.op,
-        api=position.op,
-        group="" if position.op == INIT else _group_name(position),
-        seq=None if position.op == INIT else position.calls,
-        dtype=None,
-        shape=None,
-        tensors=1,
-        peer=None,
-        redop=None,
-        site=_innermost(frames),
-        started_ns=moved_ns,
-        ended_ns=None,
-        is_async=False,
-        failed=False,
-        thread_is_main=True,
-    )
-
-
-def _group_name(position: Position) -> str:
-    return " ".join(map(str, position.group))
 
 
 def _innermost(frames: tuple[Frame, ...]) -> Frame | None:

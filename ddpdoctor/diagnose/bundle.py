@@ -18,7 +18,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.recorder.storage.secrets import hide_in_text, hide_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ddpdoctor.model.findings import Report
@@ -44,6 +44,17 @@ _HARDWARE = re.compile(r"(?<![\w:])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])
 _HOME = re.compile(r"(/home/|/Users/)(?!user-\d)([^/\s:,;'\"]+)")
 
 
+def map_texts(value: Any, change: Callable[[Any, str], str], key: Any = None) -> Any:
+    """Return a value of a report with all its texts changed. ``change`` gets the key of a text in a dict, or None."""
+    if isinstance(value, str) and type(value) is str:
+        return change(key, value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: map_texts(getattr(value, one.name), change) for one in fields(value)})
+    if isinstance(value, dict):
+        return {map_texts(name, change): map_texts(item, change, name) for name, item in value.items()}
+    return type(value)(map_texts(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+
+
 class Redactor:
     """Replaces names and addresses in text. The same one always becomes the same word."""
 
@@ -67,16 +78,7 @@ class Redactor:
 
     def value(self, value: Value) -> Value:
         """Return any value of a report with placeholders in all its texts."""
-        found: Any = value
-        if isinstance(value, str) and type(value) is str:
-            found = self.text(value)
-        elif is_dataclass(value) and not isinstance(value, type):
-            found = replace(value, **{one.name: self.value(getattr(value, one.name)) for one in fields(value)})
-        elif isinstance(value, dict):
-            found = {self.value(key): self.value(item) for key, item in value.items()}
-        elif isinstance(value, (list, tuple)):
-            found = type(value)(self.value(item) for item in value)
-        return found  # type: ignore[no-any-return]
+        return map_texts(value, lambda _, text: self.text(text))  # type: ignore[no-any-return]
 
     def counts(self) -> tuple[str, ...]:
         """Say how many names and addresses were replaced: "2 host names"."""
@@ -88,12 +90,14 @@ class Redactor:
 
     def _learn(self, names: Iterable[str], word: str) -> None:
         for name in dict.fromkeys(names):
-            if len(name) >= MIN_NAME and name.lower() not in OPEN_NAMES and not _is_address(name):
+            if len(name) >= MIN_NAME and name.lower() not in OPEN_NAMES and _address_in(name) is None:
                 count = sum(known_word.startswith(f"{word}-") for known_word in self._words.values()) + 1
                 self._words.setdefault(name, f"{word}-{count}")
 
     def _address(self, text: str) -> str:
-        if _HARDWARE.fullmatch(text) is None and not _is_telling(text):
+        address = _address_in(text)
+        is_telling = address is not None and not (address.is_loopback or address.is_unspecified)
+        if _HARDWARE.fullmatch(text) is None and not is_telling:
             return text
         return self._addresses.setdefault(text.lower(), f"address-{len(self._addresses) + 1}")
 
@@ -124,21 +128,11 @@ def _expand(hosts: str) -> list[str]:
         return [hosts]
 
 
-def _is_address(text: str) -> bool:
+def _address_in(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(text)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
-
-
-def _is_telling(text: str) -> bool:
-    """Return whether a text is an address that identifies a machine, so not loopback or 0.0.0.0."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return not (address.is_loopback or address.is_unspecified)
+        return None
 
 
 REPORT_FILE = "report.json"
@@ -176,43 +170,28 @@ def make_bundle(report: Report, users: Iterable[str], *, with_source: bool) -> B
     """Redact a report twice: by what is allowed, then by what looks like a secret, a name or an address."""
     keys = DATA_KEYS | {SOURCE_KEY} if with_source else DATA_KEYS
     allowed = replace(report, data={key: value for key, value in report.data.items() if key in keys})
-    secrets = SecretCount()
-    clean = secrets.value(allowed)
+    clean, secrets = without_secrets(allowed)
     redactor = Redactor(sorted(set(_hosts_in(clean))), [user for user in users if user not in {"", "root"}])
     redacted = redactor.value(clean)
     dropped = sorted(report.data.keys() - keys)
     return Bundle(
         report=redacted,
-        hidden=(*redactor.counts(), f"{secrets.count} {'text' if secrets.count == 1 else 'texts'} with a secret"),
+        hidden=(*redactor.counts(), f"{secrets} {'text' if secrets == 1 else 'texts'} with a secret"),
         left_out=tuple(f"data.{key} of the report" for key in dropped),
     )
 
 
-class SecretCount:
-    """Hides secrets in all texts of a value, and counts the texts that had one."""
+def without_secrets(value: Value) -> tuple[Value, int]:
+    """Return a value without the secrets in its texts, and how many of these had one."""
+    count = 0
 
-    def __init__(self) -> None:
-        """Start at 0."""
-        self.count = 0
-
-    def value(self, value: Any) -> Any:
-        """Return the value without secrets."""
-        if isinstance(value, str) and type(value) is str:
-            shown = hide_in_text(value)
-            self.count += shown != value
-            return shown
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{one.name: self.value(getattr(value, one.name)) for one in fields(value)})
-        if isinstance(value, dict):
-            return {self.value(key): self._named(key, item) for key, item in value.items()}
-        return type(value)(self.value(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-    def _named(self, name: Any, value: Any) -> Any:
-        if not isinstance(name, str) or not isinstance(value, str):
-            return self.value(value)
-        shown = hide_value(name, value)
-        self.count += shown != value
+    def hide(key: Any, text: str) -> str:
+        nonlocal count
+        shown = hide_value(key, text) if isinstance(key, str) else hide_in_text(text)
+        count += shown != text
         return shown
+
+    return map_texts(value, hide), count
 
 
 def _hosts_in(value: Any, key: str = "") -> Iterable[str]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.diagnose.job import make_report
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, now
@@ -201,15 +201,12 @@ def _differences(first: Facts, second: Facts) -> Iterator[RunDifference]:
         topic, name = key
         a, b = first.get(key), second.get(key)
         in_both = key in first and key in second
-        if _differ(a, b) if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
+        if isinstance(a, float) and isinstance(b, float):  # measured numbers must differ by more than the noise
+            differ = abs(a - b) > LEAST_CHANGE * max(abs(a), abs(b))
+        else:
+            differ = bool(a != b)
+        if differ if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
             yield RunDifference(topic=topic, name=name, first=_value_words(a), second=_value_words(b))
-
-
-def _differ(first: Any, second: Any) -> bool:
-    """Return whether two values differ. Measured numbers must differ by more than the noise."""
-    if isinstance(first, float) and isinstance(second, float):
-        return abs(first - second) > LEAST_CHANGE * max(abs(first), abs(second))
-    return bool(first != second)
 
 
 def _value_words(value: Any) -> str:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.job import PictureData, encode_timeline, make_report, walled
+from ddpdoctor.diagnose.job import PictureData, encode_timeline, walled
 from ddpdoctor.diagnose.pictures import blamed_ranks, classes_of, fold_waits, rows_by_rank, short_place
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.diagnose.timeline import (
     LANE_DETAIL_SPANS,
     MOST_DETAIL_SPANS,
@@ -56,28 +57,27 @@ def evidence_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding
     def make() -> dict[str, Any]:
         by_rank = rows_by_rank(rows)
         cause = verdict if verdict is not None and verdict.severity is Severity.ERROR else None
-        waits = fold_waits(_targets(state, blamed_ranks(cause)), by_rank, blamed_ranks(cause))
+        blamed = blamed_ranks(cause)
+        # Who waits for whom by the sources; if they name nobody, those who wait do so for the blamed ranks
+        found: dict[int, set[int]] = {}
+        for circle in state.all(Circle):
+            for rank, _, other in circle.links:
+                found.setdefault(rank, set()).add(other)
+        for absent in state.all(Absent):
+            whom = absent.who.rank
+            for rank in absent.waiters:
+                if whom is not None and whom != rank:
+                    found.setdefault(rank, set()).add(whom)
+        targets = {rank: frozenset(others) for rank, others in found.items()}
+        if not targets and blamed:
+            targets = {rank: blamed for rank in state.waiting if rank not in blamed}
+        waits = fold_waits(targets, by_rank, blamed)
         return {
             "timeline": encode_timeline(flight_timeline(state.run.dumps, by_rank, cause)),
             "waits": None if waits is None else encode(waits),
         }
 
     return walled(make)
-
-
-def _targets(state: RunState, blamed: frozenset[int]) -> dict[int, frozenset[int]]:
-    """Return who waits for whom by the sources; if they name nobody, those who wait do so for the blamed ranks."""
-    found: dict[int, set[int]] = {}
-    for circle in state.all(Circle):
-        for rank, _, other in circle.links:
-            found.setdefault(rank, set()).add(other)
-    for absent in state.all(Absent):
-        whom = absent.who.rank
-        for rank in absent.waiters:
-            if whom is not None and whom != rank:
-                found.setdefault(rank, set()).add(whom)
-    known = {rank: frozenset(whom) for rank, whom in found.items()}
-    return known or ({rank: blamed for rank in state.waiting if rank not in blamed} if blamed else {})
 
 
 # Our choice: dumps do not say when they were made. What had not ended is drawn for so much of the time before.
@@ -222,13 +222,13 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     state = replace(state, ruling=decide(state))
     judged = judge(rules_of("progress", "evidence"), {RunState: [state]})
     rows = _rows(state)
-    pictures = evidence_pictures(state, rows, pick_verdict(judged.findings))
+    pictures, crashed = evidence_pictures(state, rows, pick_verdict(judged.findings))
     return make_report(
         command=command,
         started_at=started_at,
         findings=judged.findings,
-        checks=(*judged.checks, *pictures.checks),
-        data={"verb": verb, "evidence": _about(state), **pictures.data},
+        checks=(*judged.checks, *crashed),
+        data={"verb": verb, "evidence": _about(state), **pictures},
         ranks=rows,
     )
 

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.job import check_report
+from ddpdoctor.diagnose.report import check_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import RankShare, SamplingPlan, Shares, share_out
 from ddpdoctor.model.errors import UserError
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.data import Drawn, RankDraws
-    from ddpdoctor.model.facts import ModelSeen
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.saved import FileSeen
     from ddpdoctor.model.trial import Participant
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule
@@ -142,15 +140,8 @@ def drawn_report(
     drawn: Drawn, ranks: Sequence[RankDraws], command: tuple[str, ...], started_at: str, accumulation: int
 ) -> Report:
     """Return the report of what ranks really drew."""
-    shares = _shares(drawn, accumulation)
-    facts: Facts = {Replicas: [_replicas(drawn, ranks)], **({} if shares is None else {Shares: [shares]})}
-    data = {"verb": DATA_VERB, "drawn": encode(drawn)}
-    return check_report(rules_of("data"), facts, data, command, started_at)
-
-
-def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:
-    """Return the ranks as input for the data rules. These assume that the loop trains and that it may hang."""
-    return Replicas(
+    # For the rules, the loop trains and may hang.
+    replicas = Replicas(
         loaders={one.rank: (one.loader,) for one in ranks if one.loader is not None},
         size=drawn.world_size,
         world_size=drawn.world_size,
@@ -159,31 +150,31 @@ def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:
         ended_badly=True,
         drawn=drawn,
     )
-
-
-def _shares(drawn: Drawn, accumulation: int) -> Shares | None:
-    """Return the first pass in the form of the arithmetic, or None if it was incomplete."""
-    if drawn.batch_size is None or not drawn.passes or not all(row.complete for row in drawn.passes[0].ranks):
-        return None
-    rows = drawn.passes[0].ranks
-    plan = SamplingPlan(
-        samples=drawn.samples or sum(row.drawn for row in rows),
-        world_size=drawn.world_size,
-        batch_size=drawn.batch_size,
-        accumulation=accumulation,
-    )
-    ranks = tuple(
-        RankShare(
-            rank=row.rank,
-            drawn=row.drawn,
-            repeated=row.repeated or 0,
-            batches=row.batches,
-            last_batch=row.last_batch,
-            delivered=row.drawn,
+    facts: Facts = {Replicas: [replicas]}
+    rows = drawn.passes[0].ranks if drawn.passes else ()
+    if drawn.batch_size is not None and drawn.passes and all(row.complete for row in rows):
+        # The first pass in the form of the arithmetic
+        plan = SamplingPlan(
+            samples=drawn.samples or sum(row.drawn for row in rows),
+            world_size=drawn.world_size,
+            batch_size=drawn.batch_size,
+            accumulation=accumulation,
         )
-        for row in rows
-    )
-    return Shares(plan=plan, ranks=ranks, delivered=sum(row.drawn for row in rows), unique=drawn.passes[0].unique)
+        shares = tuple(
+            RankShare(
+                rank=row.rank,
+                drawn=row.drawn,
+                repeated=row.repeated or 0,
+                batches=row.batches,
+                last_batch=row.last_batch,
+                delivered=row.drawn,
+            )
+            for row in rows
+        )
+        delivered = sum(row.drawn for row in rows)
+        facts = {**facts, Shares: [Shares(plan=plan, ranks=shares, delivered=delivered, unique=drawn.passes[0].unique)]}
+    data = {"verb": DATA_VERB, "drawn": encode(drawn)}
+    return check_report(rules_of("data"), facts, data, command, started_at)
 
 
 CHECKPOINT_VERB = "check-checkpoint"
@@ -191,27 +182,24 @@ CHECKPOINT_VERB = "check-checkpoint"
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
     """Judge checkpoints and return the report."""
-    data = {"verb": CHECKPOINT_VERB, "files": [*map(_about, seen.files)]}
+    files = []
+    for one in seen.files:  # without digests, and without the list of its tensors
+        contents = one.contents
+        weights = () if contents is None else contents.weights
+        files.append({
+            "path": one.path,
+            "size_bytes": one.size_bytes,
+            "form": one.form.value,
+            "state": "damaged" if one.damaged and one.state is ReadState.WHOLE else one.state.value,
+            "checksums": one.checksums.value,
+            "tensors": None if contents is None else len(contents.tensors),
+            "parts": [] if contents is None else [part.value for part in contents.parts],
+            "weights": [{"key": each.where, "tensors": len(each.tensors)} for each in weights],
+            "values_looked_at": one.values is not None,
+            "not_finite": None if one.values is None else len(one.values),
+        })  # fmt: skip
+    data = {"verb": CHECKPOINT_VERB, "files": files}
     return check_report(rules_of("checkpoints"), {Checkpoints: [seen]}, data, command, started_at)
-
-
-def _about(one: FileSeen) -> dict[str, Any]:
-    """Return a file's data for the report, without digests and without the list of its tensors."""
-    contents = one.contents
-    return {
-        "path": one.path,
-        "size_bytes": one.size_bytes,
-        "form": one.form.value,
-        "state": "damaged" if one.damaged and one.state is ReadState.WHOLE else one.state.value,
-        "checksums": one.checksums.value,
-        "tensors": None if contents is None else len(contents.tensors),
-        "parts": [] if contents is None else [part.value for part in contents.parts],
-        "weights": []
-        if contents is None
-        else [{"key": one.where, "tensors": len(one.tensors)} for one in contents.weights],
-        "values_looked_at": one.values is not None,
-        "not_finite": None if one.values is None else len(one.values),
-    }
 
 
 CONSISTENCY_VERB = "check-consistency"
@@ -222,9 +210,37 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
     world_size = len(trial.participants)
     same: Any = len({model.digest for model in trial.models}) == 1
+    # The trial as a running job, so that the rules for jobs can judge its models and replicas
+    everybody = tuple(one.rank for one in trial.participants)
+    ranks = tuple(
+        Rank(
+            rank=one.rank,
+            local_rank=one.local_rank,
+            host=one.host,
+            pid=one.pid,
+            attempt=0,
+            life=Life.RUNNING,
+            recorded=True,
+            world_size=world_size,
+            initialized=True,
+            groups=(GroupState(name=model.group, ranks=everybody, backend="", enqueued=0),),
+            models=(model,),
+        )
+        for one, model in zip(trial.participants, trial.models, strict=True)
+    )
+    job = Job(
+        now_ns=0,
+        hang_timeout_s=trial.settings.limit_s,
+        ranks=ranks,
+        world_size=world_size,
+        nnodes=len(hosts),
+        local_ranks_expected=None,
+        ended=False,
+        consistency=trial.consistency,
+    )
     return check_report(
         rules_of("consistency"),
-        {Job: [_job(trial)], Trial: [trial]},
+        {Job: [job], Trial: [trial]},
         {
             "verb": CONSISTENCY_VERB,
             "world_size": world_size,
@@ -242,38 +258,6 @@ def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: st
     """Judge compared files and build the report."""
     data = {"verb": CONSISTENCY_VERB, "diff": encode(facts)}
     return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)
-
-
-def _job(trial: Trial) -> Job:
-    """Return a trial as a running job, so that the rules for jobs can judge its models and replicas."""
-    everybody = tuple(one.rank for one in trial.participants)
-    return Job(
-        now_ns=0,
-        hang_timeout_s=trial.settings.limit_s,
-        ranks=tuple(_rank(one, model, everybody) for one, model in zip(trial.participants, trial.models, strict=True)),
-        world_size=len(everybody),
-        nnodes=len({one.host for one in trial.participants}),
-        local_ranks_expected=None,
-        ended=False,
-        consistency=trial.consistency,
-    )
-
-
-def _rank(one: Participant, model: ModelSeen, everybody: tuple[int, ...]) -> Rank:
-    group = GroupState(name=model.group, ranks=everybody, backend="", enqueued=0)
-    return Rank(
-        rank=one.rank,
-        local_rank=one.local_rank,
-        host=one.host,
-        pid=one.pid,
-        attempt=0,
-        life=Life.RUNNING,
-        recorded=True,
-        world_size=len(everybody),
-        initialized=True,
-        groups=(group,),
-        models=(model,),
-    )
 
 
 def _row(one: Participant, trial: Trial) -> RankRow:

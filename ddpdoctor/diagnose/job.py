@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import ddpdoctor
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
 from ddpdoctor.collect.run import JUDGED_ATTEMPTS, SavedRun, job_of, job_of_node, read_job, read_saved_run
 from ddpdoctor.collect.run_files import keep_excerpt, load_excerpt, read_excerpt, records_own_job
 from ddpdoctor.diagnose.pictures import began_ns, blamed_ranks, fold_waits, pace_rows, rank_row, rows_by_rank
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.diagnose.timeline import make_timeline
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.codec import encode
@@ -38,7 +38,6 @@ from ddpdoctor.model.findings import (
     now,
 )
 from ddpdoctor.model.reading import Unread, Why, no_collection
-from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.data.shared import Replicas, replicas_of, shared_loaders
 from ddpdoctor.rules.engine import judge, order_findings, pick_verdict
 from ddpdoctor.rules.progress.job_state import Cause, JobState, build_job_state
@@ -52,19 +51,17 @@ from ddpdoctor.rules.speed.reduction import curves_of
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.attached import AttachedJob
-    from ddpdoctor.model.data import EpochSeen
     from ddpdoctor.model.facts import Run
     from ddpdoctor.model.findings import Finding, RankRow
     from ddpdoctor.model.pictures import SourceExcerpt, Timeline
     from ddpdoctor.rules.bandwidth.curves import Baseline
     from ddpdoctor.rules.data.shared import Shared
     from ddpdoctor.rules.engine import Facts
-    from ddpdoctor.rules.registry import Rule
     from ddpdoctor.rules.speed.reduction import MeasuredCurves
 
     # Asks the watcher that records in a folder for evidence, with a time limit, as long as it runs.
@@ -86,36 +83,23 @@ def loader_data(job: Job) -> list[Any]:
 
 def _taken(shared: Shared) -> LoaderTaken:
     site, passes = shared.first().site, shared.passes()
-    return LoaderTaken(
-        file="" if site is None else site.file,
-        line=0 if site is None else site.line,
-        passes=tuple(
-            PassTaken(number=number, ranks=tuple(_rank(shared, rank, epoch) for rank, epoch in passes[number].items()))
-            for number in dict.fromkeys([*list(passes)[:1], *list(passes)[-1:]])
-        ),
-    )
-
-
-def _rank(shared: Shared, rank: int, epoch: EpochSeen) -> RankTaken:
-    visible = shared.seen[rank].indices_seen
-    return RankTaken(
-        rank=rank,
-        batches=epoch.batches,
-        drawn=epoch.drawn if visible else None,
-        order=epoch.order if visible and epoch.drawn else "",
-        complete=epoch.complete,
-    )
+    taken = []
+    for number in dict.fromkeys([*list(passes)[:1], *list(passes)[-1:]]):
+        ranks = []
+        for rank, epoch in passes[number].items():
+            visible = shared.seen[rank].indices_seen
+            drawn, order = (epoch.drawn, epoch.order if epoch.drawn else "") if visible else (None, "")
+            ranks.append(RankTaken(rank=rank, batches=epoch.batches, drawn=drawn, order=order, complete=epoch.complete))
+        taken.append(PassTaken(number=number, ranks=tuple(ranks)))
+    file, line = ("", 0) if site is None else (site.file, site.line)
+    return LoaderTaken(file=file, line=line, passes=tuple(taken))
 
 
 CHECK_ID = "pictures"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PictureData:
-    """What a report gets: entries of its data, and a crashed check if they could not be made."""
-
-    data: dict[str, Any]
-    checks: tuple[Check, ...] = ()
+# What a report gets: entries of its data, and a crashed check if they could not be made.
+PictureData = tuple[dict[str, Any], tuple[Check, ...]]
 
 
 def picture_data(
@@ -134,9 +118,24 @@ def picture_data(
     """
 
     def make() -> dict[str, Any]:
-        pictures = _make(job, saved.own.run, rows_by_rank(rows), verdict, status)
+        run, by_rank = saved.own.run, rows_by_rank(rows)
+        state = build_job_state(job) if status is not JobStatus.FINISHED else None
+        cause = verdict if state is not None else None
+        timeline = make_timeline(
+            job,
+            by_rank,
+            cause,
+            waiters=frozenset(state.waits.waiters if state is not None else ()),
+            started_at=wall_time(began_ns(job), job, run) or run.started_at or "",
+            hung=status is JobStatus.HUNG,
+        )
+        waits = fold_waits(find_targets(state), by_rank, blamed_ranks(cause)) if state is not None else None
         excerpt = _excerpt(saved, verdict, reads_source=reads_source)
-        return {**pictures, "source": None if excerpt is None else encode(excerpt)}
+        return {
+            "timeline": encode_timeline(timeline),
+            "waits": None if waits is None else encode(waits),
+            "source": None if excerpt is None else encode(excerpt),
+        }
 
     return walled(make)
 
@@ -144,27 +143,10 @@ def picture_data(
 def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
     """Return the data that a function makes, or a crashed check if it raises."""
     try:
-        return PictureData(data=make())
+        return make(), ()
     except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
         reason = f"{type(error).__name__}: {error}"
-        return PictureData(data={}, checks=(Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),))
-
-
-def _make(
-    job: Job, run: Run, rows: Mapping[int, RankRow], verdict: Finding | None, status: JobStatus
-) -> dict[str, Any]:  # fmt: skip
-    state = build_job_state(job) if status is not JobStatus.FINISHED else None
-    cause = verdict if state is not None else None
-    timeline = make_timeline(
-        job,
-        rows,
-        cause,
-        waiters=frozenset(state.waits.waiters if state is not None else ()),
-        started_at=wall_time(began_ns(job), job, run) or run.started_at or "",
-        hung=status is JobStatus.HUNG,
-    )
-    waits = fold_waits(find_targets(state), rows, blamed_ranks(cause)) if state is not None else None
-    return {"timeline": encode_timeline(timeline), "waits": None if waits is None else encode(waits)}
+        return {}, (Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),)
 
 
 def encode_timeline(timeline: Timeline | None) -> Any:
@@ -207,8 +189,20 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
 
 def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:
     """Encode the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
+    known: dict[str, Any]
     try:
-        known = _known(job, findings, curves)
+        found = build_speed_state(job)
+        if isinstance(found, Unread):
+            known = {"reason": found.reason}
+        else:
+            predictions = predict_changes(found, findings, curves)
+            network = network_use(found, curves)
+            known = {
+                "budget": encode(replace(found.budget, overlap=overlap_of(found))),
+                "settings": encode(settings_of(found)),
+                "network": None if network is None else encode(network),
+                "predictions": [encode(one) for one in predictions],
+            }
     except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
         known = {"reason": f"{type(error).__name__}: {error}"}
     return {"asked": job.speed_asked, **known}
@@ -233,20 +227,6 @@ def predict_by_curve(report: Report, folder: Path, bench: Baseline) -> Report:
             help="Give the folder of a run of `ddpdoctor wrap --speed`.",
         )
     return replace(report, data={**report.data, "speed": {**speed, "asked": True}})
-
-
-def _known(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None) -> dict[str, Any]:
-    found = build_speed_state(job)
-    if isinstance(found, Unread):
-        return {"reason": found.reason}
-    predictions = predict_changes(found, findings, curves)
-    network = network_use(found, curves)
-    return {
-        "budget": encode(replace(found.budget, overlap=overlap_of(found))),
-        "settings": encode(settings_of(found)),
-        "network": None if network is None else encode(network),
-        "predictions": [encode(one) for one in predictions],
-    }
 
 
 LIMIT_S = 20.0  # our choice: ranks answer within three seconds, and other nodes within five
@@ -369,7 +349,12 @@ def judge_job(job: Job) -> Judgment:
         Replicas: _attempt(lambda: replicas_of(job)),
     }
     if job.speed_asked:
-        facts = {**facts, SpeedState: _speed(job, state)}
+        speed: SpeedState | Unread | Exception
+        if isinstance(state, JobState) and state.cause is not Cause.NONE:  # such a job has other trouble first
+            speed = Unread(why=Why.NEEDLESS, reason=state.cause.value)
+        else:
+            speed = _attempt(lambda: build_speed_state(job))
+        facts = {**facts, SpeedState: [speed] if isinstance(speed, SpeedState) else speed}
     judged = judge(rules, facts)
     # A hang past torch's own time limit is final, because torch ends the job.
     over = judged.certain and not isinstance(state, Exception) and is_limit_over(state)
@@ -400,17 +385,6 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
     )
 
 
-def _speed(job: Job, state: JobState | Exception) -> list[SpeedState] | Unread | Exception:
-    """Return what is known of a job's speed. A job that hung or failed has other trouble first."""
-    if isinstance(state, JobState) and state.cause is not Cause.NONE:
-        return Unread(why=Why.NEEDLESS, reason=state.cause.value)
-    try:
-        found = build_speed_state(job)
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
-        return error
-    return found if isinstance(found, Unread) else [found]
-
-
 def _attempt(build: Callable[[], Made]) -> Made | Exception:
     """Build the facts for some rules. If that raises, only the checks of these rules are crashed."""
     try:
@@ -438,7 +412,24 @@ def rebuild_report(folder: Path) -> Report:
     saved = read_saved_run(folder)
     job = job_of(saved)
     judgment = judge_job(job)
-    return _build(saved, job, judgment, saved.own.end or _infer_end(saved.own.run, job, judgment))
+    if (end := saved.own.end) is None:
+        # Infer how it ended. If the launcher still ran, it counts as interrupted.
+        status = job.launcher_status if job.ended else None
+        hung = status is None and job.stopping_since_ns is not None and judgment.certain
+        if job.interrupted_by == "SIGINT":
+            status_of_job: int | None = ExitStatus.INTERRUPTED
+        elif hung:
+            status_of_job = ExitStatus.HUNG
+        else:
+            status_of_job = None if status is None else shell_status(status)
+        end = JobEnd(
+            hung=hung,
+            interrupted=job.interrupted_by is not None or (status is None and not hung),
+            exit_status=status_of_job,
+            started_at=saved.own.run.started_at or now(),
+            ended_at=now(),
+        )
+    return _build(saved, job, judgment, end)
 
 
 def running_report(folder: Path, patience_s: float) -> Report:
@@ -459,26 +450,6 @@ def running_report(folder: Path, patience_s: float) -> Report:
     return _build(saved, job, judge_job(job), end, JobStatus.RUNNING, reads_source=own)
 
 
-def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
-    """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
-    status = job.launcher_status if job.ended else None
-    hung = status is None and job.stopping_since_ns is not None and judgment.certain
-    status_of_job: int | None
-    if job.interrupted_by == "SIGINT":
-        status_of_job = ExitStatus.INTERRUPTED
-    elif hung:
-        status_of_job = ExitStatus.HUNG
-    else:
-        status_of_job = None if status is None else shell_status(status)
-    return JobEnd(
-        hung=hung,
-        interrupted=job.interrupted_by is not None or (status is None and not hung),
-        exit_status=status_of_job,
-        started_at=run.started_at or now(),
-        ended_at=now(),
-    )
-
-
 def _build(
     saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None, *,
     reads_source: bool = False,
@@ -491,9 +462,27 @@ def _build(
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, _section(last_number(job), job, status, shown, run)) if earlier else ()
     rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
-    summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
+    world_size = max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size)
+    summary = JobSummary(world_size=world_size, nnodes=job.nnodes, status=status, exit_status=end.exit_status)
     drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
-    pictures = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
+    pictures, crashed = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
+    consistency = job.consistency
+    if consistency is not None:  # without the ranks' values, which are in the run folder
+        consistency = replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams))
+    data = {
+        "run": {
+            "hang_timeout_s": run.hang_timeout_s,
+            "torch_version": run.torch_version,
+            "environment": run.environment,
+            "debug_level": job.debug_level,
+        },
+        "attempts": last_number(job) + 1,
+        "steps": pace_rows(job),
+        "speed": speed_data(job, shown),
+        "consistency": consistency and encode(consistency),
+        "loaders": loader_data(job),
+        "sections": [encode(section) for section in sections],
+    }
     return make_report(
         command=run.command or (),
         started_at=end.started_at,
@@ -501,9 +490,9 @@ def _build(
         job=summary,
         findings=shown,
         earlier=before,
-        checks=(*judgment.checks, *pictures.checks),
+        checks=(*judgment.checks, *crashed),
         ranks=rows,
-        data=_data(run, job, sections, shown) | pictures.data,
+        data=data | pictures,
     )
 
 
@@ -524,88 +513,6 @@ def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -
     if only_at_exit and any(f.kind == "exit-abort" for f in judgment.findings):
         return JobStatus.FINISHED
     return JobStatus.FAILED if job.ranks else JobStatus.NOT_RUN
-
-
-def _world_size(job: Job) -> int | None:
-    sizes = [rank.world_size for rank in job.ranks if rank.world_size]
-    return max(sizes) if sizes else job.world_size
-
-
-def _data(run: Run, job: Job, sections: tuple[Attempt, ...], findings: tuple[Finding, ...]) -> dict[str, Any]:
-    consistency = job.consistency
-    if consistency is not None:  # without the ranks' values, which are in the run folder
-        consistency = replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams))
-    return {
-        "run": {
-            "hang_timeout_s": run.hang_timeout_s,
-            "torch_version": run.torch_version,
-            "environment": run.environment,
-            "debug_level": job.debug_level,
-        },
-        "attempts": last_number(job) + 1,
-        "steps": pace_rows(job),
-        "speed": speed_data(job, findings),
-        "consistency": consistency and encode(consistency),
-        "loaders": loader_data(job),
-        "sections": [encode(section) for section in sections],
-    }
-
-
-def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
-    *,
-    command: tuple[str, ...],
-    started_at: str,
-    ended_at: str = "",
-    findings: Iterable[Finding],
-    earlier: Iterable[Finding] = (),
-    checks: Iterable[Check],
-    data: dict[str, Any],
-    job: JobSummary | None = None,
-    ranks: Iterable[RankRow] = (),
-) -> Report:
-    """Return a report. An empty ``ended_at`` means now. ``job`` is None if no job was run.
-
-    The findings in ``earlier`` are shown, but cannot become the verdict.
-    """
-    found = tuple(findings)
-    return Report(
-        command=hide_secrets(command),
-        started_at=started_at,
-        ended_at=ended_at or now(),
-        job=job,
-        verdict=pick_verdict(found),
-        findings=tuple(order_findings((*found, *earlier))),
-        checks=tuple(checks),
-        ranks=tuple(ranks),
-        data=data,
-        tool_version=ddpdoctor.__version__,
-    )
-
-
-def check_report(
-    rules: Iterable[Rule], facts: Facts, data: dict[str, Any], command: tuple[str, ...], started_at: str, **more: Any
-) -> Report:
-    """Judge facts by rules and return the report. ``more`` are other arguments of ``make_report``."""
-    judged = judge(rules, facts)
-    return make_report(
-        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
-    )
-
-
-def leave_out(report: Report, codes: Collection[str]) -> Report:
-    """Return a report without the findings with these codes. Their checks say that they were left out."""
-    left_out = {finding.kind for finding in report.findings if finding.code in codes}
-    if not left_out:
-        return report
-    findings = tuple(finding for finding in report.findings if finding.code not in codes)
-    checks = tuple(
-        replace(check, outcome=Outcome.SKIPPED, reason="its findings are left out (--ignore)")
-        if check.id in left_out
-        else check
-        for check in report.checks
-    )
-    verdict = report.verdict if report.verdict in findings else pick_verdict(findings)
-    return replace(report, findings=findings, checks=checks, verdict=verdict)
 
 
 NOTE = "the verdict is from the records of `ddpdoctor wrap`, which runs the job"
@@ -633,14 +540,14 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     about = report.data["evidence"]
     rows = tuple(rank_row(rank) for rank in job.ranks)
     own = records_own_job(path, [rank.pid for rank in seen.ranks])
-    pictures = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
+    pictures, crashed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
     return replace(
         report,
         verdict=verdict,
         findings=tuple(order_findings(judged.findings)),
-        checks=(*judged.checks, *pictures.checks),
+        checks=(*judged.checks, *crashed),
         ranks=rows,
-        data={**report.data, **pictures.data, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
+        data={**report.data, **pictures, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
     )
 
 

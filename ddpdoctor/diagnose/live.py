@@ -1,19 +1,23 @@
-"""A job while it runs: its status, its metrics, and what loggers get."""
+"""Jobs that run, and jobs that ran: their status, their metrics, and what the reports of a folder add up to."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.live import read_live
-from ddpdoctor.collect.run import read_loggers
+from ddpdoctor.collect.live import find_runs, read_live, read_past
+from ddpdoctor.collect.run import job_of, read_saved_run
+from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.diagnose.pictures import describe_state
 from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import StreamClock
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.findings import JobStatus, Place
+from ddpdoctor.model.findings import Attempt, JobStatus, Place
 from ddpdoctor.model.live import (
     FINDINGS,
     JOB_EXIT_STATUS,
@@ -33,29 +37,37 @@ from ddpdoctor.model.live import (
     REPLICAS_COMPARED,
     REPLICAS_DIFFER,
     REPLICAS_EQUAL_UP_TO,
+    Blamed,
+    Cost,
+    History,
     JobNow,
     Liveness,
     RankNow,
     ReplicasNow,
+    Returning,
     Sample,
+    Start,
     WaitNow,
 )
 from ddpdoctor.model.steps import recent_pace
 from ddpdoctor.model.words import grouped
+from ddpdoctor.recorder.storage.files import is_file
 from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.states import call_words, peer_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.collect.live import LiveRun
+    from ddpdoctor.collect.live import LiveRun, Past
+    from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.consistency import Consistency
-    from ddpdoctor.model.facts import Logger, Rank
-    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.findings import Finding, RankRow, Report
     from ddpdoctor.model.live import Metric
     from ddpdoctor.rules.progress.job_state import JobState
     from ddpdoctor.rules.progress.states import RankState
+
+    ReadReport = Callable[[Path], Report]
 
 
 MOVES_S = 2.0
@@ -78,7 +90,10 @@ def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
 
 def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
     """Return what a job does, from what was read of it."""
-    job, state, running_s, judged = live.job, _state(live), None, None
+    job, running_s, judged = live.job, None, None
+    state = Liveness.RUNNING if live.is_running else Liveness.ENDED
+    if live.is_running is None and live.end is None:
+        state = Liveness.ELSEWHERE
     if state is not Liveness.ENDED:
         try:
             running_s = max(0.0, (now - datetime.fromisoformat(live.run.started_at or "")).total_seconds())
@@ -111,12 +126,6 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
         unseen=tuple(one for one in members if one.number != own and not (one.ranks and seen >= set(one.ranks))),
         reported="",
     )
-
-
-def _state(live: LiveRun) -> Liveness:
-    if live.is_running is None:
-        return Liveness.ELSEWHERE if live.end is None else Liveness.ENDED
-    return Liveness.RUNNING if live.is_running else Liveness.ENDED
 
 
 def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
@@ -211,7 +220,17 @@ def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tup
     found = list(_of_job(now, report, measured, common)) if measured.is_first else []
     for rank in now.ranks:
         labels = {**common, "host": rank.host, "rank": str(rank.rank)}
-        found += [_sample(metric, value, labels) for metric, value in _of_rank(rank) if value is not None]
+        values: dict[Metric, float | None] = {
+            RANK_UP: rank.lives,
+            RANK_STEPS: rank.step,
+            RANK_STEP_TIME: rank.step_ms / 1000 if rank.step_ms is not None else None,
+            RANK_WAITING: rank.waits_share,
+            RANK_IDLE: 0 if rank.trains else rank.since_s,
+            RANK_EPOCHS: rank.epoch,
+            RANK_BATCHES: rank.batch,
+            RANK_MEMORY: rank.memory_bytes,
+        }
+        found += [_sample(metric, value, labels) for metric, value in values.items() if value is not None]
     return tuple(found)
 
 
@@ -239,25 +258,244 @@ def _of_job(now: JobNow, report: Report | None, measured: JobLabels, common: dic
             yield _sample(FINDINGS, count, common, code=code, kind=kind, severity=severity)
 
 
-def _of_rank(rank: RankNow) -> Iterator[tuple[Metric, float | None]]:
-    yield RANK_UP, rank.lives
-    yield RANK_STEPS, rank.step
-    yield RANK_STEP_TIME, rank.step_ms / 1000 if rank.step_ms is not None else None
-    yield RANK_WAITING, rank.waits_share
-    yield RANK_IDLE, 0 if rank.trains else rank.since_s
-    yield RANK_EPOCHS, rank.epoch
-    yield RANK_BATCHES, rank.batch
-    yield RANK_MEMORY, rank.memory_bytes
-
-
 def _sample(metric: Metric, value: float, common: dict[str, str], /, **labels: str) -> Sample:
     return Sample(metric=metric, labels=tuple({**common, **labels}.items()), value=value + 0)
 
 
-def find_loggers(run_dir: Path) -> tuple[Logger, ...]:
-    """Return each logger that the ranks of this host use, as the lowest rank that uses it does.
+def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> History:
+    """Return the history of a job from its starts, in their order."""
+    failures = sum(start.failed for start in starts)
+    began = [start.began_at for start in starts if start.began_at is not None]
+    ended: list[datetime] = []
+    ran_s = 0.0
+    for start in starts:
+        end = start.ended_at or start.last_progress_at or start.began_at
+        end = now if start.status is JobStatus.RUNNING else end
+        ended += [] if end is None else [end]
+        if end is not None and start.began_at is not None:
+            ran_s += max(0.0, (end - start.began_at).total_seconds())
+    return History(
+        command=command,
+        starts=tuple(starts),
+        costs=tuple(cost_of(starts, at) for at in range(len(starts))),
+        failures=failures,
+        span_s=(max(ended) - min(began)).total_seconds() if began and ended else None,
+        between_failures_s=ran_s / failures if failures else None,
+        returning=find_returning(starts),
+    )
+
+
+def cost_of(starts: Sequence[Start], at: int) -> Cost:
+    """Return what the end of a start cost. Of one that finished, still runs or is the last, nothing is known."""
+    start = starts[at]
+    if at + 1 >= len(starts) or start.status in {JobStatus.FINISHED, JobStatus.RUNNING}:
+        return Cost(steps=None, seconds=None)
+    following = starts[at + 1]
+    # The time from the last progress to the next first step. If the next start made no step, it ends with the
+    # beginning of that: the rest is what the failure of that one costs.
+    last = start.last_progress_at or start.began_at
+    first = following.first_step_at or following.began_at
+    return Cost(
+        steps=_lost_steps(start, following),
+        seconds=max(0.0, (first - last).total_seconds()) if last is not None and first is not None else None,
+    )
+
+
+def _lost_steps(start: Start, following: Start) -> int | None:
+    """Return how many steps the next start made again at most.
+
+    Those are the steps since the last torch.save, else since the epoch with which the next start began.
+    """
+    if start.saved_step is not None:
+        return max(0, start.steps - start.saved_step)
+    resumed, first = following.first_epoch, start.first_epoch
+    if not start.steps:
+        return 0
+    if resumed is None and following.passes and first is not None:
+        resumed = following.passes[0].epoch  # it made one pass with epoch 0, and the script does set epochs
+    if resumed is None or not start.passes or (first is None and resumed == 0):
+        return None
+    if resumed < start.passes[0].epoch:
+        return start.steps if first == start.passes[0].epoch else None
+    return min(start.steps, sum(one.steps for one in start.passes if one.epoch >= resumed))
+
+
+def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
+    """Return who is blamed in two failures or more: a rank on a host, else a host, else a rank.
+
+    Of ranks that move to other hosts only the host, or only the rank, may return.
+    """
+    failed = [start for start in starts if start.failed]
+    several = any(start.hosts > 1 for start in failed)
+    counts: list[Counter[Blamed]] = [Counter(), Counter(), Counter()]
+    for start in failed:
+        pairs = {one for one in start.blamed if one.rank is not None}
+        counts[0].update(pairs)
+        counts[1].update({Blamed(host=one.host) for one in start.blamed if one.host and several})
+        counts[2].update({Blamed(rank=one.rank) for one in pairs})
+    most = max((times for counter in counts for times in counter.values()), default=0)
+    chosen = next((counter for counter in counts if most in counter.values()), Counter[Blamed]())
+    rows = [Returning(who=who, times=times) for who, times in chosen.items() if times > 1]
+    return tuple(sorted(rows, key=lambda row: (-row.times, row.who.host, row.who.rank or 0)))
+
+
+RUN_MARK = "run.json"
+HELP = "Give a folder with run folders of `ddpdoctor wrap`, or one of them; by default they are in ddpdoctor-report/."
+# Options that differ between starts of one job.
+VARIES = (
+    "--report-dir", "--master-port", "--master-addr", "--exchange-port", "--rdzv-id", "--rdzv-endpoint", "--node-rank",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histories:
+    """The histories of all jobs in a folder, and the run folders that could not be read."""
+
+    jobs: tuple[History, ...]
+    unread: tuple[str, ...]  # reasons, each with its folder
+
+
+def read_histories(folder: Path, read_report: ReadReport) -> Histories:
+    """Return the histories of the jobs in a folder, that of the latest start last.
 
     Raises:
-        UserError: the run folder is damaged.
+        UserError: there is no run folder, or none that can be read.
     """
-    return read_loggers(run_dir)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}", help=HELP)
+    runs: list[tuple[tuple[str, ...], tuple[Start, ...]]] = []
+    unread = []
+    for path in find_runs(folder):
+        try:
+            run = _read_run(path, read_report)
+        except UserError as error:
+            unread.append(f"{path}: {error.message}")
+            continue
+        runs += [run] if run is not None else []
+    if not runs:
+        why = f": {unread[0]}" if unread else ""
+        raise UserError(f"there is no run folder of a job in {folder} that can be read{why}", help=HELP)
+    now = datetime.now(timezone.utc)
+    jobs = []
+    for of_job in grouped((job_key(command), (command, starts)) for command, starts in runs).values():
+        every = sorted((one for _, starts in of_job for one in starts), key=_began)
+        jobs.append(sum_up(of_job[-1][0], every, now))
+    return Histories(jobs=tuple(sorted(jobs, key=lambda job: _began(job.starts[-1]))), unread=tuple(unread))
+
+
+def _began(start: Start) -> datetime:
+    return start.began_at or datetime.min.replace(tzinfo=timezone.utc)
+
+
+def job_key(command: Sequence[str]) -> tuple[str, ...]:
+    """Return what the command lines of all starts of one job share."""
+    words, key = iter(command), []
+    for number, word in enumerate(words):
+        name, is_attached, _ = word.replace("_", "-").partition("=")
+        if name in VARIES:
+            if not is_attached:
+                next(words, None)
+        else:
+            key.append(Path(word).name if number == 0 else word)
+    return tuple(key)
+
+
+def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tuple[Start, ...]] | None:
+    """Return the command and the starts in a run folder, or None if the folder is not that of a job."""
+    saved = read_saved_run(path) if is_file(path / RUN_MARK) else None
+    if saved is not None and saved.own.end is None and read_live(path).is_running:
+        # The last start of a job that runs is not judged.
+        last = Attempt(
+            attempt=last_number(job_of(saved)), started_at=None, ended_at=None, seconds=None, status=JobStatus.RUNNING,
+            verdict=None, findings=(), ranks=(),
+        )  # fmt: skip
+        command, attempts = saved.own.run.command or (), [*judge_earlier(saved, last.attempt, ()), last]
+    else:
+        report = read_report(path)
+        if report.job is None or "attempts" not in report.data:
+            return None
+        command, attempts = report.command, _attempts_of(report)
+    return command, tuple(
+        _start(path, one, _read_past(saved, one.attempt, is_last=one is attempts[-1])) for one in attempts
+    )
+
+
+def _attempts_of(report: Report) -> list[Attempt]:
+    """Return the attempts of a run. One that was not restarted is described by its report."""
+    try:
+        attempts = [decode(Attempt, section) for section in report.data.get("sections") or ()]
+    except (WrongValue, TypeError) as error:
+        raise UserError(f"the attempts in the report cannot be read: {error}") from error
+    if attempts or report.job is None:
+        return attempts
+    return [
+        Attempt(
+            attempt=0, started_at=report.started_at, ended_at=report.ended_at, seconds=None, status=report.job.status,
+            verdict=report.verdict, findings=report.findings, ranks=report.ranks,
+        )
+    ]  # fmt: skip
+
+
+def _read_past(saved: SavedRun | None, attempt: int, *, is_last: bool) -> tuple[SavedRun, Past] | None:
+    """Return how far an attempt came, or None if its records are gone or damaged."""
+    try:
+        return (saved, read_past(saved, attempt, is_last=is_last)) if saved is not None else None
+    except UserError:
+        return None
+
+
+def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> Start:
+    verdict = attempt.verdict if attempt.status is not JobStatus.FINISHED else None
+    began_at = _time(attempt.started_at)
+    start = Start(
+        run=str(path),
+        attempt=attempt.attempt,
+        status=attempt.status,
+        began_at=began_at,
+        first_step_at=None,
+        last_progress_at=None,
+        ended_at=_time(attempt.ended_at),
+        steps=max((row.step or 0 for row in attempt.ranks), default=0),
+        hosts=len({row.host for row in attempt.ranks}),
+        code=verdict.code if verdict is not None else "",
+        kind=verdict.kind if verdict is not None else "",
+        summary=verdict.summary if verdict is not None else "",
+        blamed=_blamed(verdict, attempt.ranks) if verdict is not None else (),
+    )
+    return start if read is None else _with_past(start, *read)
+
+
+def _with_past(start: Start, saved: SavedRun, past: Past) -> Start:
+    launched = _time(saved.own.run.started_at)
+
+    def wall(time_ns: int | None) -> datetime | None:
+        if launched is None or time_ns is None:
+            return None
+        return launched + timedelta(microseconds=(time_ns - past.launched_ns) / 1000)
+
+    return replace(
+        start,
+        began_at=start.began_at or wall(past.began_ns) or launched,
+        first_step_at=wall(past.first_step_ns),
+        last_progress_at=wall(past.last_progress_ns),
+        steps=max(start.steps, past.steps),
+        saved_step=past.saved_step,
+        passes=past.passes,
+        first_epoch=past.first_epoch,
+    )
+
+
+def _blamed(verdict: Finding, rows: Sequence[RankRow]) -> tuple[Blamed, ...]:
+    """Return the ranks or hosts that a verdict blames, or nobody if it blames all ranks of several."""
+    hosts = {row.rank: row.host for row in rows}
+    if verdict.ranks and not (len(verdict.ranks) == len(hosts) > 1):
+        return tuple(Blamed(rank=rank, host=hosts.get(rank, "")) for rank in verdict.ranks)
+    return tuple(Blamed(host=host) for host in verdict.hosts) if not verdict.ranks else ()
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        time = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)

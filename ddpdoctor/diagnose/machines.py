@@ -15,7 +15,7 @@ from ddpdoctor.collect.bounded import ask_side_by_side, start_torch_child
 from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_launch, seen_ranks
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
-from ddpdoctor.diagnose.job import check_report
+from ddpdoctor.diagnose.report import check_report
 from ddpdoctor.exchange.conversation import BadRecord, measure_offset, shown_clock
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.store import StoreError
@@ -105,11 +105,6 @@ def find_launch(env: Mapping[str, str]) -> Launch:
     return seen_ranks(env)
 
 
-def read_fleet(system: System, plan: ReadingPlan) -> Fleet:
-    """Read only this machine."""
-    return Fleet(nodes=(read_node(system, plan, (read_process(system),)),))
-
-
 def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
     """Return the facts from all processes of a job on rank 0, and None on the other ranks.
 
@@ -125,13 +120,21 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
     member = _member(launch, system, plan, timeout_s)
     try:
         with meet(launch, system.env, timeout_s) as meeting:
-            conversation = meeting.begin("fleet")
-            if launch.launcher is not Launcher.TORCHRUN:
-                # Rank 0 serves the store, so it has everything that it has acknowledged.
-                return _take_part(member, conversation)
-            return _end_together(member, conversation)
+            # Elsewhere rank 0 serves the store, so it has everything that it has acknowledged.
+            return _take_part(member, meeting.begin("fleet"), ends_last=launch.launcher is Launcher.TORCHRUN)
     except StoreError as error:
-        raise _unreachable(launch, error) from error
+        place = f"{launch.hosts[0]}:{launch.port}"
+        if launch.launcher is Launcher.TORCHRUN:
+            what = f"rank {launch.rank} cannot use the store of torchrun at {place}: {error}"
+            advice = "Check MASTER_ADDR and MASTER_PORT, name resolution and firewalls between this host and that one."
+        elif launch.rank == 0:
+            what = f"the ranks cannot meet: {error}"
+            advice = "Choose another --master-port, or start the step again: a new step has another port."
+        else:
+            what = f"rank {launch.rank} cannot reach rank 0 at {place}: {error}"
+            advice = f"Is the command running on rank 0's host? Does a firewall there close port {launch.port}?"
+        advice += " Without a launcher, ddpdoctor check-env checks this host alone."
+        raise UserError(what, help=advice, status=ExitStatus.INCONCLUSIVE) from error
 
 
 def gather_over(conversation: Conversation, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
@@ -141,12 +144,12 @@ def gather_over(conversation: Conversation, launch: Launch, system: System, plan
     """
     if not launch.gathers:
         return _read_alone(launch, system, plan)
-    return _take_part(_member(launch, system, plan, SLOWEST_S), conversation)
+    return _take_part(_member(launch, system, plan, SLOWEST_S), conversation, ends_last=False)
 
 
 def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
-    alone = read_fleet(system, plan)
-    return replace(alone, launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
+    node = read_node(system, plan, (read_process(system),))
+    return Fleet(nodes=(node,), launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
 
 
 def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> _Member:
@@ -160,39 +163,27 @@ def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float)
     )
 
 
-def _take_part(member: _Member, conversation: Conversation) -> Fleet | None:
-    """Lead or follow. Return None on followers."""
-    if _leads(member, conversation):
-        return _lead(member, conversation)
-    _follow(member, conversation)
-    return None
+def _take_part(member: _Member, conversation: Conversation, *, ends_last: bool) -> Fleet | None:
+    """Lead, or follow and return None. If two processes are rank 0 by mistake, one of them leads.
 
-
-def _end_together(member: _Member, conversation: Conversation) -> Fleet | None:
-    """Take part, and let rank 0 end last. If it ended first with status 1, torchrun would stop the others."""
-    if _leads(member, conversation):
+    ``ends_last``: so does rank 0. If it ended first with status 1, torchrun would stop the others.
+    """
+    rank = member.launch.rank
+    conversation.send(f"hello/{rank}", Hello(host=member.identity.host, pid=member.process.pid))
+    if rank == 0 and conversation.add("leaders", 1) == 1:
         try:
             return _lead(member, conversation)
         finally:
-            with suppress(StoreError):
-                conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
-    _follow(member, conversation)
-    # This process has sent everything. If rank 0 is gone, no goodbye is needed.
-    with suppress(StoreError):
-        conversation.hear_goodbye(_Done, member.timeout_s, ends_process=True)
-    return None
-
-
-def _leads(member: _Member, conversation: Conversation) -> bool:
-    """Say hello and return whether this process leads. If two processes are rank 0 by mistake, one of them leads."""
-    rank = member.launch.rank
-    conversation.send(f"hello/{rank}", Hello(host=member.identity.host, pid=member.process.pid))
-    return rank == 0 and conversation.add("leaders", 1) == 1
-
-
-def _follow(member: _Member, conversation: Conversation) -> None:
+            if ends_last:
+                with suppress(StoreError):
+                    conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
     facts = member.facts(_read_own_node(member, conversation) if member.launch.reads_node else None)
     conversation.send(f"facts/{conversation.add('arrived', 1)}", facts)
+    if ends_last:
+        # This process has sent everything. If rank 0 is gone, no goodbye is needed.
+        with suppress(StoreError):
+            conversation.hear_goodbye(_Done, member.timeout_s, ends_process=True)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,25 +283,6 @@ def _hear(member: _Member, conversation: Conversation) -> tuple[list[Facts], lis
         strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
     return facts, problems, tuple(dict.fromkeys(hello.host for hello in hellos.values()))
-
-
-def _unreachable(launch: Launch, error: StoreError) -> UserError:
-    """Return the error for a rank that could not take part, with advice."""
-    place = f"{launch.hosts[0]}:{launch.port}"
-    if launch.launcher is Launcher.TORCHRUN:
-        what = f"rank {launch.rank} cannot use the store of torchrun at {place}: {error}"
-        advice = "Check MASTER_ADDR and MASTER_PORT, name resolution and firewalls between this host and that one."
-    elif launch.rank == 0:
-        what = f"the ranks cannot meet: {error}"
-        advice = "Choose another --master-port, or start the step again: a new step has another port."
-    else:
-        what = f"rank {launch.rank} cannot reach rank 0 at {place}: {error}"
-        advice = f"Is the command running on rank 0's host? Does a firewall there close port {launch.port}?"
-    return UserError(
-        what,
-        help=f"{advice} Without a launcher, ddpdoctor check-env checks this host alone.",
-        status=ExitStatus.INCONCLUSIVE,
-    )
 
 
 class MachineReader:

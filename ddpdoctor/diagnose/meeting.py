@@ -190,7 +190,8 @@ class NodeMeeting:
             hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
             hosted.serve_folder(self._folder)
             return self._entry(hosted.values, serves=True, way=Folder.name)
-        if self._seeks_first():
+        elsewhere = not is_loopback(launch.host) and self.has_own_address is False
+        if launch.most > 1 and elsewhere and not launch.is_host:
             try:
                 return self.find(min(SEEK_FIRST_S, limit_s))
             except StoreError:
@@ -201,11 +202,6 @@ class NodeMeeting:
         """If this node serves the meeting, also serve it over the job's own store."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
-
-    def _seeks_first(self) -> bool:
-        launch = self._launch
-        elsewhere = not is_loopback(launch.host) and self.has_own_address is False
-        return launch.most > 1 and elsewhere and not launch.is_host
 
     def _serve(self) -> JoinedMeeting:
         launch = self._launch
@@ -223,7 +219,13 @@ class NodeMeeting:
 
     def find(self, limit_s: float) -> JoinedMeeting:
         """Find a meeting that another node serves. Raises ``NoMeeting``."""
-        found = find_meeting(self._ways(), self._token or NO_TOKEN, limit_s)
+        launch = self._launch.launch
+        ways: list[MeetingWay] = [OwnPort(launch.hosts, launch.port)]
+        if self._over_store:
+            ways.append(OverStore(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
+        if self._folder is not None:
+            ways.append(Folder(self._folder))
+        found = find_meeting(tuple(ways), self._token or NO_TOKEN, limit_s)
         self._open.callback(found.store.close)
         return self._entry(found.store, serves=False, way=found.way)
 
@@ -233,15 +235,6 @@ class NodeMeeting:
             turned_away=lambda: 0 if self._hosted is None else self._hosted.server.strangers,
         )  # fmt: skip
         return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
-
-    def _ways(self) -> tuple[MeetingWay, ...]:
-        launch = self._launch.launch
-        ways: list[MeetingWay] = [OwnPort(launch.hosts, launch.port)]
-        if self._over_store:
-            ways.append(OverStore(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
-        if self._folder is not None:
-            ways.append(Folder(self._folder))
-        return tuple(ways)
 
 
 def in_background(what: Any, *arguments: Any) -> threading.Thread:
@@ -301,11 +294,6 @@ def is_complete(launch: NodeLaunch, arrived: Iterable[NodeArrival], waited_s: fl
     differ = len({(one.fewest, one.most) for one in leads}) > 1
     # More nodes of an elastic job may join until the time is up. torchrun waits too (last_call_timeout).
     return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
-
-
-def gather_facts(conversation: Conversation, arrived: Mapping[int, NodeArrival]) -> dict[int, SentFacts]:
-    """Return the facts that the joined processes send in time."""
-    return conversation.gather(SentFacts, "facts", lambda: arrived, FACTS_LIMIT_S)
 
 
 def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
@@ -373,7 +361,14 @@ def assemble_fleet(
         world_size=launch.launch.world_size,
         nnodes=launch.most,
         missing=missing,
-        problems=(*problems, *_other_versions(arrivals)),
+        problems=(
+            *problems,
+            *(
+                f"ddpdoctor {one.version} on {one.host}, and {ddpdoctor.__version__} on the node that judges"
+                for one in arrivals.leads().values()
+                if one.version != ddpdoctor.__version__
+            ),
+        ),
     )
 
 
@@ -389,11 +384,3 @@ def absent_visits(launch: NodeLaunch, numbers: Iterable[int]) -> list[Visit]:
     """Return the nodes with these numbers, which did not join."""
     hosts = dict(enumerate(launch.hosts))
     return [Visit(number=n, host=hosts.get(n, ""), arrived=False, settings=JobSettings()) for n in numbers]
-
-
-def _other_versions(arrivals: Arrivals) -> list[str]:
-    return [
-        f"ddpdoctor {one.version} on {one.host}, and {ddpdoctor.__version__} on the node that judges"
-        for one in arrivals.leads().values()
-        if one.version != ddpdoctor.__version__
-    ]

@@ -174,19 +174,17 @@ def open_call(rank: Rank, stopped_ns: int | None) -> Call | None:
 
 def fault_ns(job: Job, blamed: Iterable[int]) -> int | None:
     """Return when the first of the blamed ranks failed, ended, was frozen, or was last seen to do something."""
-    ranks = (rank for rank in job.ranks if rank.rank in set(blamed) and rank.life is not Life.NEVER_STARTED)
-    times = [at for rank in ranks if (at := _fault_of(rank, job.stopping_since_ns))]
+    stopped_ns, times = job.stopping_since_ns, []
+    for rank in job.ranks:
+        if rank.rank in set(blamed) and rank.life is not Life.NEVER_STARTED:
+            ended = rank.ended_ns if is_over(rank) else None
+            known = filter(None, (failed_ns(rank), ended, rank.frozen_since_ns, rank.main_ended_ns))
+            at_ns = min((one for one in known if stopped_ns is None or one <= stopped_ns), default=None)
+            if at_ns is None:
+                call = open_call(rank, stopped_ns)
+                at_ns = (call.started_ns if call is not None else 0) or last_call_ns(rank) or rank.started_ns
+            times += [at_ns] if at_ns else []
     return min(times, default=None)
-
-
-def _fault_of(rank: Rank, stopped_ns: int | None) -> int | None:
-    ended = rank.ended_ns if is_over(rank) else None
-    known = filter(None, (failed_ns(rank), ended, rank.frozen_since_ns, rank.main_ended_ns))
-    at = min((one for one in known if stopped_ns is None or one <= stopped_ns), default=None)
-    if at is not None:
-        return at
-    call = open_call(rank, stopped_ns)
-    return (call.started_ns if call is not None else 0) or last_call_ns(rank) or rank.started_ns
 
 
 def failed_ns(rank: Rank) -> int | None:
@@ -196,18 +194,6 @@ def failed_ns(rank: Rank) -> int | None:
         return error.time_ns
     is_bad = rank.life is Life.SIGNALED or (rank.life is Life.EXITED and rank.exit_code not in {0, None})
     return rank.ended_ns if is_bad and is_over(rank) else None
-
-
-def over_at_ns(rank: Rank, hung_until_ns: int | None) -> int | None:
-    """Return when a rank failed or ended, whichever came first, or None if it lived until the job was stopped.
-
-    ``hung_until_ns`` is when a hung job was stopped: what a rank raises after that is no failure of its own.
-    """
-    failed = failed_ns(rank)
-    if failed is not None and hung_until_ns is not None and failed > hung_until_ns:
-        failed = None
-    known = filter(None, (failed, rank.ended_ns if is_over(rank) else None))
-    return min(known, default=None)
 
 
 def failures(job: Job, rows: Mapping[int, RankRow]) -> list[tuple[int, str, tuple[int, ...]]]:

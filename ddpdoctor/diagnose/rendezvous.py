@@ -12,7 +12,6 @@ import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import effective_environment, read_identity, read_node_launch, read_process
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.diagnose.job import make_report
 from ddpdoctor.diagnose.machines import Head, sections_of
 from ddpdoctor.diagnose.meeting import (
     FACTS_LIMIT_S,
@@ -30,11 +29,11 @@ from ddpdoctor.diagnose.meeting import (
     absent_visits,
     assemble_fleet,
     gather_arrivals,
-    gather_facts,
     in_background,
     make_roster,
     seat_nodes,
 )
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.exchange.conversation import measure_clocks
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
@@ -101,13 +100,6 @@ class OwnNode:
         )
 
 
-def make_member(launch: NodeLaunch, system: System) -> OwnNode:
-    """Return this node as a participant."""
-    local_rank = launch.launch.local_rank
-    process = read_process(system, rank=launch.settings.node_rank, local_rank=0 if local_rank is None else local_rank)
-    return OwnNode(launch=launch, system=system, process=process, identity=read_identity(system))
-
-
 def chosen_rules() -> tuple[Rule, ...]:
     """Return the rules about machines and launches that concern how nodes meet."""
     groups = {CheckGroup.NETWORK, CheckGroup.LAUNCH}
@@ -149,21 +141,15 @@ def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> 
     else:
         names = known(node.names)
         serves = own_address or (names is not None and takes_itself_for(names, launch.host) is True)
+    # The address at which others would reach this node's ranks: Gloo's, or else NCCL's
+    publication = Publication(number=arrival, address="", interface="")
+    if (network := known(node.network)) is not None:
+        choice = choose(node, network)
+        for pick in choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]:
+            publication = replace(publication, address=str(pick.ip), interface=pick.interface.name)
     return SentFacts(
-        process=member.process, node=replace(node, processes=()), publication=_publication(node, arrival), serves=serves
-    )
-
-
-def _publication(node: Node, number: int) -> Publication:
-    """Return the address at which others would reach this node's ranks: Gloo's, or else NCCL's."""
-    network = known(node.network)
-    if network is None:
-        return Publication(number=number, address="", interface="")
-    choice = choose(node, network)
-    picks = choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]
-    for pick in picks:
-        return Publication(number=number, address=str(pick.ip), interface=pick.interface.name)
-    return Publication(number=number, address="", interface="")
+        process=member.process, node=replace(node, processes=()), publication=publication, serves=serves
+    )  # fmt: skip
 
 
 # Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs.
@@ -419,7 +405,10 @@ class Serving:
             self.served = Served(without_torch=str(error))
             return
         except TorchError as error:
-            self.served = Served(not_served=_plain(str(error)))
+            # The system's message in "… code: -98, name: EADDRINUSE, message: address already in use"
+            found = re.search(r"name: (\w+), message: (.+)", str(error))
+            words = f"{found[2].rstrip('.')} ({found[1]})" if found is not None else str(error)
+            self.served = Served(not_served=words)
             return
 
         def tunnel() -> None:
@@ -427,19 +416,6 @@ class Serving:
                 self._meeting.serve_over(open_job_store("127.0.0.1", self._launch.port, PREFIX, SERVED_LIMIT_S))
 
         in_background(tunnel)
-
-
-def _plain(error: str) -> str:
-    """Extract the system's message from "… code: -98, name: EADDRINUSE, message: address already in use"."""
-    found = re.search(r"name: (\w+), message: (.+)", error)
-    return f"{found[2].rstrip('.')} ({found[1]})" if found is not None else error
-
-
-def stored(view: StoreView) -> bool:
-    """Return whether a node reached this job's store and has torch."""
-    return not (view.not_served or view.without_torch) and any(
-        one.contact is Contact.CONNECTED for one in view.attempts
-    )
 
 
 STORE_VIEW_LIMIT_S = 15.0  # our choice: how long to wait for a node's check of the store after the mesh has ended
@@ -455,7 +431,8 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     began = time.monotonic()
     arrival = visit.come_in(entry)
     arrived = gather_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
-    arrivals = Arrivals(arrived=arrived, seen=gather_facts(conversation, arrived))
+    seen = conversation.gather(SentFacts, "facts", lambda: arrived, FACTS_LIMIT_S)
+    arrivals = Arrivals(arrived=arrived, seen=seen)
     roster = make_roster(arrivals, arrival, launch.most)
     conversation.send("roster", roster)
     seat = seat_of(roster, arrival)
@@ -491,12 +468,19 @@ def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tup
     seats = meeting.roster.seats
     counts = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
     ranks = [one.settings.node_rank for one in meeting.arrivals.leads().values() if one.settings.node_rank is not None]
+    # The nodes that reached this job's store and have torch
+    stored = {
+        arrival
+        for arrival, view in meeting.store_views.items()
+        if not (view.not_served or view.without_torch)
+        and any(one.contact is Contact.CONNECTED for one in view.attempts)
+    }
     runs = (
         len(counts) == 1
         and len(ranks) == len(set(ranks))
         and [seat.number for seat in seats] == list(range(len(meeting.seats)))
         and not absent_numbers(meeting.arrivals, meeting.seats)
-        and all(seat.arrival in meeting.store_views and stored(meeting.store_views[seat.arrival]) for seat in seats)
+        and stored.issuperset(seat.arrival for seat in seats)
         and is_whole(meeting.pairs)
     )
     conversation.send("trials", Trials(run=runs))
@@ -521,9 +505,25 @@ def _conclude(
         strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
     absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
+    visits = []
+    for seat in meeting.seats:
+        seen, view = meeting.arrivals.seen.get(seat.arrival), meeting.store_views.get(seat.arrival)
+        publication = None if seen is None else seen.publication
+        visits.append(
+            Visit(
+                number=seat.number,
+                host=seat.host,
+                arrived=True,
+                settings=meeting.arrivals.arrived[seat.arrival].settings,
+                store_view=view,
+                published=publication.address if publication is not None else "",
+                interface=publication.interface if publication is not None else "",
+                way_lost="" if view is not None else "it came, but sent nothing more",
+            )
+        )
     rendezvous = Rendezvous(
         nnodes=launch.most,
-        visits=tuple(sorted([*(_visit(meeting, seat) for seat in meeting.seats), *absent], key=lambda one: one.number)),
+        visits=tuple(sorted([*visits, *absent], key=lambda one: one.number)),
         fleet=assemble_fleet(meeting.arrivals, meeting.seats, launch, problems),
         pairs=meeting.pairs,
         trials=trials,
@@ -535,21 +535,6 @@ def _conclude(
         conversation.say_goodbye(sentence, lambda: len(meeting.store_views) - 1, SEE_OFF_S)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
-
-
-def _visit(meeting: _Gathered, seat: Seat) -> Visit:
-    seen, view = meeting.arrivals.seen.get(seat.arrival), meeting.store_views.get(seat.arrival)
-    publication = None if seen is None else seen.publication
-    return Visit(
-        number=seat.number,
-        host=seat.host,
-        arrived=True,
-        settings=meeting.arrivals.arrived[seat.arrival].settings,
-        store_view=view,
-        published=publication.address if publication is not None else "",
-        interface=publication.interface if publication is not None else "",
-        way_lost="" if view is not None else "it came, but sent nothing more",
-    )
 
 
 def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
@@ -566,25 +551,21 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     if sentence is None:
         raise StoreError(f"the node that judges did not continue within {STEP_LIMIT_S:g} s")
     launch = visit.member.launch
+    assert visit.seen is not None
+    assert visit.seen.node is not None
+    data = {  # this node's own facts; the rest is in the report of the judging node
+        "verb": "check-rendezvous",
+        "hosts": list(sentence.hosts),
+        "launcher": launch.launch.launcher.value,
+        "nodes": [encode(visit.seen.node)],
+        "door": encode(visit.store_view) if visit.store_view is not None else None,
+    }
     return RendezvousChecked(
-        report=build_report(sentence, visit.wanted, _own_data(visit, sentence), launch.settings.world_size),
+        report=build_report(sentence, visit.wanted, data, launch.settings.world_size),
         number=seat.number,
         judged=False,
         shows=launch.own_screen,
     )
-
-
-def _own_data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
-    """Return this node's own facts. The rest is in the report of the judging node."""
-    assert visit.seen is not None
-    assert visit.seen.node is not None
-    return {
-        "verb": "check-rendezvous",
-        "hosts": list(sentence.hosts),
-        "launcher": visit.member.launch.launch.launcher.value,
-        "nodes": [encode(visit.seen.node)],
-        "door": encode(visit.store_view) if visit.store_view is not None else None,
-    }
 
 
 def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> RendezvousChecked | None:
@@ -594,7 +575,10 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
     """
     started_at = now()
     effective = effective_environment(env, wanted.options)
-    member = make_member(read_node_launch(effective), System(env=effective))
+    launch, system = read_node_launch(effective), System(env=effective)
+    local_rank = launch.launch.local_rank
+    process = read_process(system, rank=launch.settings.node_rank, local_rank=0 if local_rank is None else local_rank)
+    member = OwnNode(launch=launch, system=system, process=process, identity=read_identity(system))
     if not member.launch.launch.reads_node:
         _stand_by(member, wanted)
         return None
@@ -634,21 +618,6 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
     seen = visit.seen or visit.read(None, 0)
     view = visit.store_view or visit.view_store(None, None, 0)
     view = replace(view, way="", attempts=more_telling(attempts, view.attempts))
-    rendezvous = _seen_alone(visit, seen, view, why)
-    return RendezvousChecked(
-        report=build_report(
-            judge(rendezvous, visit.started_at, now()),
-            visit.wanted,
-            rendezvous_data(rendezvous),
-            visit.member.launch.settings.world_size,
-        ),
-        number=visit.member.launch.settings.node_rank or 0,
-        judged=False,
-        shows=True,
-    )
-
-
-def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> Rendezvous:
     launch = visit.member.launch
     own = launch.settings.node_rank or 0
     assert seen.node is not None
@@ -665,17 +634,21 @@ def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> 
         way_lost=why,
     )
     others = absent_visits(launch, (number for number in range(launch.fewest) if number != own))
-    return Rendezvous(
+    # The other nodes are unknown, so none is reported as missing.
+    fleet = Fleet(
+        nodes=(node,),
+        launcher=launch.launch.launcher,
+        world_size=launch.launch.world_size,
+        nnodes=launch.most,
+        problems=(f"this node could not reach the others: {why}",),
+    )
+    rendezvous = Rendezvous(
         nnodes=launch.most,
         visits=tuple(sorted((there, *others), key=lambda one: one.number)),
-        # The other nodes are unknown, so none is reported as missing.
-        fleet=Fleet(
-            nodes=(node,),
-            launcher=launch.launch.launcher,
-            world_size=launch.launch.world_size,
-            nnodes=launch.most,
-            problems=(f"this node could not reach the others: {why}",),
-        ),
+        fleet=fleet,
         complete=False,
         trust=visit.meeting.trust,
     )
+    sentence = judge(rendezvous, visit.started_at, now())
+    report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
+    return RendezvousChecked(report=report, number=own, judged=False, shows=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,11 +11,11 @@ from ddpdoctor.diagnose.pictures import (
     began_ns,
     blamed_ranks,
     classes_of,
+    failed_ns,
     failures,
     fault_ns,
     last_call_ns,
     open_call,
-    over_at_ns,
     short_place,
     until_ns,
 )
@@ -22,10 +23,11 @@ from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, Life
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.steps import Phase, step_totals
+from ddpdoctor.rules.progress.states import is_over
 from ddpdoctor.rules.progress.waits import default_name, own_state
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.model.facts import Call, CallKind, Job, Rank
@@ -72,15 +74,6 @@ def find_reductions(rank: Rank, from_ns: int) -> dict[int, tuple[StepKey, int]]:
     return found
 
 
-def last_to_reduce(ranks: Iterable[Rank], from_ns: int) -> dict[StepKey, int]:
-    """Return when the last rank was done with the computation of each step's backward."""
-    latest: dict[StepKey, int] = {}
-    for rank in ranks:
-        for key, at_ns in find_reductions(rank, from_ns).values():
-            latest[key] = max(latest.get(key, 0), at_ns)
-    return latest
-
-
 class StepRange(NamedTuple):
     """Consecutive steps. Times are nanoseconds."""
 
@@ -105,7 +98,17 @@ def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int)
     if times is not None:
         for number, end_ns, total_us in zip(times.numbers, times.ended_ns, step_totals(times), strict=False):
             found[number] = StepRange(number, number, end_ns - total_us * 1000, end_ns)
-    parts = merge_parts(_parts(sorted(one for one in found.values() if one.end_ns > one.start_ns)), most)
+    # Steps without overlaps, and one part for all steps between two known ones
+    parts: list[StepRange] = []
+    for step in sorted(one for one in found.values() if one.end_ns > one.start_ns):
+        _, last_number, _, busy_ns = parts[-1] if parts else (0, step.first - 1, 0, step.start_ns)
+        if step.end_ns <= busy_ns:  # numbers of another count, or a damaged record
+            continue
+        start_ns = max(step.start_ns, busy_ns)
+        if step.first > last_number + 1 and start_ns > busy_ns:
+            parts.append(StepRange(last_number + 1, step.first - 1, busy_ns, start_ns))
+        parts.append(StepRange(step.first, step.last, start_ns, step.end_ns))
+    parts = merge_parts(parts, most)
     end_ms = tail.start_ms if tail is not None else clock.until_ms
     last = (*checkpoint_spans(rank, clock), *(() if tail is None else (tail,)))
     began_ms = clock.ms(rank.started_ns or clock.began_ns)
@@ -114,37 +117,21 @@ def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int)
     first = parts[0].first
     before = _host(began_ms, clock.ms(parts[0].start_ns), f"before step {first}")
     after = _host(clock.ms(parts[-1].end_ns), end_ms, f"after step {parts[-1].last}")
-    steps = (_step_span(part, clock) for part in parts)
+    steps = (
+        Span(
+            kind=SpanKind.STEP,
+            start_ms=clock.ms(part.start_ns),
+            end_ms=clock.ms(part.end_ns),
+            label="step" if part.first == part.last else f"steps {part.first}-{part.last}",
+            number=part.first if part.first == part.last else None,
+        )
+        for part in parts
+    )
     return (*before, *steps, *after, *last)
 
 
 def _host(start_ms: float, end_ms: float, label: str) -> tuple[Span, ...]:
     return (Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=end_ms, label=label),) if end_ms > start_ms else ()
-
-
-def _step_span(part: StepRange, clock: TimelineClock) -> Span:
-    one = part.first == part.last
-    return Span(
-        kind=SpanKind.STEP,
-        start_ms=clock.ms(part.start_ns),
-        end_ms=clock.ms(part.end_ns),
-        label="step" if one else f"steps {part.first}-{part.last}",
-        number=part.first if one else None,
-    )
-
-
-def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
-    """Return the steps without overlaps, and one part for all steps between two known ones."""
-    parts: list[StepRange] = []
-    for step in steps:
-        _, last, _, busy_ns = parts[-1] if parts else (0, step.first - 1, 0, step.start_ns)
-        if step.end_ns <= busy_ns:  # numbers of another count, or a damaged record
-            continue
-        start_ns = max(step.start_ns, busy_ns)
-        if step.first > last + 1 and start_ns > busy_ns:
-            parts.append(StepRange(last + 1, step.first - 1, busy_ns, start_ns))
-        parts.append(StepRange(step.first, step.last, start_ns, step.end_ns))
-    return parts
 
 
 def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
@@ -167,6 +154,7 @@ def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
 
 # A collective: the name of its group, the group's first member and size, and its number.
 CallKey = tuple[str, int, int, int]
+Arrivals = Mapping[CallKey | StepKey, int]  # when the last rank came to a collective, or to the reduction of a step
 PHASE_KINDS = {
     "ddp_forward": SpanKind.FORWARD,
     "ddp_forward_no_grad": SpanKind.FORWARD,
@@ -197,33 +185,6 @@ class ChosenCalls:
         return self.calls.started_ns[0] if len(self.calls) else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastArrivals:
-    """When the last rank came to a collective, or to the reduction of a step's gradients."""
-
-    calls: Mapping[CallKey, int]
-    steps: Mapping[StepKey, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneEnd:
-    """How a rank ended, or what it did when it was last seen."""
-
-    tail: Span | None
-    waits: bool  # it waited for others, also if that wait failed
-
-
-def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> ChosenCalls:
-    """Return the last calls of a rank, or those around the fault if there are many after it."""
-    log = pack_calls(rank.recent_calls)
-    end = len(log)
-    if fault_ns is not None:
-        end = min(end, bisect_right(log.started_ns, fault_ns) + most // CALLS_AFTER)
-    start = max(0, end - most)
-    is_whole = start == 0 and (not len(log) or log.indexes[0] <= 1)
-    return ChosenCalls(calls=log[start:end], cut_before=not is_whole, cut_after=end < len(log))
-
-
 def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
     """Return for each call which collective it is, or None if that cannot be compared between ranks."""
     heads: list[tuple[str, int, int] | None] = []
@@ -234,30 +195,39 @@ def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
     return [None if key is None or seq <= 0 else (*key, seq) for key, seq in zip(keys, calls.numbers, strict=True)]
 
 
-def last_arrivals(ranks: Iterable[Rank], wanted: set[CallKey], from_ns: int) -> dict[CallKey, int]:
-    """Return when the last rank began each of the wanted collectives."""
-    latest: dict[CallKey, int] = {}
+def last_arrivals(
+    ranks: Iterable[Rank], wanted: Collection[CallKey], from_ns: int
+) -> dict[CallKey | StepKey, int]:  # fmt: skip
+    """Return when the last rank began each of the wanted collectives, and was done with each step's backward."""
+    latest: dict[CallKey | StepKey, int] = {}
     for rank in ranks:
         log = pack_calls(rank.recent_calls)
         calls = log[bisect_left(log.started_ns, from_ns) :]
-        for key, started_ns in zip(call_keys(rank, calls), calls.started_ns, strict=True):
-            if key in wanted and key is not None:
-                latest[key] = max(latest.get(key, 0), started_ns)
+        begun = zip(call_keys(rank, calls), calls.started_ns, strict=True)
+        for key, at_ns in (*begun, *find_reductions(rank, from_ns).values()):
+            if key is not None and (len(key) == 2 or key in wanted):
+                latest[key] = max(latest.get(key, 0), at_ns)
     return latest
 
 
 def detail_spans(
-    rank: Rank, chosen: ChosenCalls, arrivals: LastArrivals, clock: TimelineClock, end: LaneEnd
+    rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> list[Span]:
     """Return the spans of a rank's chosen calls, of those that have not ended, and of the code between, by start.
 
-    What the rank did in the end is left out if later calls are not shown.
+    ``tail``, what the rank did in the end, is left out if later calls are not shown. ``waits``: it waited for others in
+    the end, also if that wait failed.
     """
-    spans = [*_ended_spans(rank, chosen, arrivals, clock, end)]
+    spans = [*_ended_spans(rank, chosen, arrivals, clock, tail, waits=waits)]
     if not chosen.cut_after:
-        spans += [(span, False) for span in _still_open(rank, clock, end.tail)]
-        spans += [(end.tail, True)] if end.tail is not None else []
-    spans += [(span, True) for span in checkpoint_spans(rank, clock) if _is_shown(span, chosen, clock)]
+        # Of a call that is pending on a device alone, the host's call has ended.
+        still_open = [open_span(rank, call, clock) for call in rank.open_calls if call.device_state is None]
+        in_tail = (tail.label, tail.start_ms) if tail is not None else None
+        spans += [(span, False) for span in still_open if (span.label, span.start_ms) != in_tail]
+        spans += [(tail, True)] if tail is not None else []
+    first_ms = clock.ms(chosen.from_ns) if chosen.cut_before else 0.0
+    last_ms = clock.ms(chosen.calls.started_ns[-1]) if chosen.cut_after else clock.until_ms
+    spans += [(span, True) for span in checkpoint_spans(rank, clock) if first_ms <= span.start_ms <= last_ms]
     spans.sort(key=lambda one: (one[0].start_ms, -_end_of(one[0], clock)))
     # The code between the calls of the main thread, which are sorted by start
     gaps: list[Span] = []
@@ -272,7 +242,7 @@ def detail_spans(
 
 
 def _ended_spans(
-    rank: Rank, chosen: ChosenCalls, arrivals: LastArrivals, clock: TimelineClock, end: LaneEnd
+    rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> Iterator[tuple[Span, bool]]:
     """Yield the spans of ended calls, and whether each is one in which the main thread was."""
     calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
@@ -286,29 +256,24 @@ def _ended_spans(
             start_ms=clock.ms(started_ns),
             end_ms=clock.ms(ended_ns),
         )
-        if end.tail is not None and (span.label, span.start_ms) == (end.tail.label, end.tail.start_ms):
+        if tail is not None and (span.label, span.start_ms) == (tail.label, tail.start_ms):
             continue  # it ended because the job was stopped
         is_main = kind.thread_is_main and not kind.is_async
-        if kind.failed and end.waits:
+        if kind.failed and waits:
             yield replace(span, kind=SpanKind.WAIT), is_main
         elif started_ns in reductions and kind.op == "backward":
-            yield from ((part, is_main) for part in _split_backward(span, *reductions[started_ns], arrivals, clock))
+            # The computation of a backward, then the wait for other ranks, then the reduction that nothing hides
+            step, reduces_ns = reductions[started_ns]
+            reduces_ms = clock.ms(reduces_ns)
+            if _end_of(span, clock) - reduces_ms < LEAST_WAIT_MS:
+                yield span, is_main
+                continue
+            yield replace(span, end_ms=reduces_ms), is_main
+            rest = replace(span, kind=SpanKind.COLLECTIVE, label=REDUCTION, start_ms=reduces_ms)
+            yield from ((part, is_main) for part in _split(rest, arrivals.get(step), clock))
         else:
-            come_ns = arrivals.calls.get(key) if key is not None else None
+            come_ns = arrivals.get(key) if key is not None else None
             yield from ((part, is_main) for part in _split(span, come_ns, clock))
-
-
-def _split_backward(
-    span: Span, step: StepKey, began_ns: int, arrivals: LastArrivals, clock: TimelineClock
-) -> Iterator[Span]:  # fmt: skip
-    """Yield the computation of a backward, then the wait for other ranks, then the reduction that nothing hides."""
-    began_ms = clock.ms(began_ns)
-    reduction = replace(span, kind=SpanKind.COLLECTIVE, label=REDUCTION, start_ms=began_ms)
-    if _end_of(span, clock) - began_ms < LEAST_WAIT_MS:
-        yield span
-        return
-    yield replace(span, end_ms=began_ms)
-    yield from _split(reduction, arrivals.steps.get(step), clock)
 
 
 def _words(rank: Rank, kind: CallKind) -> Span:
@@ -344,19 +309,6 @@ def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Sp
         yield replace(span, start_ms=round(start_ms + waited_ms, 3))
 
 
-def _still_open(rank: Rank, clock: TimelineClock, tail: Span | None) -> Iterator[Span]:
-    """Yield the calls that have not ended, except the one that the tail shows.
-
-    Of a call that is pending on a device alone, the host's call has ended.
-    """
-    for call in rank.open_calls:
-        if call.device_state is not None:
-            continue
-        span = open_span(rank, call, clock)
-        if tail is None or (span.label, span.start_ms) != (tail.label, tail.start_ms):
-            yield span
-
-
 def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
     """Return the rank's last save to a file, if there was one."""
     save = rank.last_save
@@ -364,13 +316,6 @@ def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
         return ()
     end_ms = clock.ms(save.ended_ns) if save.ended_ns is not None else None
     return (Span(kind=SpanKind.CHECKPOINT, start_ms=clock.ms(save.began_ns), end_ms=end_ms, label="torch.save"),)
-
-
-def _is_shown(span: Span, chosen: ChosenCalls, clock: TimelineClock) -> bool:
-    """Tell whether a span lies among the calls that are shown."""
-    if chosen.cut_before and span.start_ms < clock.ms(chosen.from_ns):
-        return False
-    return not chosen.cut_after or span.start_ms <= clock.ms(chosen.calls.started_ns[-1])
 
 
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
@@ -448,7 +393,16 @@ def make_timeline(
         length_ms=clock.until_ms,
         detail_from_ms=from_ms,
         lanes=tuple(
-            _lane(scene, rank, details.get(number, ()), LANE_COARSE_SPANS if number in shown else most)
+            Lane(
+                rank=number,
+                host=rank.host,
+                state=rows[number].state,
+                blamed=number in blamed,
+                coarse=()
+                if rank.life is Life.NEVER_STARTED
+                else coarse_spans(rank, clock, _tail(scene, rank), LANE_COARSE_SPANS if number in shown else most),
+                detail=details.get(number, ()),
+            )
             for number, rank in sorted(ranks.items())
         ),
         classes=classes,
@@ -463,28 +417,18 @@ def choose_detailed(classes: tuple[tuple[int, ...], ...], blamed: frozenset[int]
     return frozenset(list(dict.fromkeys((*firsts, *sorted(blamed & members))))[:MOST_DETAILED])
 
 
-def _lane(scene: Scene, rank: Rank, detail: tuple[Span, ...], most: int) -> Lane:
-    row = scene.rows[rank.rank]
-    is_there = rank.life is not Life.NEVER_STARTED
-    return Lane(
-        rank=rank.rank,
-        host=rank.host,
-        state=row.state,
-        blamed=rank.rank in scene.blamed,
-        coarse=coarse_spans(rank, scene.clock, _tail(scene, rank), most) if is_there else (),
-        detail=detail,
-    )
-
-
 def _tail(scene: Scene, rank: Rank) -> Span | None:
     """Return what a rank did in the end: the call that it was in, or its own code since its last call.
 
     A lane ends where its rank ended or failed. None if it did nothing after its last call.
     """
     row, clock = scene.rows[rank.rank], scene.clock
-    over_ns = over_at_ns(rank, scene.job.stopping_since_ns if scene.hung else None)
+    failed, stopped_ns = failed_ns(rank), scene.job.stopping_since_ns
+    if failed is not None and scene.hung and stopped_ns is not None and failed > stopped_ns:
+        failed = None  # what a rank raises after a hung job was stopped is no failure of its own
+    over_ns = min(filter(None, (failed, rank.ended_ns if is_over(rank) else None)), default=None)
     end_ms = clock.ms(over_ns) if over_ns is not None else None
-    call = open_call(rank, scene.job.stopping_since_ns)
+    call = open_call(rank, stopped_ns)
     start_ms = clock.ms(last_call_ns(rank) or rank.started_ns or clock.began_ns)
     if call is not None:
         span = open_span(rank, call, clock)
@@ -504,17 +448,23 @@ def _details(
     """Return the spans of each lane that is shown in full, and since when all of them are whole."""
     most = min(LANE_DETAIL_SPANS, MOST_DETAIL_SPANS // len(shown))
     there = {number: rank for number, rank in shown.items() if rank.life is not Life.NEVER_STARTED}
-    chosen = {number: choose_calls(rank, scene.fault_ns, most // 2) for number, rank in there.items()}
+    chosen = {}
+    for number, rank in there.items():  # its last calls, or those around the fault if there are many after it
+        log, room = pack_calls(rank.recent_calls), most // 2
+        end = len(log)
+        if scene.fault_ns is not None:
+            end = min(end, bisect_right(log.started_ns, scene.fault_ns) + room // CALLS_AFTER)
+        start = max(0, end - room)
+        is_whole = start == 0 and (not len(log) or log.indexes[0] <= 1)
+        chosen[number] = ChosenCalls(calls=log[start:end], cut_before=not is_whole, cut_after=end < len(log))
     wanted = {key for number, rank in there.items() for key in call_keys(rank, chosen[number].calls) if key is not None}
     first_ns = min((one.from_ns for one in chosen.values() if len(one.calls)), default=scene.clock.until_ns)
-    arrivals = LastArrivals(
-        calls=last_arrivals(ranks.values(), wanted, first_ns), steps=last_to_reduce(ranks.values(), first_ns)
-    )
+    arrivals = last_arrivals(ranks.values(), wanted, first_ns)
     found: dict[int, list[Span]] = {}
     froms = [0.0]
     for number, rank in there.items():
-        end = LaneEnd(tail=_tail(scene, rank), waits=rank.rank in scene.waiters)
-        spans = detail_spans(rank, chosen[number], arrivals, scene.clock, end)
+        waits = rank.rank in scene.waiters
+        spans = detail_spans(rank, chosen[number], arrivals, scene.clock, _tail(scene, rank), waits=waits)
         found[number] = spans[-most:]
         if (len(spans) > most or chosen[number].cut_before) and found[number]:
             froms.append(found[number][0].start_ms)

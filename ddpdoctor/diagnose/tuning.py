@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run import read_job
 from ddpdoctor.collect.run_files import read_trial
-from ddpdoctor.diagnose.job import build_report, make_report
+from ddpdoctor.diagnose.job import build_report
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.model.reading import Unread

@@ -14,7 +14,7 @@ from ddpdoctor.cli.running import _patience_note, _withdraw, debug_note, keep_er
 from ddpdoctor.cli.wrap import Options as WrapOptions
 from ddpdoctor.cli.wrap import prepare
 from ddpdoctor.collect.system import System
-from ddpdoctor.diagnose.job import make_report
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.launch.command_line import split_command
 from ddpdoctor.launch.starting import choose_debug_level, debug_environment, has_gpu_driver
 from ddpdoctor.model.codec import encode

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 import ddpdoctor
 from ddpdoctor.collect.launch import effective_environment, read_node_launch
 from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
-from ddpdoctor.diagnose.machines import Facts, Hello, assemble, describe_missing, gather, gather_over, read_fleet
+from ddpdoctor.diagnose.machines import Facts, Hello, assemble, describe_missing, gather, gather_over
 from ddpdoctor.diagnose.meeting import (
     Arrivals,
     NodeArrival,
@@ -210,7 +210,7 @@ def test_one_process_alone_gathers_nothing(launch):
 
 
 def test_without_a_launcher_this_machine_is_read():
-    fleet = read_fleet(System(env={"RANK": "1"}), PLAN)
+    fleet = gather(Launch(), System(env={"RANK": "1"}), PLAN, 1)
     assert fleet.launcher is Launcher.NONE
     assert fleet.nodes[0].ranks == (1,)
     assert not isinstance(fleet.nodes[0].limits, Unread)

@@ -16,8 +16,8 @@ from ddpdoctor.cli import analyze
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.compare import diff_reports
-from ddpdoctor.diagnose.history import cost_of, find_returning, job_key, sum_up
 from ddpdoctor.diagnose.job import in_words_of, judge_folder, rebuild_report
+from ddpdoctor.diagnose.live import cost_of, find_returning, job_key, sum_up
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import JobEnd

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.diagnose.history import sum_up
 from ddpdoctor.diagnose.job import encode_timeline
+from ddpdoctor.diagnose.live import sum_up
 from ddpdoctor.diagnose.rendezvous import rendezvous_data
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency, What

@@ -1,0 +1,75 @@
+"""What all reports share: findings in order, their verdict, checks, and what the user leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.findings import Outcome, Report, now
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+from ddpdoctor.rules.engine import judge, order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from ddpdoctor.model.findings import Check, Finding, JobSummary, RankRow
+    from ddpdoctor.rules.engine import Facts
+    from ddpdoctor.rules.registry import Rule
+
+
+def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
+    *,
+    command: tuple[str, ...],
+    started_at: str,
+    ended_at: str = "",
+    findings: Iterable[Finding],
+    earlier: Iterable[Finding] = (),
+    checks: Iterable[Check],
+    data: dict[str, Any],
+    job: JobSummary | None = None,
+    ranks: Iterable[RankRow] = (),
+) -> Report:
+    """Return a report. An empty ``ended_at`` means now. ``job`` is None if no job was run.
+
+    The findings in ``earlier`` are shown, but cannot become the verdict.
+    """
+    found = tuple(findings)
+    return Report(
+        command=hide_secrets(command),
+        started_at=started_at,
+        ended_at=ended_at or now(),
+        job=job,
+        verdict=pick_verdict(found),
+        findings=tuple(order_findings((*found, *earlier))),
+        checks=tuple(checks),
+        ranks=tuple(ranks),
+        data=data,
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def check_report(
+    rules: Iterable[Rule], facts: Facts, data: dict[str, Any], command: tuple[str, ...], started_at: str, **more: Any
+) -> Report:
+    """Judge facts by rules and return the report. ``more`` are other arguments of ``make_report``."""
+    judged = judge(rules, facts)
+    return make_report(
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
+    )
+
+
+def leave_out(report: Report, codes: Collection[str]) -> Report:
+    """Return a report without the findings with these codes. Their checks say that they were left out."""
+    left_out = {finding.kind for finding in report.findings if finding.code in codes}
+    if not left_out:
+        return report
+    findings = tuple(finding for finding in report.findings if finding.code not in codes)
+    checks = tuple(
+        replace(check, outcome=Outcome.SKIPPED, reason="its findings are left out (--ignore)")
+        if check.id in left_out
+        else check
+        for check in report.checks
+    )
+    verdict = report.verdict if report.verdict in findings else pick_verdict(findings)
+    return replace(report, findings=findings, checks=checks, verdict=verdict)
