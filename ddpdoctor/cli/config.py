@@ -45,12 +45,7 @@ DEFAULT = "default"
 SECRET = {"webhook"}  # keys whose value is a secret: whoever has the URL can post
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSetting:
-    """The value that a file gives to an option: a text, an int, a bool, or a list of texts."""
-
-    value: Any
-    source: str
+FileSetting = tuple[Any, str]  # the value that a file gives to an option, and the name of the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +131,11 @@ class Config:
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
                     if key_of(one) in keys and not (keys is table.table and key_of(one) == IGNORE):
                         value = _read_value(one, keys[key_of(one)], f"{table.source}: [{name}] {key_of(one)}")
-                        found[one.field] = FileSetting(value=value, source=table.source)
+                        found[one.field] = (value, table.source)
         active = [one.code for one in self.ignored if not one.is_expired(self.today)]
         if active and "ignore" in {one.field for one in options}:
-            given = found["ignore"].value if "ignore" in found else []
-            found["ignore"] = FileSetting(value=[*given, *active], source=self.ignored[0].source)
+            given, _ = found.get("ignore", ([], ""))
+            found["ignore"] = ([*given, *active], self.ignored[0].source)
         return found
 
 
@@ -285,13 +280,13 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
         for note in notes:
             say(sys.stderr, clean(note))
     declared = {one.field: one for one in declared_by(kind)}
-    for field, setting in settings.items():
-        one, option = declared[field], declared[field].option
-        if one.is_flag and isinstance(option, Option):  # it gets a second form that turns it off
+    for field, (value, _) in settings.items():
+        one = declared[field]
+        if one.is_flag:  # it gets a second form that turns it off
             name = one.names[0]
             negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
-            option = option.but(names=(f"{name}/{negative}", *one.names[1:]))
-        declared[field] = replace(one, default=setting.value, option=option)
+            one = replace(one, names=(f"{name}/{negative}", *one.names[1:]))
+        declared[field] = replace(one, default=value)
     return tuple(declared.values())
 
 
@@ -465,7 +460,7 @@ def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[S
             continue
         value, source = one.default, DEFAULT
         if one.field in set_by_file:
-            value, source = set_by_file[one.field].value, set_by_file[one.field].source
+            value, source = set_by_file[one.field]
         if one.option.variable and env.get(one.option.variable):
             value, source = env[one.option.variable], one.option.variable
         if key_of(one) in SECRET and value:

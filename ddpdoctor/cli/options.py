@@ -158,14 +158,9 @@ class Declared:
     field: str
     type: Any  # The type without ``None``. For a repeatable option, the type of one value.
     option: Option | Argument
+    names: tuple[str, ...]  # of an option
     default: Any  # the default before parsing, or ``MISSING`` if a value is required
     is_repeatable: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of an option."""
-        given = self.option.names if isinstance(self.option, Option) else ()
-        return given or (f"--{self.field.replace('_', '-')}",)
 
     @property
     def is_flag(self) -> bool:
@@ -201,14 +196,16 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
             is_repeatable = get_origin(base) is tuple and get_args(base)[-1] is ...
             kept = one.metadata.get("typed", one.default)
             option = note
+            own_names = note.names if isinstance(note, Option) else ()
+            names = own_names or (f"--{one.name.replace('_', '-')}",)
             if variables and isinstance(note, Option):
-                name = (note.names or (one.name,))[0].lstrip("-").replace("-", "_")
-                option = note.but(variable=variables + name.upper())
+                option = note.but(variable=variables + names[0].lstrip("-").replace("-", "_").upper())
             found.append(
                 Declared(
                     field=one.name,
                     type=get_args(base)[0] if is_repeatable else base,
                     option=option,
+                    names=names,
                     default=None if kept in {"", ()} else kept,
                     is_repeatable=is_repeatable,
                 )

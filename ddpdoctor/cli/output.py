@@ -99,20 +99,22 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
     """
     from ddpdoctor.report.formats import render_json
 
-    try:
-        write_whole(run_dir / name, render_json(report))
-    except OSError as error:
-        say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
-        return False
-    return True
+    problem = f"report could not be saved in {run_dir}"
+    return _is_saved(problem, lambda: write_whole(run_dir / name, render_json(report)))
 
 
 def save_page(report: Report, path: Path) -> bool:
     """Write a report as an HTML page. Return whether it was written. If not, say why on stderr."""
+    problem = f"page could not be saved: {path}"
+    return _is_saved(problem, lambda: path.write_text(render(report, "html"), encoding="utf-8"))
+
+
+def _is_saved(problem: str, save: Callable[[], object]) -> bool:
+    """Save something, and return whether that worked. If not, say so on stderr, but lose no more than the file."""
     try:
-        path.write_text(render(report, "html"), encoding="utf-8")
+        save()
     except OSError as error:
-        say(sys.stderr, f"the page could not be saved: {path}: {error.strerror}")
+        say(sys.stderr, f"the {problem}: {error.strerror}")
         return False
     return True
 
@@ -314,10 +316,8 @@ def save_plot(report: Report, path: Path) -> None:
     """Draw a report into a file. If the disk is full, only the file is lost, not the report on the screen."""
     from ddpdoctor.report.bandwidth.figure import render_plot
 
-    try:
-        path.write_bytes(render_plot(report, path.suffix.lower()))
-    except OSError as error:
-        say(sys.stderr, f"the plot could not be saved: {path}: {error.strerror}")
+    suffix = path.suffix.lower()
+    _is_saved(f"plot could not be saved: {path}", lambda: path.write_bytes(render_plot(report, suffix)))
 
 
 def write_report(show: Callable[[TextIO, Path | None], None], path: Path) -> bool:

@@ -446,12 +446,11 @@ def _read_past(saved: SavedRun | None, attempt: int, *, is_last: bool) -> tuple[
 
 def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> Start:
     verdict = attempt.verdict if attempt.status is not JobStatus.FINISHED else None
-    began_at = _time(attempt.started_at)
     start = Start(
         run=str(path),
         attempt=attempt.attempt,
         status=attempt.status,
-        began_at=began_at,
+        began_at=_time(attempt.started_at),
         first_step_at=None,
         last_progress_at=None,
         ended_at=_time(attempt.ended_at),
@@ -462,10 +461,9 @@ def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> 
         summary=verdict.summary if verdict is not None else "",
         blamed=_blamed(verdict, attempt.ranks) if verdict is not None else (),
     )
-    return start if read is None else _with_past(start, *read)
-
-
-def _with_past(start: Start, saved: SavedRun, past: Past) -> Start:
+    if read is None:
+        return start
+    saved, past = read
     launched = _time(saved.own.run.started_at)
 
     def wall(time_ns: int | None) -> datetime | None:

@@ -24,9 +24,6 @@ from ddpdoctor.probes.store import is_own
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from types import TracebackType
-
-    from typing_extensions import Self
 
     from ddpdoctor.exchange.meeting import MeetingWay
     from ddpdoctor.exchange.store import Client, Store
@@ -122,7 +119,7 @@ class JoinedMeeting:
     way: str
 
 
-class NodeMeeting:
+class NodeMeeting(ExitStack):
     """A context manager that keeps the meeting open for this node, and for others if this node serves it."""
 
     def __init__(
@@ -132,22 +129,12 @@ class NodeMeeting:
 
         Without ``over_store``, nodes can meet only through ddpdoctor's own port or the folder.
         """
+        super().__init__()
         self._launch, self._over_store = launch, over_store
         self._folder = folder
         self._given = bool(env.get(VARIABLE))
         self._token = job_token(launch.launch, env)
         self._hosted: HostedMeeting | None = None
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        """Return self. ``enter`` opens the meeting."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the meeting and stop serving it."""
-        self._open.close()
 
     @property
     def trust(self) -> str:
@@ -185,9 +172,9 @@ class NodeMeeting:
             token = self._token or NO_TOKEN
             client = find_deputy(self._folder, token, self._launch.settings.node_rank, STAND_IN_S)
             if client is not None:
-                self._open.callback(client.close)
+                self.callback(client.close)
                 return self._entry(client, serves=False, way=Folder.name)
-            hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
+            hosted = self._hosted = self.enter_context(HostedMeeting(None, token))
             hosted.serve_folder(self._folder)
             return self._entry(hosted.values, serves=True, way=Folder.name)
         elsewhere = not is_loopback(launch.host) and self.has_own_address is False
@@ -206,7 +193,7 @@ class NodeMeeting:
     def _serve(self) -> JoinedMeeting:
         launch = self._launch
         hosted = HostedMeeting(launch.launch.port, self._token or NO_TOKEN, one_host=launch.most == 1)
-        self._hosted = self._open.enter_context(hosted)
+        self._hosted = self.enter_context(hosted)
         if hosted.not_listening:
             try:
                 # Another node of this job on the same host may already serve the meeting.
@@ -226,7 +213,7 @@ class NodeMeeting:
         if self._folder is not None:
             ways.append(Folder(self._folder))
         found = find_meeting(tuple(ways), self._token or NO_TOKEN, limit_s)
-        self._open.callback(found.store.close)
+        self.callback(found.store.close)
         return self._entry(found.store, serves=False, way=found.way)
 
     def _entry(self, client: Client, *, serves: bool, way: str) -> JoinedMeeting:

@@ -292,7 +292,8 @@ class OwnVisit:
         self.seen: SentFacts | None = None
         self.store_view: StoreView | None = None
         self.way = ""
-        self._serving: Serving | None = None
+        self._serving: threading.Thread | None = None
+        self._served = Served()
 
     def come_in(self, entry: JoinedMeeting) -> int:
         """Join, read this node, and send its facts. Return the number of arrival."""
@@ -305,17 +306,40 @@ class OwnVisit:
 
     def read(self, entry: JoinedMeeting | None, arrival: int) -> SentFacts:
         """Read this node, then start serving the store. Reading comes first to detect another program on the port."""
-        launch = self.member.launch
         node = read_own_node(self.member, entry)
         self.seen = seen_by(self.member, node, arrival, own_address=self.meeting.has_own_address is True)
-        self._serving = Serving(launch, self.torch, self.meeting, serves=self.seen.serves)
+        if self.seen.serves:
+            self._serving = in_background(self._serve)
         return self.seen
+
+    def _serve(self) -> None:
+        """Serve the store, unless the launcher does, and open the meeting over it."""
+        launch = self.member.launch
+        try:
+            if not launch.launch.agent_store:
+                self.torch.serve(launch.port)
+        except NoTorch as error:
+            self._served = Served(without_torch=str(error))
+            return
+        except TorchError as error:
+            # The system's message in "… code: -98, name: EADDRINUSE, message: address already in use"
+            found = re.search(r"name: (\w+), message: (.+)", str(error))
+            words = f"{found[2].rstrip('.')} ({found[1]})" if found is not None else str(error)
+            self._served = Served(not_served=words)
+            return
+
+        def tunnel() -> None:
+            with suppress(StoreError):  # nodes that use ddpdoctor's own port do not need this
+                self.meeting.serve_over(open_job_store("127.0.0.1", launch.port, PREFIX, SERVED_LIMIT_S))
+
+        in_background(tunnel)
 
     def view_store(self, conversation: Conversation | None, roster: SeatList | None, arrival: int) -> StoreView:
         """Check the store from this node, after the serving nodes have said that they serve it."""
         assert self.seen is not None
-        assert self._serving is not None
-        served = self._serving.wait()
+        if self._serving is not None:
+            self._serving.join()
+        served = self._served
         if conversation is not None and roster is not None:
             if arrival in roster.servers:
                 conversation.send(f"served/{arrival}", served)
@@ -378,44 +402,6 @@ def seat_of(roster: SeatList, arrival: int) -> Seat:
         if seat.arrival == arrival:
             return seat
     raise StoreError("it came too late: the nodes had already been counted")
-
-
-class Serving:
-    """Serves the store in the background if that is this node's task, and opens the meeting over it."""
-
-    def __init__(self, launch: NodeLaunch, torch: TorchProcess, meeting: NodeMeeting, *, serves: bool) -> None:
-        """Start the background thread. If the launcher serves the store itself, it already does."""
-        self.served = Served()
-        self._launch, self._torch, self._meeting = launch, torch, meeting
-        self._serves = serves
-        self._thread: threading.Thread = in_background(self._serve)
-
-    def wait(self) -> Served:
-        """Wait for the result of serving."""
-        self._thread.join()
-        return self.served
-
-    def _serve(self) -> None:
-        if not self._serves:
-            return
-        try:
-            if not self._launch.launch.agent_store:
-                self._torch.serve(self._launch.port)
-        except NoTorch as error:
-            self.served = Served(without_torch=str(error))
-            return
-        except TorchError as error:
-            # The system's message in "… code: -98, name: EADDRINUSE, message: address already in use"
-            found = re.search(r"name: (\w+), message: (.+)", str(error))
-            words = f"{found[2].rstrip('.')} ({found[1]})" if found is not None else str(error)
-            self.served = Served(not_served=words)
-            return
-
-        def tunnel() -> None:
-            with suppress(StoreError):  # nodes that use ddpdoctor's own port do not need this
-                self._meeting.serve_over(open_job_store("127.0.0.1", self._launch.port, PREFIX, SERVED_LIMIT_S))
-
-        in_background(tunnel)
 
 
 STORE_VIEW_LIMIT_S = 15.0  # our choice: how long to wait for a node's check of the store after the mesh has ended

@@ -299,7 +299,7 @@ def bandwidth_content(report: Report) -> Content:
             names=RECORDED, rows=tuple(tuple(getattr(one, name) for name in RECORDED) for one in bench.results)
         ),
         several_hosts=len(bench.hosts) > 1,
-        pictures=(*curve_pictures(bench), *map(matrix_picture, matrices)),
+        draw_pictures=lambda: (*curve_pictures(bench), *map(matrix_picture, matrices)),
     )
 
 

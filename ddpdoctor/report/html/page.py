@@ -57,14 +57,15 @@ def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, 
 
     A section without a title continues the part before it.
     """
-    drawn = {title for section in content.pictures for block in section if (title := _title(block)) is not None}
+    pictures = content.pictures
+    drawn = {title for section in pictures for block in section if (title := _title(block)) is not None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
     before: list[PagePart] = []
     behind: list[PagePart] = []
-    for parts, those, prefix in ((before, (*first, *content.pictures), "p"), (behind, rest, "r")):
+    for parts, those, prefix in ((before, (*first, *pictures), "p"), (behind, rest, "r")):
         for section in filter(None, those):
             head, tone, blocks = section[0], Tone.STRONG, section
             if isinstance(head, Heading):
@@ -500,6 +501,13 @@ def _describe_last(lane: Lane) -> str:
 HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
 
 
+# The macro of a block that needs no more than itself
+MACROS = {
+    Heading: "heading", Text: "text", Items: "items", FactList: "facts", Table: "table", Places: "places",
+    SourceExcerpt: "source",
+}  # fmt: skip
+
+
 class BlockDrawer:
     """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
 
@@ -509,22 +517,12 @@ class BlockDrawer:
         self._folder = folder
         self._numbers = itertools.count(1)
 
-    def draw(self, block: Block, under: str = "") -> Any:  # noqa: PLR0911 - one for each kind
+    def draw(self, block: Block, under: str = "") -> Any:
         """Return the markup of a block. ``under`` is the title above it, which a picture does not repeat."""
         macros, name = self._macros, f"b{next(self._numbers)}"
+        if (macro := MACROS.get(type(block))) is not None:
+            return getattr(macros, macro)(block)
         match block:
-            case Heading():
-                return macros.heading(block)
-            case Text():
-                return macros.text(block)
-            case Items():
-                return macros.items(block)
-            case FactList():
-                return macros.facts(block)
-            case Table():
-                return macros.table(block)
-            case Places():
-                return macros.places(block)
             case Series():
                 return macros.chart(lay_out_chart(block), under)
             case Timeline():
@@ -534,8 +532,6 @@ class BlockDrawer:
                 return macros.graph(block, lay_out_graph(block), name)
             case Tree():
                 return macros.tree(block.title, list_frames(block), under)
-            case SourceExcerpt():
-                return macros.source(block)
             case Grid():
                 return macros.grid(block, name, under)
 

@@ -26,7 +26,7 @@ from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.model.saved import Unequal
@@ -97,7 +97,9 @@ def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> Gr
     return GridCell(text="-", about="no problem known here")
 
 
-def checklist_content(report: Report, *about: Section, pictures: tuple[Section, ...] = ()) -> Content:
+def checklist_content(
+    report: Report, *about: Section, pictures: Callable[[], tuple[Section, ...]] = tuple
+) -> Content:  # fmt: skip
     """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
@@ -121,7 +123,7 @@ def checklist_content(report: Report, *about: Section, pictures: tuple[Section, 
         status=", ".join(filter(None, (", ".join(parts), count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,
-        pictures=(*machine_pictures(report), *pictures),
+        draw_pictures=lambda: (*machine_pictures(report), *pictures()),
         is_checklist=True,
     )
 
@@ -187,7 +189,7 @@ def checkpoint_content(report: Report) -> Content:
         facts += [count_of(tensors, "tensor")] if isinstance(tensors, int) else []
         facts += map(str, parts) if isinstance(parts, list) else ()
         lines.append(f"{one.get('path')}: {', '.join(facts)}")
-    return checklist_content(report, (items(lines),), pictures=checkpoint_pictures(known))
+    return checklist_content(report, (items(lines),), pictures=lambda: checkpoint_pictures(known))
 
 
 def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Section, ...]:
@@ -266,7 +268,7 @@ def diff_content(report: Report) -> Content:
         status=", ".join(filter(None, (count_of(len(facts.files), "file"), count_findings(report.findings)))),
         about=((items(files),),),
         sections=table,
-        pictures=diff_pictures(facts, report.findings),
+        draw_pictures=lambda: diff_pictures(facts, report.findings),
     )
 
 

@@ -86,7 +86,7 @@ def shares_content(report: Report) -> Content:
         (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
         (table_of(SHARES_HEAD, rows),),
         (Text(text=f"an epoch: {shares.delivered} samples in batches{different}"),),
-        pictures=pictures,
+        pictures=lambda: pictures,
     )
 
 
@@ -134,7 +134,7 @@ def drawn_content(report: Report) -> Content:
         (Text(text=loader), Text(text=", ".join(filter(None, settings)))),
         (table_of(DRAWN_HEAD, rows),),
         (*(Text(text=line) for line in totals), *notes),
-        pictures=tuple(pictures),
+        pictures=lambda: tuple(pictures),
     )
 
 

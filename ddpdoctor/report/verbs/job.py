@@ -304,7 +304,6 @@ def job_content(report: Report) -> Content:
         attempt_sections.append((title, FactList(facts=facts, width=LABEL_WIDTH)))
     if attempts:
         attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
-    consistency = read_picture(Consistency, report.data.get("consistency"))
     return Content(
         headline=_headline(report, restarts),
         status=status_words(report, restarts),
@@ -315,9 +314,9 @@ def job_content(report: Report) -> Content:
         remarks=(*(() if replicas is None else (replicas,)), *starved),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
-        pictures=(
+        draw_pictures=lambda: (
             *job_pictures(report),
-            *consistency_pictures(consistency, report.findings),
+            *consistency_pictures(read_picture(Consistency, report.data.get("consistency")), report.findings),
             *loader_pictures(report),
             *(() if ended_badly else speed_pictures(report)),
         ),
@@ -457,7 +456,7 @@ def evidence_content(report: Report) -> Content:
             *lacking,
         ),
         ends_with_verdict=True,
-        pictures=job_pictures(report),
+        draw_pictures=lambda: job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict),
     )
 

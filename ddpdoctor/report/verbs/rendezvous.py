@@ -116,7 +116,7 @@ def rendezvous_content(report: Report) -> Content:
         (table_of(heads, rows, left=len(heads)),),
         tuple(_pairs(rendezvous, tried if isinstance(tried, int) else len(rendezvous.pairs))),
         trust,
-        pictures=pair_pictures(rendezvous),
+        pictures=lambda: pair_pictures(rendezvous),
     )
 
 

@@ -123,7 +123,7 @@ def trial_content(report: Report) -> Content:
         about=((items(_about(trial)),),),
         sections=(*sections, *((items([note], "to know: "),) for note in trial.notes)),
         several_hosts=len({one.host for one in trial.participants}) > 1,
-        pictures=(*consistency_pictures(trial.consistency, report.findings), *reference_pictures(trial)),
+        draw_pictures=lambda: (*consistency_pictures(trial.consistency, report.findings), *reference_pictures(trial)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
@@ -136,7 +137,7 @@ def scaling_content(report: Report) -> Content:
             *_predicted_ranks(result),
         ),
         remarks=result.notes,
-        pictures=scaling_pictures(result.rows),
+        draw_pictures=lambda: scaling_pictures(result.rows),
     )
 
 
@@ -193,7 +194,7 @@ def tune_content(report: Report) -> Content:
             headline=result.conclusion,
             verb="tune",
             sections=((Heading(text=title), Text(text=own, indent=2), _table(result)), *advice),
-            pictures=tune_pictures(result.rows),
+            draw_pictures=lambda: tune_pictures(result.rows),
         )
     if outcome.problem:
         return Content(headline=f"no result: {outcome.problem}", remarks=(outcome.help,))
@@ -202,14 +203,8 @@ def tune_content(report: Report) -> Content:
         tried = "The trial had not begun: the script's own settings were in effect."
     else:
         tried = f"The trial has no result. In effect was: {outcome.trying} (round {outcome.round} of {outcome.rounds})."
-    return Content(
-        headline=content.headline,
-        status=content.status,
-        sections=(*content.sections, (Text(text=tried),)),
-        ends_with_verdict=True,
-        others=content.others,
-        pictures=content.pictures,
-    )
+    sections = (*content.sections, (Text(text=tried),))
+    return replace(content, sections=sections, remarks=())
 
 
 def _table(result: TuneResult) -> Table:
