@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
@@ -20,8 +21,6 @@ from ddpdoctor.recorder.storage.ring_writing import CONTROL, make_record
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from ddpdoctor.launch.watch import Followed
 
 
 # The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer.
@@ -35,6 +34,46 @@ PIECE_BYTES = 16 * 1024  # the piece size for copying rings; pieces that are all
 FRESH_S = 1.5
 ASK_EVERY_S = 0.05
 HELD_S = 3.0  # if a live process has had no heartbeat for this long, C code holds the GIL
+
+
+@dataclass(slots=True)
+class Followed:
+    """One recorded process and its last known state."""
+
+    pid: int
+    ticks: int
+    role: int
+    ring: mmap.mmap
+    cells: dict[str, int] = field(default_factory=dict)
+    io_bytes: int | None = None
+    main_io_bytes: int | None = None  # what the main thread has read and written
+    children: frozenset[int] = frozenset()
+    # Time that it waited for a core is added: a process that gets no core does not stand still by itself.
+    last_progress_ns: int = 0
+    last_new_ns: int = 0
+    # Time of the last progress itself, without that of other threads: at a group's limit torch's own threads read much,
+    # to write what is pending, while the main thread sleeps on.
+    advanced_ns: int = 0
+    cpu_since: tuple[int, int] = (0, 0)  # time and CPU ticks at the last progress
+    heartbeat_changed_ns: int = 0
+    # Since when it was in the stopped state at every check. If the watcher itself was stopped, this starts again.
+    frozen_since_ns: int | None = None
+    # By thread, of this process and its descendants, at the last check without progress.
+    run_delays: dict[int, int] = field(default_factory=dict)
+    starved_ns: int = 0  # how long it had made no progress and waited for a core, in all
+    # Whether it uses NCCL, so that it may wait for its device anywhere; None until its process group exists.
+    uses_nccl: bool | None = None
+    ended_ns: int | None = None
+    exit_code: int | None = None  # the exit code, a negative signal number, or None if the kernel did not report it
+
+    @property
+    def waits_since_ns(self) -> int:
+        """Since when the main thread is in a call that needs other ranks, or 0 if it is in none."""
+        return self.cells.get("wait_since_ns", 0)
+
+    def stands(self, now_ns: int, limit_s: float) -> bool:
+        """Return whether it has made no progress for the limit, until now or its end, with or without a core."""
+        return (self.ended_ns or now_ns) - self.advanced_ns > limit_s * 1e9
 
 
 class EvidenceTaker:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprint_files import NodeIndex
     from ddpdoctor.collect.fingerprint_nodes import Joint
     from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.launch.evidence import Followed
     from ddpdoctor.launch.first_node import FirstNode
     from ddpdoctor.launch.other_node import OtherNode
-    from ddpdoctor.launch.watch import Followed
     from ddpdoctor.model.consistency import Consistency, Stream
 
 SAVE_EVERY_S = 5.0  # our choice: how often the results so far are written for `ddpdoctor status`, if there are new ones

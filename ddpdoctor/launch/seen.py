@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ddpdoctor.collect.proc import Process
-    from ddpdoctor.launch.watch import Followed
+    from ddpdoctor.launch.evidence import Followed
 
 
 EVERY_NS = 2_000_000_000  # our choice: over shorter times the kernel's ticks of 10 ms are too coarse

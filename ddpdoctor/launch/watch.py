@@ -10,7 +10,7 @@ import mmap
 import os
 import select
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from ddpdoctor.collect.kernel import read_kernel_oom_pids
 from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.rank import find_answers, read_answer
 from ddpdoctor.collect.run_files import AgentLog, read_agent_log
-from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
+from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, Followed, describe
 from ddpdoctor.launch.seen import CausesSeen, HoldUps, Receptions, Strangers, WorkersSeen
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import HostCauses, attempt_name
@@ -58,46 +58,6 @@ MOST_CHILDREN = 32
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 
 EARLY_EXIT_WAIT_S = 1.5  # how long others must have waited for a rank that ended with status 0 before evidence is taken
-
-
-@dataclass(slots=True)
-class Followed:
-    """One recorded process and its last known state."""
-
-    pid: int
-    ticks: int
-    role: int
-    ring: mmap.mmap
-    cells: dict[str, int] = field(default_factory=dict)
-    io_bytes: int | None = None
-    main_io_bytes: int | None = None  # what the main thread has read and written
-    children: frozenset[int] = frozenset()
-    # Time that it waited for a core is added: a process that gets no core does not stand still by itself.
-    last_progress_ns: int = 0
-    last_new_ns: int = 0
-    # Time of the last progress itself, without that of other threads: at a group's limit torch's own threads read much,
-    # to write what is pending, while the main thread sleeps on.
-    advanced_ns: int = 0
-    cpu_since: tuple[int, int] = (0, 0)  # time and CPU ticks at the last progress
-    heartbeat_changed_ns: int = 0
-    # Since when it was in the stopped state at every check. If the watcher itself was stopped, this starts again.
-    frozen_since_ns: int | None = None
-    # By thread, of this process and its descendants, at the last check without progress.
-    run_delays: dict[int, int] = field(default_factory=dict)
-    starved_ns: int = 0  # how long it had made no progress and waited for a core, in all
-    # Whether it uses NCCL, so that it may wait for its device anywhere; None until its process group exists.
-    uses_nccl: bool | None = None
-    ended_ns: int | None = None
-    exit_code: int | None = None  # the exit code, a negative signal number, or None if the kernel did not report it
-
-    @property
-    def waits_since_ns(self) -> int:
-        """Since when the main thread is in a call that needs other ranks, or 0 if it is in none."""
-        return self.cells.get("wait_since_ns", 0)
-
-    def stands(self, now_ns: int, limit_s: float) -> bool:
-        """Return whether it has made no progress for the limit, until now or its end, with or without a core."""
-        return (self.ended_ns or now_ns) - self.advanced_ns > limit_s * 1e9
 
 
 def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:

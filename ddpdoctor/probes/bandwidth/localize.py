@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddpdoctor.model.bandwidth import BenchSettings
-    from ddpdoctor.probes.bandwidth.session import ResultLog
+    from ddpdoctor.probes.bandwidth.timing import ResultLog
 
     Progress = Callable[[str, float, float | None], None]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.exchange.store import StoreError
@@ -29,7 +28,7 @@ from ddpdoctor.probes.bandwidth.plan import (
     list_impossible,
     share_out,
 )
-from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, Tracker, measure, most_calls
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, ResultLog, Tracker, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 
@@ -40,17 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import (
-        Arrival,
-        BenchSettings,
-        Case,
-        Measurement,
-        Member,
-        NodeResult,
-        Pair,
-        Stop,
-        Wrong,
-    )
+    from ddpdoctor.model.bandwidth import BenchSettings, Case, Member
     from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.ranks import Ranks
@@ -93,38 +82,6 @@ class BenchTask:
     report: Callable[[Bench], int]
     show_error: Callable[[UserError], None]
     progress: Callable[[str, float, float | None], None]
-
-
-@dataclass(slots=True)
-class ResultLog:
-    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
-
-    Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
-    """
-
-    settings: BenchSettings
-    members: tuple[Member, ...]
-    results: list[Measurement] = field(default_factory=list)
-    wrong: list[Wrong] = field(default_factory=list)
-    arrivals: tuple[Arrival, ...] = ()
-    pairs: list[Pair] = field(default_factory=list)
-    nodes: list[NodeResult] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    nccl_logs: tuple[NcclLog, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def note(self, text: str) -> None:
-        """Add a note for the reader about how it was measured. Equal notes are added once."""
-        with self._lock:
-            if text not in self.notes:
-                self.notes.append(text)
-
-    def bench(self, stop: Stop | None = None) -> Bench:
-        """Return the results so far. ``stop`` says how the bench ended if it did not finish."""
-        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
-        parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
-        return Bench(**parts, stop=stop)
 
 
 def run_rank(job: BenchTask) -> int:

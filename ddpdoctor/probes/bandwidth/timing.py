@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.bandwidth import Arrival, Measurement, Mode
+from ddpdoctor.model.bandwidth import Arrival, Bench, Measurement, Mode
 from ddpdoctor.model.reading import no_collection
 from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, bus_factor, cache_bytes, make_call, make_sets
 from ddpdoctor.probes.bandwidth.plan import (
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.model.bandwidth import BenchSettings, Case, LeftOut, Member, NcclLog, NodeResult, Pair, Stop, Wrong
     from ddpdoctor.probes.bandwidth.collectives import Buffers, Call
 
 # Our choice: time before the process group exists, for importing torch and reading the machine. Both have their own
@@ -120,6 +121,38 @@ class RankGroup:
         first = float(agreed.item())
         self.tracker.leave()
         return first
+
+
+@dataclass(slots=True)
+class ResultLog:
+    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
+
+    Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
+    """
+
+    settings: BenchSettings
+    members: tuple[Member, ...]
+    results: list[Measurement] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
+    arrivals: tuple[Arrival, ...] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    nodes: list[NodeResult] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    nccl_logs: tuple[NcclLog, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, text: str) -> None:
+        """Add a note for the reader about how it was measured. Equal notes are added once."""
+        with self._lock:
+            if text not in self.notes:
+                self.notes.append(text)
+
+    def bench(self, stop: Stop | None = None) -> Bench:
+        """Return the results so far. ``stop`` says how the bench ended if it did not finish."""
+        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
+        parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
+        return Bench(**parts, stop=stop)
 
 
 @dataclass(slots=True)

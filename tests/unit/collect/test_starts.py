@@ -28,9 +28,8 @@ from ddpdoctor.collect.run import (
 from ddpdoctor.collect.run_files import WorkerStart, parse_watch, read_entries
 from ddpdoctor.collect.run_ranks import find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
-from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, ask_for_evidence
+from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, Followed, ask_for_evidence
 from ddpdoctor.launch.run_folder import write_record_place
-from ddpdoctor.launch.watch import Followed
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence, Run

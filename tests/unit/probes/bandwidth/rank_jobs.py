@@ -19,8 +19,8 @@ from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.codec import encode
 from ddpdoctor.probes.bandwidth.collectives import check, make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, list_cases, reducible
-from ddpdoctor.probes.bandwidth.session import ResultLog, run_sweep
-from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, Tracker, measure
+from ddpdoctor.probes.bandwidth.session import run_sweep
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, ResultLog, Tracker, measure
 from tests import forking
 from tests.scenarios.running import clean_environment
 
