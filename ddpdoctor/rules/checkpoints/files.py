@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
@@ -15,7 +14,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, OddValues, TensorIn, Weights
+    from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, OddValues, Weights
 
 
 def some(names: Sequence[str], noun: str) -> str:
@@ -164,9 +163,9 @@ def check_prefix(seen: Checkpoints) -> Answer:
 
 def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Iterator[Problem]:
     if expected is not None:
-        match = match_names(weights, expected)
-        if match.stripped > match.exact:
-            yield _mismatch(one, weights, expected, match)
+        exact, stripped = match_names(weights, expected)
+        if stripped > exact:
+            yield _mismatch(one, weights, expected, exact, stripped)
         return
     prefixed = [tensor.name for tensor in weights.tensors if _wrapper(tensor.name)]
     if not prefixed:
@@ -191,13 +190,13 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
         )
 
 
-def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match) -> Problem:
+def _mismatch(one: FileSeen, weights: Weights, expected: Expected, exact: int, stripped: int) -> Problem:
     name = next(tensor.name for tensor in weights.tensors if strip(tensor.name) != tensor.name)
     prefix = _wrapper(name)
     inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
     return Problem(
-        summary=f"{_place(one, weights)}: {match.exact} of {count_of(len(expected.tensors), 'tensor')} would load into "
-        f"{expected.function}, and {match.stripped} without the prefix {inner}",
+        summary=f"{_place(one, weights)}: {exact} of {count_of(len(expected.tensors), 'tensor')} would load into "
+        f"{expected.function}, and {stripped} without the prefix {inner}",
         evidence=(
             f"in the file: {name}; in the model: {strip(name)}",
             "load_state_dict raises an error; with strict=False it is silent",
@@ -210,20 +209,11 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match)
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """How well the names of a state dict match those of a model."""
-
-    exact: int  # how many names both have, with the same shape
-    stripped: int  # the same count after removing prefixes from the file's names
-
-
-def match_names(weights: Weights, expected: Expected) -> Match:
-    """Return how many tensors of the model a state dict would fill."""
+def match_names(weights: Weights, expected: Expected) -> tuple[int, int]:
+    """Return how many tensors of the model a state dict would fill: as it is, and without prefixes in its names."""
     wanted = {tensor.name: tensor.shape for tensor in expected.tensors}
     exact = sum(wanted.get(tensor.name) == tensor.shape for tensor in weights.tensors)
-    stripped = sum(wanted.get(strip(tensor.name)) == tensor.shape for tensor in weights.tensors)
-    return Match(exact=exact, stripped=stripped)
+    return exact, sum(wanted.get(strip(tensor.name)) == tensor.shape for tensor in weights.tensors)
 
 
 def strip(name: str) -> str:
@@ -246,85 +236,69 @@ def _place(one: FileSeen, weights: Weights) -> str:
 @rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not match the model")
 def check_keys(seen: Checkpoints) -> Answer:
     """Report tensors that only the model or only the file has, or that have other shapes or dtypes."""
-    if seen.expected is None:
+    expected = seen.expected
+    if expected is None:
         return skipped("there is no model to compare with (--model)")
     problems: list[Problem] = []
     compared = 0
     for one in seen.files:
-        found = best_weights(one, seen.expected)
-        if found is not None:
+        weights = one.contents.weights if one.contents is not None else ()
+        if weights:
             compared += 1
-            problems += _keys(one, found, seen.expected)
+            # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
+            best = max(weights, key=lambda each: match_names(each, expected)[1])
+            problems += _keys(one, best, expected)
     if not compared:
         empty = [one for one in seen.files if one.contents is not None and not one.contents.tensors]
-        return judged([_empty(one, seen.expected) for one in empty], "") if empty else skipped(NO_WEIGHTS)
-    return judged(problems, f"{count_of(len(seen.expected.tensors), 'tensor')} of {seen.expected.function} compared")
-
-
-def _empty(one: FileSeen, expected: Expected) -> Problem:
-    return Problem(
-        summary=f"{one.path} does not match {expected.function}: it has no tensors",
-        evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
-        fix="pass the file with the model's state dict",
-    )
-
-
-def best_weights(one: FileSeen, expected: Expected) -> Weights | None:
-    """Return the state dict of a file that fits the model best. A file may hold several, for example of a GAN."""
-    weights = one.contents.weights if one.contents is not None else ()
-    return max(weights, key=lambda each: match_names(each, expected).stripped, default=None)
+        problems = [
+            Problem(
+                summary=f"{one.path} does not match {expected.function}: it has no tensors",
+                evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
+                fix="pass the file with the model's state dict",
+            )
+            for one in empty
+        ]
+        return judged(problems) if problems else skipped(NO_WEIGHTS)
+    return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
 
 
 def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Problem]:
-    match = match_names(weights, expected)
-    inside = {(strip(each.name) if match.stripped > match.exact else each.name): each for each in weights.tensors}
+    exact, stripped = match_names(weights, expected)
+    inside = {(strip(each.name) if stripped > exact else each.name): each for each in weights.tensors}
     wanted = {each.name: each for each in expected.tensors}
     missing = [name for name in wanted if name not in inside]
     unexpected = [name for name in inside if name not in wanted]
     shapes = [name for name in wanted if name in inside and inside[name].shape != wanted[name].shape]
     if missing or unexpected or shapes:
-        yield _misfit(one, weights, expected, (missing, unexpected, shapes), inside)
+        sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
+        first = [
+            *sizes,
+            *(f"{name} is missing" for name in missing),
+            *(f"{name} is not in the model" for name in unexpected),
+        ][0]
+        yield Problem(
+            summary=f"{_place(one, weights)} does not match {expected.function}: {first}",
+            evidence=(
+                *(sizes[1:4]),
+                *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
+                *([f"not in the model: {some(unexpected, 'tensor')}"] if unexpected else []),
+            ),
+            fix="build the same model as when the file was written; with strict=False, missing tensors silently keep "
+            "their random values",
+            tensor=[*shapes, *missing, *unexpected][0],
+        )
     dtypes = [
         name for name in wanted if name in inside and name not in shapes and inside[name].dtype != wanted[name].dtype
     ]
     if dtypes:
-        first = dtypes[0]
+        name = dtypes[0]
         yield Problem(
             severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {first} is "
-            f"{inside[first].dtype} in the file and {wanted[first].dtype} in the model",
+            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {name} is "
+            f"{inside[name].dtype} in the file and {wanted[name].dtype} in the model",
             fix="save and load in the same dtype, unless this is intended",
-            tensor=first,
+            tensor=name,
         )
-
-
-def _misfit(
-    one: FileSeen,
-    weights: Weights,
-    expected: Expected,
-    names: tuple[list[str], list[str], list[str]],
-    inside: dict[str, TensorIn],
-) -> Problem:
-    missing, unexpected, shapes = names
-    wanted = {each.name: each for each in expected.tensors}
-    sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
-    first = [
-        *sizes,
-        *(f"{name} is missing" for name in missing),
-        *(f"{name} is not in the model" for name in unexpected),
-    ]
-    evidence = (
-        *(sizes[1:4]),
-        *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
-        *([f"not in the model: {some(unexpected, 'tensor')}"] if unexpected else []),
-    )
-    return Problem(
-        summary=f"{_place(one, weights)} does not match {expected.function}: {first[0]}",
-        evidence=evidence,
-        fix="build the same model as when the file was written; with strict=False, missing tensors silently keep "
-        "their random values",
-        tensor=[*shapes, *missing, *unexpected][0],
-    )
 
 
 # A file with one of these was written to resume from; a file with weights alone was not.
@@ -392,7 +366,12 @@ def check_refusal(seen: Checkpoints) -> Answer:
 
 def _refusal(one: FileSeen) -> Problem | None:
     names = one.contents.globals if one.contents is not None else ()
-    running = [name for name in names if _runs_code(name)]
+    running = []
+    for name in names:
+        module, _, function = name.rpartition(".")
+        is_builtin = module in {"builtins", "__builtin__"}
+        if function in RUNS_CODE_BUILTINS if is_builtin else module.partition(".")[0] in RUNS_CODE:
+            running.append(name)
     if running:
         return Problem(
             severity=Severity.ERROR,
@@ -414,13 +393,6 @@ def _refusal(one: FileSeen) -> Problem | None:
     if one.refusal:
         return Problem(summary=f"{one.path}: torch.load rejects it: {one.refusal}", fix="save it again with torch.save")
     return None
-
-
-def _runs_code(name: str) -> bool:
-    module, _, function = name.rpartition(".")
-    if module in {"builtins", "__builtin__"}:
-        return function in RUNS_CODE_BUILTINS
-    return module.partition(".")[0] in RUNS_CODE
 
 
 @rule("DD717", "checkpoint-differs", Severity.ERROR, "Copies of one checkpoint differ")

@@ -11,7 +11,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.data import RankShare, Shares
+    from ddpdoctor.model.data import Shares
 
 
 @rule(
@@ -24,16 +24,39 @@ if TYPE_CHECKING:
 def check_last_batch(shares: Shares) -> Answer:
     """Report an epoch without any batch, or with a last batch of one sample or one that is not full."""
     plan, first = shares.plan, shares.ranks[0]
-    without = [one.rank for one in shares.ranks if not one.batches]
-    if without:
-        return judged([_no_batch(shares, tuple(without))], _words(first))
+    batches, last = count_of(first.batches, "batch", "batches"), count_of(first.last_batch, "sample", "samples")
+    seen = f"rank {first.rank}: {batches}, the last of {last}"
+    without = tuple(one.rank for one in shares.ranks if not one.batches)
     single = tuple(one.rank for one in shares.ranks if one.last_batch == 1 < plan.batch_size)
-    if single:
-        return judged([_single(shares, single)], _words(first))
-    short = tuple(one.rank for one in shares.ranks if one.last_batch < plan.batch_size)
-    if short:
-        return judged([_short(shares, short)], _words(first))
-    return passed(_words(first))
+    short = without or single or tuple(one.rank for one in shares.ranks if one.last_batch < plan.batch_size)
+    if not short:
+        return passed(seen)
+    is_each = len(short) == len(shares.ranks)
+    whose = "every rank" if is_each else f"{len(short)} of {len(shares.ranks)} ranks"
+    one = shares.ranks[short[0]]
+    severity: Severity | None = None
+    evidence: tuple[str, ...] = ()
+    if without:
+        severity = Severity.ERROR
+        summary = f"{'no rank' if is_each else 'not every rank'} has a batch, so an epoch trains nothing"
+        evidence = (f"a rank draws {one.drawn} of {plan.samples} samples, for batches of {plan.batch_size}",)
+        fix = "find out why the dataset is empty: check its path, split and filter"
+        if plan.samples:
+            fix = "lower the batch size, start fewer ranks, or set drop_last=False"
+    elif single:
+        severity = Severity.WARNING
+        summary = (
+            f"the last batch of {whose} has 1 sample: BatchNorm1d raises an error in training, and other layers that "
+            "normalize over the batch see only one sample"
+        )
+        fix = "set drop_last=True in the DataLoader, or choose another batch size"
+    else:
+        summary = (
+            f"the last batch of {whose} has {one.last_batch} of {plan.batch_size} samples, so each sample has "
+            f"{plan.batch_size / one.last_batch:.3g} times the weight"
+        )
+        fix = "set drop_last=True in the DataLoader if that matters"
+    return judged([Problem(severity=severity, ranks=short, summary=summary, evidence=evidence, fix=fix)], seen)
 
 
 @rule(
@@ -55,51 +78,6 @@ def check_accumulation(shares: Shares) -> Answer:
     left = f"{count_of(rest, 'batch is', 'batches are')} left"
     fix = "also step at the last batch of an epoch and divide the loss by the actual number of batches; or drop them"
     return judged([Problem(summary=f"{seen}, and {left}", fix=fix)], f"{seen}, {left}")
-
-
-def _no_batch(shares: Shares, ranks: tuple[int, ...]) -> Problem:
-    one = shares.ranks[ranks[0]]
-    whose = "no rank" if len(ranks) == len(shares.ranks) else "not every rank"
-    return Problem(
-        severity=Severity.ERROR,
-        ranks=ranks,
-        summary=f"{whose} has a batch, so an epoch trains nothing",
-        evidence=(
-            f"a rank draws {one.drawn} of {shares.plan.samples} samples, for batches of {shares.plan.batch_size}",
-        ),
-        fix="lower the batch size, start fewer ranks, or set drop_last=False"
-        if shares.plan.samples
-        else "find out why the dataset is empty: check its path, split and filter",
-    )
-
-
-def _single(shares: Shares, ranks: tuple[int, ...]) -> Problem:
-    return Problem(
-        severity=Severity.WARNING,
-        ranks=ranks,
-        summary=f"the last batch of {_whose(shares, ranks)} has 1 sample: BatchNorm1d raises an error in training, "
-        "and other layers that normalize over the batch see only one sample",
-        fix="set drop_last=True in the DataLoader, or choose another batch size",
-    )
-
-
-def _short(shares: Shares, ranks: tuple[int, ...]) -> Problem:
-    last = shares.ranks[ranks[0]].last_batch
-    return Problem(
-        ranks=ranks,
-        summary=f"the last batch of {_whose(shares, ranks)} has {last} of {shares.plan.batch_size} samples, so each "
-        f"sample has {shares.plan.batch_size / last:.3g} times the weight",
-        fix="set drop_last=True in the DataLoader if that matters",
-    )
-
-
-def _whose(shares: Shares, ranks: tuple[int, ...]) -> str:
-    return "every rank" if len(ranks) == len(shares.ranks) else f"{len(ranks)} of {len(shares.ranks)} ranks"
-
-
-def _words(one: RankShare) -> str:
-    batches = count_of(one.batches, "batch", "batches")
-    return f"rank {one.rank}: {batches}, the last of {count_of(one.last_batch, 'sample', 'samples')}"
 
 
 @also("DD701")

@@ -16,9 +16,9 @@ from ddpdoctor.rules.network import EPHEMERAL, open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from ddpdoctor.model.launch import Connecting, NodePair, Rendezvous, Transfer, Visit
+    from ddpdoctor.model.launch import Connecting, NodePair, Rendezvous, Visit
     from ddpdoctor.model.node import Node
 
     Pairs = dict[tuple[int, int], NodePair]
@@ -79,10 +79,6 @@ class Meeting:
             if finding.severity is Severity.ERROR and finding.kind in kinds and concerns:
                 return finding
         return None
-
-    def has_error(self, *kinds: str) -> bool:
-        """Return whether an error of one of these kinds was found, or of any kind if none is given."""
-        return any(f.severity is Severity.ERROR and (not kinds or f.kind in kinds) for f in self.found)
 
 
 def describe(attempt: Connecting) -> str:
@@ -181,6 +177,7 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
 
 
 HOW = {
+    Contact.CONNECTED: "the connection works, but the first bytes are lost",
     Contact.NO_ANSWER: "no response, packets are dropped",
     Contact.REFUSED: "refused, although the port is open: a firewall answers with a reset",
     Contact.RESET: "the connection is closed",
@@ -205,7 +202,10 @@ def check_mesh(meeting: Meeting) -> Answer:
     tried = {(pair.source, pair.target): pair for pair in meeting.rendezvous.pairs if pair.connecting is not None}
     tried_well = {key: pair for key, pair in tried.items() if _address_is_right(meeting, pair)}
     if not tried_well:
-        return skipped(_why_not(meeting, bool(tried)))
+        if tried:
+            return skipped("the nodes publish wrong addresses, which other checks report")
+        reasons = (pair.skipped for pair in meeting.rendezvous.pairs if pair.skipped)
+        return skipped(next(reasons, "no pair of nodes was tested"))
     bad = {key: failure_of(pair) for key, pair in tried_well.items()}
     blames = explain({key: failure is not None for key, failure in bad.items()})
     connect = f"{sum(failure_of(pair) is None for pair in tried.values())} of {len(tried)} ordered pairs connect"
@@ -220,13 +220,6 @@ def _address_is_right(meeting: Meeting, pair: NodePair) -> bool:
     except ValueError:
         return False
     return meeting.cause(ADDRESS_IS_WRONG, meeting.visit(pair.target).host) is None
-
-
-def _why_not(meeting: Meeting, tried: bool) -> str:  # noqa: FBT001 - the one thing it goes by
-    if tried:
-        return "the nodes publish wrong addresses, which other checks report"
-    skipped = next((pair.skipped for pair in meeting.rendezvous.pairs if pair.skipped), "")
-    return skipped or "no pair of nodes was tested"
 
 
 def failure_of(pair: NodePair) -> Connecting | None:
@@ -244,6 +237,17 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
     share = "with it" if with_it else ""
     guess = (blame.alone or blame.way is PairSide.ALL) and not refusing
     first = meeting.name(blame.nodes[0])
+    lines = []
+    for pair in bad:
+        failure, small = pair.connecting, pair.small
+        if failure is None:
+            continue
+        what = describe(failure)
+        if failure.contact is Contact.CONNECTED and small is not None:
+            what = f"{say_place(pair.address, pair.port)}: {small.error or small.contact.value}"
+        lines.append(f"{_both(meeting, pair)} at {what}")
+    failure = bad[0].connecting
+    how = "not tested" if failure is None else HOW.get(failure.contact, "it fails")
     if blame.way is PairSide.ALL:
         who = f"{name_list(meeting.names(blame.nodes))} cannot connect to each other in any direction"
     elif blame.way is PairSide.PAIR:
@@ -263,32 +267,12 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
     else:
         who = f"{first} cannot connect to any other host (outbound)"
     return Problem(
-        summary=f"{who}: {_how(bad[0])}",
+        summary=f"{who}: {how}",
         hosts=meeting.names(blame.nodes),
-        evidence=(
-            *first_few(_line(meeting, pair) for pair in bad),
-            f"{len(bad)} of the {len(pairs)} ordered pairs fail {share}".rstrip(),
-            *refusing,
-        ),
+        evidence=(*first_few(lines), f"{len(bad)} of the {len(pairs)} ordered pairs fail {share}".rstrip(), *refusing),
         fix=_fix(meeting, blame, bad),
         confidence=Confidence.MEDIUM if guess else Confidence.HIGH,
     )
-
-
-def _how(pair: NodePair) -> str:
-    if pair.connecting is not None and pair.connecting.contact is Contact.CONNECTED:
-        return "the connection works, but the first bytes are lost"
-    return HOW.get(pair.connecting.contact, "it fails") if pair.connecting is not None else "not tested"
-
-
-def _line(meeting: Meeting, pair: NodePair) -> str:
-    failure = pair.connecting
-    assert failure is not None
-    if failure.contact is Contact.CONNECTED and pair.small is not None:
-        what = f"{say_place(pair.address, pair.port)}: {pair.small.error or pair.small.contact.value}"
-    else:
-        what = describe(failure)
-    return f"{meeting.name(pair.source)} to {meeting.name(pair.target)} at {what}"
 
 
 def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
@@ -311,12 +295,12 @@ def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     first = meeting.node(bad[0].target)
     sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
     targets = name_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))
-    command = f"{open_ports(first, None, sources)} (as root on {targets})"
-    node = meeting.node(bad[0].target)
-    network = known(node.network) if node is not None else None
+    network = known(first.network) if first is not None else None
     low, high = (network.local_ports if network is not None else None) or EPHEMERAL
-    ports = f"{low}-{high}"
-    return f"{command}; in a cloud, allow TCP ports {ports} from the nodes' network in the security group"
+    return (
+        f"{open_ports(first, None, sources)} (as root on {targets}); in a cloud, allow TCP ports {low}-{high} from the "
+        "nodes' network in the security group"
+    )
 
 
 # Our choice: twice the initial window of 10 segments (RFC 6928). If no large packet ever arrives, the window does not
@@ -336,29 +320,19 @@ LEAST_DELAY_S = 0.25
 SAFE_MTU = 1400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """How fast a pair was."""
-
-    pair: NodePair
-    bytes_s: float
-    duration_s: float
-
-
 def is_black_hole(pair: NodePair) -> bool:
-    """Return whether small payloads arrive but nothing of large ones does, because full-size packets vanish."""
-    if pair.small is None or pair.large is None or pair.small.contact is not Contact.CONNECTED:
+    """Return whether small payloads arrive but nothing of large ones does, because full-size packets vanish.
+
+    If it is unknown what was acknowledged, it counts whether more was sent than fits into a window.
+    """
+    small, large = pair.small, pair.large
+    if small is None or large is None or small.contact is not Contact.CONNECTED:
         return False
-    return pair.large.contact is Contact.NO_ANSWER and not _got_through(pair.large)
-
-
-def _got_through(large: Transfer) -> bool:
-    """Return whether anything was acknowledged or, if unknown, whether more was sent than fits into a window."""
+    if large.contact is not Contact.NO_ANSWER:
+        return False
     if large.delivered_bytes is not None:
-        return large.delivered_bytes > 0
-    if large.sent is None or large.retransmitted is None:
-        return False
-    return large.sent - large.retransmitted > FIRST_FLIGHT
+        return large.delivered_bytes <= 0
+    return large.sent is None or large.retransmitted is None or large.sent - large.retransmitted <= FIRST_FLIGHT
 
 
 def lost_share(pair: NodePair) -> float | None:
@@ -381,8 +355,8 @@ def is_lossy(pair: NodePair) -> bool:
     return share >= LOSSY and large.retransmitted >= LEAST_RETRANSMITTED and not arrived
 
 
-def rate_of(pair: NodePair) -> Rate | None:
-    """Return the rate of a large payload, or its rate until it was given up.
+def rate_of(pair: NodePair) -> float | None:
+    """Return the bytes per second of a large payload, or those until it was given up.
 
     Return None if it made no progress or broke off, or if packet loss made it slow.
     """
@@ -390,14 +364,10 @@ def rate_of(pair: NodePair) -> Rate | None:
     if large is None or not large.duration_s or is_lossy(pair):
         return None
     if large.contact is Contact.CONNECTED:
-        return Rate(pair=pair, bytes_s=large.size_bytes / large.duration_s, duration_s=large.duration_s)
+        return large.size_bytes / large.duration_s
     if large.contact is Contact.NO_ANSWER and large.delivered_bytes:
-        return Rate(pair=pair, bytes_s=large.delivered_bytes / large.duration_s, duration_s=large.duration_s)
+        return large.delivered_bytes / large.duration_s
     return None
-
-
-def _is_slow(rate: Rate, fastest: Rate) -> bool:
-    return rate.bytes_s * SLOWER <= fastest.bytes_s and rate.duration_s - fastest.duration_s >= LEAST_DELAY_S
 
 
 def say_rate(bytes_s: float) -> str:
@@ -415,8 +385,11 @@ def check_payloads(meeting: Meeting) -> Answer:
     if not pairs:
         return skipped("no large payload was sent between nodes")
     findings = [
-        *_blamed(meeting, pairs, {key: is_black_hole(pair) for key, pair in pairs.items()}, _black_hole),
-        *_blamed(meeting, pairs, {key: is_lossy(pair) for key, pair in pairs.items()}, _loss),
+        *(
+            find(meeting, blame, [pairs[key] for key in blame.pairs])
+            for is_bad, find in ((is_black_hole, _black_hole), (is_lossy, _loss))
+            for blame in explain({key: is_bad(pair) for key, pair in pairs.items()})
+        ),
         *_slow(meeting, pairs),
     ]
     counted = any(pair.large is not None and pair.large.retransmitted is not None for pair in pairs.values())
@@ -427,28 +400,43 @@ def check_payloads(meeting: Meeting) -> Answer:
     return judged(findings, f"{arrived} of {len(sent)} large payloads arrived")
 
 
-def _blamed(
-    meeting: Meeting,
-    pairs: Pairs,
-    bad: dict[tuple[int, int], bool],
-    make: Callable[[Meeting, BadPairs, list[NodePair]], Problem],
-) -> list[Problem]:
-    return [make(meeting, blame, [pairs[key] for key in blame.pairs]) for blame in explain(bad)]
-
-
 def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
-    fastest = max(rates.values(), key=lambda rate: rate.bytes_s, default=None)
-    if fastest is None:
+    if not rates:
         return []
-    blames = explain({key: _is_slow(rate, fastest) for key, rate in rates.items()})
+    took_s = {key: large.duration_s for key in rates if (large := pairs[key].large) is not None}
+    best = max(rates, key=lambda key: rates[key])
+    blames = explain({
+        key: rate * SLOWER <= rates[best] and took_s[key] - took_s[best] >= LEAST_DELAY_S
+        for key, rate in rates.items()
+    })  # fmt: skip
     # Data into a host waits for what leaves it slowly, because its acknowledgements go that way.
     whole = {node for blame in blames if blame.way is not PairSide.PAIR for node in blame.nodes}
-    return [
-        _slow_link(meeting, blame, [rates[key] for key in blame.pairs], fastest)
-        for blame in blames
-        if blame.way is not PairSide.PAIR or whole.isdisjoint(blame.nodes)
-    ]
+    problems = []
+    for blame in blames:
+        if blame.way is PairSide.PAIR and not whole.isdisjoint(blame.nodes):
+            continue
+        interface = pairs[blame.pairs[0]].interface or "eth0"
+        hosts = meeting.names(blame.nodes)
+        lines = []
+        for key in blame.pairs:
+            large = pairs[key].large
+            given_up = "" if large is not None and large.contact is Contact.CONNECTED else "stopped after "
+            took = f"{given_up}{took_s[key] * 1000:.0f} ms"
+            lines.append(f"{_both(meeting, pairs[key])}: {say_rate(rates[key])}, {took}")
+        problems.append(
+            Problem(
+                kind="slow-link",
+                summary=f"data transfer is slow {_where(meeting, blame)}: "
+                f"{say_rate(min(rates[key] for key in blame.pairs))}, but another pair has {say_rate(rates[best])}",
+                hosts=hosts,
+                evidence=first_few(lines),
+                fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then "
+                "check the cable, the switch port and its rate limits",
+                confidence=_confidence(blame),
+            )
+        )
+    return problems
 
 
 def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
@@ -499,27 +487,6 @@ def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
         "then check the cable and the switch port",
         confidence=_confidence(blame),
     )
-
-
-def _slow_link(meeting: Meeting, blame: BadPairs, rates: list[Rate], fastest: Rate) -> Problem:
-    interface = rates[0].pair.interface or "eth0"
-    hosts = meeting.names(blame.nodes)
-    return Problem(
-        kind="slow-link",
-        summary=f"data transfer is slow {_where(meeting, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, "
-        f"but another pair has {say_rate(fastest.bytes_s)}",
-        hosts=hosts,
-        evidence=first_few(_rate_words(meeting, rate) for rate in rates),
-        fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then check "
-        "the cable, the switch port and its rate limits",
-        confidence=_confidence(blame),
-    )
-
-
-def _rate_words(meeting: Meeting, rate: Rate) -> str:
-    assert rate.pair.large is not None
-    given_up = "" if rate.pair.large.contact is Contact.CONNECTED else "stopped after "
-    return f"{_both(meeting, rate.pair)}: {say_rate(rate.bytes_s)}, {given_up}{rate.duration_s * 1000:.0f} ms"
 
 
 def _where(meeting: Meeting, blame: BadPairs) -> str:

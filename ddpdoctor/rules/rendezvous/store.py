@@ -65,7 +65,8 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     if failing and not open_ones:
         first = next(cause for cause in causes if cause is not None)
         return skipped(f"another check already found the cause: {first.code} {first.kind}")
-    if meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(view.serves for _, view in seen):
+    is_short = any(error.kind == "rank-set" and error.severity is Severity.ERROR for error in meeting.found)
+    if meeting.rendezvous.complete and is_short and not any(view.serves for _, view in seen):
         return skipped("the node that should serve the store did not join")
     place = f"{seen[0][1].host}:{seen[0][1].port}"
     reach = f"{sum(not fails(view) for _, view in seen)} of {len(seen)} nodes reach {place}"
