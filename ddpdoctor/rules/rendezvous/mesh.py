@@ -404,7 +404,7 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
     if not rates:
         return []
-    took_s = {key: large.duration_s for key in rates if (large := pairs[key].large) is not None}
+    took_s = {key: large.duration_s or 0.0 for key in rates if (large := pairs[key].large) is not None}
     best = max(rates, key=lambda key: rates[key])
     blames = explain({
         key: rate * SLOWER <= rates[best] and took_s[key] - took_s[best] >= LEAST_DELAY_S
