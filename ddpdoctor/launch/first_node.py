@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.meeting import MeetingWay
     from ddpdoctor.exchange.store import Client, Heard
+    from ddpdoctor.launch.node_messages import NodeProgress
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.watch import NodeProgress
     from ddpdoctor.model.findings import Judgment
 
 

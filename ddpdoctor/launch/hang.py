@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command_line import OnHang
     from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.node_messages import NodeProgress
     from ddpdoctor.launch.other_node import OtherNode
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.watch import JobWatch, NodeProgress
+    from ddpdoctor.launch.watch import JobWatch
     from ddpdoctor.model.facts import NodesSeen
     from ddpdoctor.model.launch import Connecting
 

@@ -20,7 +20,6 @@ from operator import lt
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.exchange.conversation import BadMessage, BadRecord, decompress, read_json
-from ddpdoctor.launch.watch import NodeProgress
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.facts import NodeSeen, Presence
 from ddpdoctor.recorder.storage.files import check_json, open_new, read_plain
@@ -59,6 +58,35 @@ _KNOWN = re.compile(
     r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held|flight\d+))"
     r"|nccl/[\w.%-]{1,200}\.log"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProgress:
+    """The progress of one node's ranks, as far as suspicion depends on it."""
+
+    alive: int = 0
+    starting: bool = False  # the launcher has no rank and was recently busy, for example loading torch
+    # The launcher has no rank and has been idle for the hang timeout: it waits for other nodes, before the first start
+    # or, after its ranks have failed, before a restart.
+    never: bool = False
+    begun: bool = False  # a live rank has initialized its process group
+    # The longest time that a live rank has been in a call that needs others, or None if none is in one.
+    waits_s: float | None = None
+    stuck_s: float = 0.0  # the longest time that one of those ranks has made no progress in its call
+    # The longest time that a live NCCL rank has made no progress, wherever it is, or None if there is no such rank.
+    nccl_still_s: float | None = None
+    # The number of live ranks without progress for the hang timeout. Time without a core does not count.
+    still: int = 0
+    # The same with that time, and with ranks that stood still when they ended: a rank that stood still has not moved by
+    # getting no core, nor by being killed.
+    stood: int = 0
+    idle: bool = False  # one of those is in no call that needs others
+    # Seconds since the last rank ended. None if none has ended, or if the launcher stops the rest: then the ranks of
+    # other nodes notice the failure by themselves.
+    ended_s: float | None = None
+    # A rank's script ended longer ago than the hang timeout, and its process still runs without progress. An exit that
+    # uploads a file makes progress, and time without a core does not count.
+    lives_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from ddpdoctor.launch.node_messages import (
     Greeting,
     JobVerdict,
     MemberList,
+    NodeProgress,
     Pulse,
     find,
     own_node,
@@ -35,7 +36,6 @@ from ddpdoctor.launch.node_messages import (
     write_pulse,
 )
 from ddpdoctor.launch.placement import Style
-from ddpdoctor.launch.watch import NodeProgress
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Severity
 

@@ -26,6 +26,7 @@ from ddpdoctor.launch.node_messages import (
     MAX_PLAIN_BYTES,
     Board,
     Greeting,
+    NodeProgress,
     Pulse,
     pack_folder,
     read_board,
@@ -37,7 +38,6 @@ from ddpdoctor.launch.node_messages import (
 from ddpdoctor.launch.placement import Placement
 from ddpdoctor.launch.run_folder import Starter, make_member_folder
 from ddpdoctor.launch.starting import nccl_log_environment
-from ddpdoctor.launch.watch import NodeProgress
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence

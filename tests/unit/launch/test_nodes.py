@@ -25,11 +25,11 @@ from ddpdoctor.launch.command_line import OnHang
 from ddpdoctor.launch.evidence import Followed
 from ddpdoctor.launch.first_node import FOLDER, PREFIX, SECOND_PORT, FirstNode, SecondPort, further_ways
 from ddpdoctor.launch.hang import Examining
-from ddpdoctor.launch.node_messages import pack_folder
+from ddpdoctor.launch.node_messages import NodeProgress, pack_folder
 from ddpdoctor.launch.other_node import OtherNode
 from ddpdoctor.launch.placement import MOST_ADDRESSES, Placement, Style, own_addresses
 from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, SharedReplicas
-from ddpdoctor.launch.watch import JobWatch, NodeProgress
+from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.consistency import Consistency, RootsReport
 from ddpdoctor.model.facts import Run, attempt_name
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity

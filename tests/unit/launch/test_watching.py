@@ -15,10 +15,11 @@ import pytest
 from ddpdoctor.collect.proc import Process
 from ddpdoctor.collect.run_files import read_watch
 from ddpdoctor.launch.evidence import EvidenceTaker, Followed
+from ddpdoctor.launch.node_messages import NodeProgress
 from ddpdoctor.launch.own_ranks import choose_status, describe_lost
 from ddpdoctor.launch.replica_exchange import LiveComparison
 from ddpdoctor.launch.seen import Receptions, WorkSeen
-from ddpdoctor.launch.watch import EARLY_EXIT_WAIT_S, JobWatch, NodeProgress, open_rings, suspicion_of
+from ddpdoctor.launch.watch import EARLY_EXIT_WAIT_S, JobWatch, open_rings, suspicion_of
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
