@@ -102,7 +102,7 @@ def run_rank(rank, sizes, store):
     import torch.distributed as dist
 
     from ddpdoctor.model.words import format_size
-    from ddpdoctor.probes.bandwidth.timing import RankGroup, Tracker
+    from ddpdoctor.probes.bandwidth.collectives import RankGroup, Tracker
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     group = RankGroup(None, tuple(range(RANKS)), torch.device("cpu"), "gloo", Tracker())

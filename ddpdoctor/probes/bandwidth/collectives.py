@@ -1,4 +1,4 @@
-"""The collective calls that are measured: bus factors, buffers, and the correctness pass.
+"""The collective calls that are measured: the ranks that make them, bus factors, buffers, and the correctness pass.
 
 The pass makes one call with a known result, and compares every element on every rank.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     import torch
 
     from ddpdoctor.model.bandwidth import Case
-    from ddpdoctor.probes.bandwidth.timing import RankGroup
 
     Call = Callable[[bool], Any]
 
+# Our choice: time before the process group exists, for importing torch and reading the machine. Both have their own
+# time limits. On a cold network file system the import alone takes half a minute.
+START_ALLOWANCE_S = 60.0
 OPERATORS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Our choice: rotating buffers take this many times the last-level cache. It is twice what strict LRU would need,
@@ -39,6 +41,112 @@ PERIODS = {"cpu": 65521, "cuda": 1048573}
 ROTATION = 7919
 WORKING_BYTES = 64  # The most memory allocated at once, per index of a period. A test checks this.
 _MASK = 2**32 - 1
+
+
+@dataclass(slots=True)
+class Tracker:
+    """Only the main thread writes, never inside a timed region. Writing a field is atomic, so there is no lock."""
+
+    phase: str = "start"
+    what: str = ""
+    group: tuple[int, ...] = ()
+    op: str = ""
+    calls: int = 0  # Calls begun in ``group`` since the bench began. Ranks with the same number are in the same call.
+    inside: bool = False
+    # time.monotonic() when a call last completed or ``at`` was last called.
+    moved_s: float = field(default_factory=time.monotonic)
+    allowance_s: float = START_ALLOWANCE_S  # added to the hang timeout: how long the next call is expected to take
+    _calls: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def at(self, phase: str, what: str = "", *, allowance_s: float = 0.0) -> None:
+        """Record the next phase, and how long one call, batch or computation of it may take."""
+        self.phase, self.what, self.allowance_s = phase, what, allowance_s
+        self.moved_s = time.monotonic()
+
+    def enter(self, op: str, group: tuple[int, ...]) -> None:
+        """Record that a collective call, or a batch of one kind, is about to begin in the group of these ranks."""
+        self.inside = False
+        self.op, self.group = op, group
+        self.calls = self._calls[group] = self._calls.get(group, 0) + 1
+        self.inside = True
+
+    def leave(self) -> None:
+        """Record that the call completed here. Skip this for a call that raised: the watcher needs to know that."""
+        self.inside = False
+        self.moved_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """Some ranks of the job, including this one. Functions of ``dist`` are looked up at each call."""
+
+    handle: Any  # a torch ProcessGroup, or None for all ranks
+    ranks: tuple[int, ...]  # global ranks, in the order of the group
+    device: torch.device
+    backend: str
+    tracker: Tracker
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        """This process's place in the group."""
+        import torch.distributed as dist
+
+        return self.ranks.index(dist.get_rank())
+
+    def barrier(self) -> float:
+        """Wait for all ranks, and return the seconds that this rank waited inside the barrier.
+
+        Delays before the barrier do not count, so a rank that comes late waits for nobody.
+        """
+        import torch.distributed as dist
+
+        self.tracker.enter("barrier", self.ranks)
+        device_ids = [self.device.index] if self.backend == "nccl" else None
+        work = dist.barrier(group=self.handle, async_op=True, device_ids=device_ids)
+        arrived = time.perf_counter_ns()
+        if work is not None:
+            work.wait()
+        self.settle()
+        waited = time.perf_counter_ns() - arrived
+        self.tracker.leave()
+        return waited / 1e9
+
+    def settle(self) -> None:
+        """Wait until the device has finished its work, because NCCL's calls return before that."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the values of all ranks on every rank, one row per rank. All must give the same number of values."""
+        import torch
+        import torch.distributed as dist
+
+        own = torch.tensor(values, dtype=torch.float64, device=self.device)
+        rows = [torch.empty_like(own) for _ in self.ranks]
+        self.tracker.enter("all_gather", self.ranks)
+        dist.all_gather(rows, own, group=self.handle)
+        gathered: list[list[float]] = [row.tolist() for row in rows]
+        self.tracker.leave()
+        return gathered
+
+    def agree(self, value: float) -> float:
+        """Return the value of the group's first rank on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        agreed = torch.tensor([value], dtype=torch.float64, device=self.device)
+        self.tracker.enter("broadcast", self.ranks)
+        dist.broadcast(agreed, src=self.ranks[0], group=self.handle)
+        first = float(agreed.item())
+        self.tracker.leave()
+        return first
 
 
 def bus_factor(collective: Collective, size: int) -> float | None:

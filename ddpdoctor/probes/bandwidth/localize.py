@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.bandwidth import Case, Collective, Mode, NodeResult, Pair
 from ddpdoctor.model.words import format_size, grouped
-from ddpdoctor.probes.bandwidth.timing import Effort, RankGroup, coefficient_of_variation, measure
+from ddpdoctor.probes.bandwidth.collectives import RankGroup
+from ddpdoctor.probes.bandwidth.timing import Effort, coefficient_of_variation, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

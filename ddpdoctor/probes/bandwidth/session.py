@@ -18,7 +18,15 @@ from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, descr
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.words import format_size
-from ddpdoctor.probes.bandwidth.collectives import check, count_sets, make_sets, set_bytes, working_bytes
+from ddpdoctor.probes.bandwidth.collectives import (
+    RankGroup,
+    Tracker,
+    check,
+    count_sets,
+    make_sets,
+    set_bytes,
+    working_bytes,
+)
 from ddpdoctor.probes.bandwidth.plan import (
     Forecast,
     Step,
@@ -28,7 +36,7 @@ from ddpdoctor.probes.bandwidth.plan import (
     list_impossible,
     share_out,
 )
-from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, ResultLog, Tracker, measure, most_calls
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.bandwidth import Arrival, Bench, Measurement, Mode
 from ddpdoctor.model.reading import no_collection
-from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, bus_factor, cache_bytes, make_call, make_sets
+from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, RankGroup, bus_factor, cache_bytes, make_call, make_sets
 from ddpdoctor.probes.bandwidth.plan import (
     LEAST_BATCH_S,
     LEAST_BATCHES,
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import BenchSettings, Case, LeftOut, Member, NcclLog, NodeResult, Pair, Stop, Wrong
     from ddpdoctor.probes.bandwidth.collectives import Buffers, Call
 
-# Our choice: time before the process group exists, for importing torch and reading the machine. Both have their own
-# time limits. On a cold network file system the import alone takes half a minute.
-START_ALLOWANCE_S = 60.0
 MOST_WARMUP = 5
 WARMUP_SHARE = 0.1
 # Our choice: warm-up takes up to ``WARMUP_SHARE`` of a case's time and at least one call. Calls slower than
@@ -48,79 +45,6 @@ CLOCKS_DIFFER = 0.1
 SPAN_OVERHEAD_US = 100.0
 MOST_KEPT = 200  # Our choice: calls kept per case. Enough for a median, and small even with a thousand ranks.
 Z = 1.96  # 95 % of a normal distribution lie within this many standard deviations
-
-
-@dataclass(frozen=True, slots=True)
-class RankGroup:
-    """Some ranks of the job, including this one. Functions of ``dist`` are looked up at each call."""
-
-    handle: Any  # a torch ProcessGroup, or None for all ranks
-    ranks: tuple[int, ...]  # global ranks, in the order of the group
-    device: torch.device
-    backend: str
-    tracker: Tracker
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return len(self.ranks)
-
-    @property
-    def index(self) -> int:
-        """This process's place in the group."""
-        import torch.distributed as dist
-
-        return self.ranks.index(dist.get_rank())
-
-    def barrier(self) -> float:
-        """Wait for all ranks, and return the seconds that this rank waited inside the barrier.
-
-        Delays before the barrier do not count, so a rank that comes late waits for nobody.
-        """
-        import torch.distributed as dist
-
-        self.tracker.enter("barrier", self.ranks)
-        device_ids = [self.device.index] if self.backend == "nccl" else None
-        work = dist.barrier(group=self.handle, async_op=True, device_ids=device_ids)
-        arrived = time.perf_counter_ns()
-        if work is not None:
-            work.wait()
-        self.settle()
-        waited = time.perf_counter_ns() - arrived
-        self.tracker.leave()
-        return waited / 1e9
-
-    def settle(self) -> None:
-        """Wait until the device has finished its work, because NCCL's calls return before that."""
-        if self.device.type == "cuda":
-            import torch
-
-            torch.cuda.current_stream(self.device).synchronize()
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the values of all ranks on every rank, one row per rank. All must give the same number of values."""
-        import torch
-        import torch.distributed as dist
-
-        own = torch.tensor(values, dtype=torch.float64, device=self.device)
-        rows = [torch.empty_like(own) for _ in self.ranks]
-        self.tracker.enter("all_gather", self.ranks)
-        dist.all_gather(rows, own, group=self.handle)
-        gathered: list[list[float]] = [row.tolist() for row in rows]
-        self.tracker.leave()
-        return gathered
-
-    def agree(self, value: float) -> float:
-        """Return the value of the group's first rank on every rank."""
-        import torch
-        import torch.distributed as dist
-
-        agreed = torch.tensor([value], dtype=torch.float64, device=self.device)
-        self.tracker.enter("broadcast", self.ranks)
-        dist.broadcast(agreed, src=self.ranks[0], group=self.handle)
-        first = float(agreed.item())
-        self.tracker.leave()
-        return first
 
 
 @dataclass(slots=True)
@@ -153,39 +77,6 @@ class ResultLog:
         parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
         parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
         return Bench(**parts, stop=stop)
-
-
-@dataclass(slots=True)
-class Tracker:
-    """Only the main thread writes, never inside a timed region. Writing a field is atomic, so there is no lock."""
-
-    phase: str = "start"
-    what: str = ""
-    group: tuple[int, ...] = ()
-    op: str = ""
-    calls: int = 0  # Calls begun in ``group`` since the bench began. Ranks with the same number are in the same call.
-    inside: bool = False
-    # time.monotonic() when a call last completed or ``at`` was last called.
-    moved_s: float = field(default_factory=time.monotonic)
-    allowance_s: float = START_ALLOWANCE_S  # added to the hang timeout: how long the next call is expected to take
-    _calls: dict[tuple[int, ...], int] = field(default_factory=dict)
-
-    def at(self, phase: str, what: str = "", *, allowance_s: float = 0.0) -> None:
-        """Record the next phase, and how long one call, batch or computation of it may take."""
-        self.phase, self.what, self.allowance_s = phase, what, allowance_s
-        self.moved_s = time.monotonic()
-
-    def enter(self, op: str, group: tuple[int, ...]) -> None:
-        """Record that a collective call, or a batch of one kind, is about to begin in the group of these ranks."""
-        self.inside = False
-        self.op, self.group = op, group
-        self.calls = self._calls[group] = self._calls.get(group, 0) + 1
-        self.inside = True
-
-    def leave(self) -> None:
-        """Record that the call completed here. Skip this for a call that raised: the watcher needs to know that."""
-        self.inside = False
-        self.moved_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

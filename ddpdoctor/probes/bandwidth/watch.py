@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import Member
-    from ddpdoctor.probes.bandwidth.timing import Tracker
+    from ddpdoctor.probes.bandwidth.collectives import Tracker
 
 Given = TypeVar("Given")
 LOOK_EVERY_S = 1.0  # our choice: soon enough for a waiting user, and it can disturb only one call in thousands

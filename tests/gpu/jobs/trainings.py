@@ -175,7 +175,7 @@ def ddp_whole_capture():
 
 def event_stream():
     """Times a kernel of known length with the bench's own clocks, on the current stream and on one of its own."""
-    from ddpdoctor.probes.bandwidth.timing import RankGroup, Tracker
+    from ddpdoctor.probes.bandwidth.collectives import RankGroup, Tracker
     from ddpdoctor.probes.bandwidth.timing import time_batches, time_calls
 
     join(at_once=True)

@@ -17,7 +17,7 @@ from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.model.bandwidth import Ending, Member, Stop
 from ddpdoctor.model.codec import decode
 from ddpdoctor.probes.bandwidth import watch
-from ddpdoctor.probes.bandwidth.timing import Tracker
+from ddpdoctor.probes.bandwidth.collectives import Tracker
 from ddpdoctor.probes.bandwidth.watch import Alarm
 from tests.scenarios.running import clean_environment, wait_for
 

@@ -19,7 +19,7 @@ from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.probes.bandwidth.timing import Tracker
+from ddpdoctor.probes.bandwidth.collectives import Tracker
 from ddpdoctor.probes.bandwidth.watch import GIL_LIMIT_S, Watched, Watcher
 
 FOLDER, RANK, WORLD, PORT, HANG_TIMEOUT_S, FAULT = Path(sys.argv[1]), *sys.argv[2:]

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.codec import encode
-from ddpdoctor.probes.bandwidth.collectives import check, make_buffers, make_sets
+from ddpdoctor.probes.bandwidth.collectives import RankGroup, Tracker, check, make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, list_cases, reducible
 from ddpdoctor.probes.bandwidth.session import run_sweep
-from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, RankGroup, ResultLog, Tracker, measure
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure
 from tests import forking
 from tests.scenarios.running import clean_environment
 

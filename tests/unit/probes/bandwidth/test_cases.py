@@ -16,7 +16,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Ending, Mode, NcclLog, Stop
-from ddpdoctor.probes.bandwidth.collectives import PERIODS, bus_factor, put_in, reduced, tolerance
+from ddpdoctor.probes.bandwidth.collectives import (
+    PERIODS,
+    START_ALLOWANCE_S,
+    RankGroup,
+    Tracker,
+    bus_factor,
+    put_in,
+    reduced,
+    tolerance,
+)
 from ddpdoctor.probes.bandwidth.localize import Unit, _Groups, circle_rounds
 from ddpdoctor.probes.bandwidth.plan import (
     DTYPES,
@@ -30,7 +39,6 @@ from ddpdoctor.probes.bandwidth.plan import (
     round_size,
 )
 from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
-from ddpdoctor.probes.bandwidth.timing import START_ALLOWANCE_S, RankGroup, Tracker
 from ddpdoctor.probes.bandwidth.watch import (
     Alarm,
     Home,

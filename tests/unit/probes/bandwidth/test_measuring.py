@@ -19,6 +19,8 @@ from ddpdoctor.probes.bandwidth import collectives
 from ddpdoctor.probes.bandwidth.collectives import (
     COLD_FACTOR,
     PERIODS,
+    RankGroup,
+    Tracker,
     bus_factor,
     cache_bytes,
     count_sets,
@@ -43,8 +45,6 @@ from ddpdoctor.probes.bandwidth.timing import (
     LEAST_CALLS,
     BarrierWaits,
     Effort,
-    RankGroup,
-    Tracker,
     coefficient_of_variation,
     even_out,
     lateness,
