@@ -16,7 +16,6 @@ from ddpdoctor.model.words import format_memory, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.absent import judge_lost, left_file_problem
 from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
@@ -39,6 +38,7 @@ from ddpdoctor.rules.progress.states import (
     places,
     seconds,
 )
+from ddpdoctor.rules.progress.stuck import judge_lost, left_file_problem
 from ddpdoctor.rules.progress.wait_causes import clues_of
 from ddpdoctor.rules.progress.words import Clue, fix_of, sentences
 from ddpdoctor.rules.registry import rule

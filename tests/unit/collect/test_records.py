@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import datetime as dt
 import gc
-import hashlib
 import json
 import os
 import pickle
@@ -224,12 +223,19 @@ def times_of_gradients():
 
 
 def note_models(module, *, with_buffers=True, room=replicas.MAX_ROWS_BYTES):
-    rows = replicas._model_rows(module, with_buffers)
-    text = replicas._rows_text(rows)
-    return {
-        "k": "ddp", "group": "0", "count": len(rows), "digest": hashlib.sha256(text).hexdigest()[:24],
-        "rows": replicas._packed_rows(rows, text, room), "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1},
-    }  # fmt: skip
+    noted = []
+    here = types.SimpleNamespace(ring=True, note=lambda kind, **entry: noted.append({"k": kind, **entry}))
+    with pytest.MonkeyPatch.context() as fresh:
+        for name, value in (("here", here), ("MAX_ROWS_BYTES", room), ("_model_digests", set()), ("_rows_bytes", 0)):
+            fresh.setattr(replicas, name, value)
+        replicas.note_model(module, types.SimpleNamespace(group_name="0"), with_buffers, finds_unused=False)
+    noted[0].pop("finds_unused")
+    return {**noted[0], "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1}}
+
+
+def pack_names(named):
+    rows = [replicas._tensor_row("p", name, tensor) for name, tensor in named]
+    return replicas._packed_rows(rows, replicas._rows_text(rows), replicas.MAX_ROWS_BYTES // 4)
 
 
 @CASES
@@ -244,10 +250,10 @@ def models_that_ddp_was_given():
 
 def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_names():
     named = [(f"model.{name}", tensor) for name, tensor in torch.nn.Linear(2, 3).named_parameters()]
-    notes = [{"k": "named", "rows": replicas.pack_names(named)}, {"k": "named", "rows": "!"}, {"k": "named"}]
+    notes = [{"k": "named", "rows": pack_names(named)}, {"k": "named", "rows": "!"}, {"k": "named"}]
     assert [(one.name, one.shape) for one in read_parameters(notes)] == [("model.weight", (3, 2)), ("model.bias", (3,))]
     many = [(f"layer.{hash(str(n))}.{n}", torch.zeros(1)) for n in range(8000)]
-    assert len(replicas.pack_names(many)) <= replicas.MAX_ROWS_BYTES // 4
+    assert len(pack_names(many)) <= replicas.MAX_ROWS_BYTES // 4
 
 
 def test_many_rows_take_little_room_are_cut_and_counted_and_written_once_for_equal_models():
