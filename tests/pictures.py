@@ -1,8 +1,7 @@
 """Small reports, and what a document draws of them."""
 
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
-from ddpdoctor.report.blocks import Grid
-from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.blocks import Grid, read_content
 
 FINISHED = JobSummary(world_size=4, nnodes=1, status=JobStatus.FINISHED, exit_status=0)
 

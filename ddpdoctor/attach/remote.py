@@ -23,8 +23,7 @@ from ddpdoctor.attach.look import SUMMARY, make_attach_folder, to_json
 from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.attached import AskedNodes, NodeAnswer
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import count_of
 from ddpdoctor.recorder.storage.files import make_folder, write_whole
 from ddpdoctor.recorder.storage.secrets import hide_in_text

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 from ddpdoctor.cli.output import render, say
 from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.launch.run_folder import REPORT_NAME
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.findings import FaultOrigin, JobStatus, Severity
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 # Errors of files and folders that a user names, wherever they are met. They are not defects of ddpdoctor.
 OF_PATHS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE})

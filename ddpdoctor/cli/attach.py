@@ -49,7 +49,7 @@ def run(options: Options) -> int:
 
     _check(options)
     if options.node_only:
-        from ddpdoctor.model.exit_status import ExitStatus
+        from ddpdoctor.model.errors import ExitStatus
 
         if options.folder == STDOUT:
             from ddpdoctor.attach.remote import send_look

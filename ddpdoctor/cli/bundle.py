@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import OUTPUT, RUN_DIR, Option
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.bundle import Bundle

@@ -29,7 +29,7 @@ from ddpdoctor.cli.options import (
     settings_of,
     typed,
 )
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from ddpdoctor.cli.options import (
     settings_of,
     typed,
 )
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     from ddpdoctor.diagnose.files import check_codes
     from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous
     from ddpdoctor.launch.run_folder import REPORT_NAME, make_private
-    from ddpdoctor.model.exit_status import report_status
+    from ddpdoctor.model.errors import report_status
     from ddpdoctor.model.launch import NodeOptions
 
     outputs = settings_of(options, Outputs)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

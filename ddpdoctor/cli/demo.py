@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.placement import WrapOptions

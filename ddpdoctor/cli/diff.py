@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ddpdoctor.cli.options import FORMAT, Argument
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

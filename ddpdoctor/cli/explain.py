@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.files import RulePage

@@ -11,7 +11,7 @@ from typing import Annotated
 from ddpdoctor.cli.options import FORMAT, Argument
 from ddpdoctor.cli.report import RUNS
 from ddpdoctor.cli.status import StatusFormat
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

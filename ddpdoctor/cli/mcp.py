@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ddpdoctor.cli.app import as_user_error
 from ddpdoctor.cli.options import TIMEOUT, typed
 from ddpdoctor.cli.output import ISSUES_HINT, describe_defect
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
         case "csv":
             text = formats.render_csv(report)
         case "nccl-tests":
-            from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
+            from ddpdoctor.report.bandwidth.content import render_nccl_tests
 
             text = render_nccl_tests(report)
         case "html":
@@ -86,7 +86,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
             text = render_html(report)
         case _:
-            from ddpdoctor.report.markdown import render_markdown
+            from ddpdoctor.report.formats import render_markdown
 
             text = render_markdown(report)
     return printable(text)
@@ -300,7 +300,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
     """Save and show the report of a check, and return the exit status."""
-    from ddpdoctor.model.exit_status import report_status
+    from ddpdoctor.model.errors import report_status
 
     return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
 from ddpdoctor.launch.command_line import SavedFormat
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

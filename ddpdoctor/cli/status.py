@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ddpdoctor.cli.options import FORMAT, Argument, Option, parse_duration, typed
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.facts import RECORD_NAME
 
 if TYPE_CHECKING:

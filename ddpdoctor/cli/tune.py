@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import FORMAT, HANG_TIMEOUT, REPORT_DIR, Option, typed
 from ddpdoctor.cli.output import save_report, say, show_report
 from ddpdoctor.launch.command_line import OutputFormat, SplitCommand
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.findings import now
 from ddpdoctor.model.tuning import AGAIN, BASE, LaunchKind
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 from ddpdoctor import __version__
 from ddpdoctor.cli.config import read_declared
 from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, load_verb
-from ddpdoctor.model.exit_status import MEANINGS
+from ddpdoctor.model.errors import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -114,7 +114,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.output import severity_of
     from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.starting import find_outer_run
-    from ddpdoctor.model.exit_status import ExitStatus, has_found
+    from ddpdoctor.model.errors import ExitStatus, has_found
 
     outer = find_outer_run(os.environ)
     prepared = prepare(options, os.environ, outer)

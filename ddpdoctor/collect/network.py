@@ -1,4 +1,4 @@
-"""Reads interfaces, routes and names, the port for the store, and the packet filter's refusing chains.
+"""Reads interfaces, routes and names, the port for the store, the packet filter's refusing chains, and RDMA adapters.
 
 Look-ups run in parallel: a dead name server costs two seconds in all.
 """
@@ -8,19 +8,33 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
-from ddpdoctor.collect.firewall import read_firewall
+from ddpdoctor.collect.kernel import BUS_ID
 from ddpdoctor.collect.launch import text
+from ddpdoctor.collect.software import read_driver
 from ddpdoctor.collect.system import list_pids, read_link
 from ddpdoctor.model.launch import parse_endpoint
-from ddpdoctor.model.node import Interface, Lookup, Names, Network, PortUse
-from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.node import (
+    FirewallChain,
+    Gid,
+    Interface,
+    Lookup,
+    Names,
+    Network,
+    PortUse,
+    Rdma,
+    RdmaDevice,
+    RdmaPort,
+)
+from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -29,6 +43,10 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import ReadingPlan, System
 
     Ask = Callable[[], tuple[str, ...]]
+    from collections.abc import Iterator
+
+    Tables = dict[str, dict[str, "_Chain"]]
+    from collections.abc import Callable
 
 FOLDER = "/sys/class/net"
 IFF_UP = 0x1
@@ -279,3 +297,237 @@ def read_default_interface(system: System) -> str | None:
         if routes:
             return min(routes)[1]
     return None
+
+
+LIMIT_S = 2.0
+MAX_ACCEPTS = 20  # how many accepting rules of a chain we keep, which is enough to judge it
+NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
+_COUNTER = re.compile(
+    r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
+)
+_CHAIN = re.compile(r"chain (\S+) \{$")
+_TABLE = re.compile(r"table (\S+ \S+) \{$")
+_POLICY = re.compile(r"\bpolicy (\w+);")
+_JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
+_ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
+_REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
+# Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP.
+_NOT_NEW = re.compile(
+    r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
+)
+
+
+@dataclass
+class _Chain:
+    """A chain while it is parsed."""
+
+    incoming: bool = False
+    policy: str = ""
+    rules: list[str] = field(default_factory=list)
+
+
+def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
+    """Return the chains that refuse incoming packets, from nft and iptables-save, or why we cannot list the rules."""
+    commands = {command[0]: partial(system.calls.run, command, LIMIT_S) for command in (NFT, IPTABLES)}
+    replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit ends it first
+    done = {name: reply.value.out for name, reply in replies.items() if reply.value and reply.value.status == 0}
+    if not done:
+        if all(isinstance(reply.error, FileNotFoundError) for reply in replies.values()):
+            return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
+        return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
+    iptables = tuple(_refusing("iptables", _parse_iptables(done.get("iptables-save", ""))))
+    # Tables of chains from the output of nft list ruleset
+    text = done.get("nft", "")
+    tables: Tables = {}
+    chains: dict[str, _Chain] = {}
+    chain: _Chain | None = None
+    for line in _joined(text):
+        table, start = _TABLE.match(line), _CHAIN.match(line)
+        if table:
+            chains = tables.setdefault(table[1], {})
+        elif start:
+            chain = chains.setdefault(start[1], _Chain())
+        elif line == "}":
+            chain = None
+        elif chain is not None and line.startswith("type "):
+            policy = _POLICY.search(line)
+            chain.incoming, chain.policy = " hook input " in line, policy[1] if policy else ""
+        elif chain is not None:
+            chain.rules.append(_COUNTER.sub("", line).strip())
+    nft = _refusing("nft", tables)
+    return (*iptables, *(chain for chain in nft if not (iptables and chain.name == "nft ip filter INPUT")))
+
+
+def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
+    for table, chains in tables.items():
+        manager = "ufw" if any(name.startswith("ufw-") for name in chains) else ""
+        if "firewalld" in table or "INPUT_ZONES" in chains:
+            manager = "firewalld"
+        for name, chain in chains.items():
+            last = chain.rules[-1] if chain.rules else ""
+            refusal = f"last rule: {last}" if _REFUSES.match(last) else ""
+            if chain.policy in {"drop", "reject"}:
+                refusal = f"policy {chain.policy}"
+            if chain.incoming and refusal:
+                rules = _reached(chains, name)
+                accepts = tuple(rule for rule in rules if _ACCEPT.search(rule) and not _NOT_NEW.search(rule))
+                yield FirewallChain(
+                    name=f"{tool} {table} {name}", refusal=refusal, accepts=accepts[:MAX_ACCEPTS], manager=manager
+                )
+
+
+def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
+    """Yield the rules of a chain and of all chains that it can jump to."""
+    todo, seen = [first], {first}
+    while todo:
+        for rule in chains[todo.pop(0)].rules:
+            yield rule
+            for name in _JUMP.findall(rule):
+                if name in chains and name not in seen:
+                    seen.add(name)
+                    todo.append(name)
+
+
+def _joined(text: str) -> Iterator[str]:
+    """Yield lines without indentation; a list in braces over several lines becomes one line, and sets are left out."""
+    line = ""
+    for part in text.splitlines():
+        line = f"{line} {part.strip()}".strip()
+        opens = line.endswith("{") and _TABLE.match(line) is None and _CHAIN.match(line) is None
+        if line.count("{") > line.count("}") and (opens or not line.endswith("{")):
+            continue
+        if line and not line.startswith(("set ", "map ", "flowtable ", "ct helper ")):
+            yield line
+        line = ""
+
+
+def _parse_iptables(text: str) -> Tables:
+    """Return the filter table's chains from the output of iptables-save."""
+    chains: dict[str, _Chain] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif table == "filter" and line.startswith(":"):
+            name, policy, *_ = [*line[1:].split(), "-"]
+            chains[name] = _Chain(incoming=name == "INPUT", policy=policy.lower())
+        elif table == "filter" and line.startswith("-A "):
+            _, name, rule = [*line.split(" ", 2), ""][:3]
+            chains.setdefault(name, _Chain()).rules.append(rule)
+    return {"filter": chains}
+
+
+DEVICES = "/sys/class/infiniband"
+FILES = "/dev/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
+
+COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
+COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
+# Our choice: long enough to see a link that fails all the time, and short enough for a check before every job.
+BETWEEN_READS_S = 0.5
+
+PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
+# NCCL checks for these (src/transport/net_ib/gdr.cc).
+PEER_FILES = (
+    "/sys/module/nvidia_peermem",
+    "/sys/kernel/mm/memory_peers/nv_mem",
+    "/sys/kernel/mm/memory_peers/nv_mem_nc",
+)
+DMABUF_KERNEL = (5, 12)  # the first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)
+CAP_IPC_LOCK = 14
+
+Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
+
+
+def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
+    """Read all RDMA devices; if any port is up, read the error counters twice."""
+    names = system.names(DEVICES)
+    if not names:
+        raise NotRead(Unread(why=Why.ABSENT, reason="there is no RDMA device"))
+    ports = [(name, port) for name in names for port in system.names(f"{DEVICES}/{name}/ports") if port.isdecimal()]
+    first = _read_counters(system, ports)
+    later: Counters = {}
+    if any(_worded(system, f"{DEVICES}/{name}/ports/{port}/state") == "ACTIVE" for name, port in ports):
+        pause(BETWEEN_READS_S)
+        later = _read_counters(system, ports)
+    files = [name for name in system.names(FILES) if name.startswith("uverbs")]
+    usable = [name for name in files if system.calls.readable(f"{FILES}/{name}")]
+    modules = {line.split(" ", 1)[0] for line in system.text_or("/proc/modules").splitlines()}
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text_or("/proc/self/status"), re.MULTILINE)
+    # The kernel checks CAP_IPC_LOCK in the initial user namespace.
+    whole = system.text_or("/proc/self/uid_map", "0 0 4294967295").split() == ["0", "0", "4294967295"]
+    # Whether kernel and driver can give the HCA access to GPU memory, or None if that is unknown
+    driver, is_open = read_driver(system)
+    release = system.calls.kernel()
+    version = re.match(r"(\d+)\.(\d+)", release)
+    has_dmabuf: bool | None
+    if driver is None or version is None:
+        has_dmabuf = None
+    elif not is_open:
+        has_dmabuf = False
+    elif (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
+        has_dmabuf = True
+    else:
+        # Red Hat's kernel 4.18 has the RDMA core of later kernels.
+        has_dmabuf = None if ".el8" in release else False
+    return Rdma(
+        devices=tuple(_read_device(system, name, first, later) for name in names),
+        peermem=bool(modules & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES),
+        dmabuf=has_dmabuf,
+        uverbs=tuple(usable),
+        uverbs_denied=tuple(name for name in files if name not in usable),
+        rdma_cm=system.exists(f"{FILES}/rdma_cm"),
+        ipc_lock=whole and bool(int(capabilities[1], 16) >> CAP_IPC_LOCK & 1) if capabilities else None,
+    )
+
+
+def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
+    """Ask all ports in parallel; one that does not answer has no counters."""
+
+    def read(folder: str) -> dict[str, int]:
+        values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
+        return {counter: value for counter, value in values.items() if value is not None}
+
+    folders = [f"{DEVICES}/{name}/ports/{port}" for name, port in ports]
+    replies = ask_side_by_side({folder: partial(read, folder) for folder in folders}, COUNTER_LIMIT_S)
+    return {folder: reply.value or {} for folder, reply in replies.items()}
+
+
+def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:
+    folder = f"{DEVICES}/{name}"
+    bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - only the name is needed
+    ports = sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal())
+    verbs = system.names(VERBS)
+    return RdmaDevice(
+        name=name, bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
+        board=system.text_or(f"{folder}/board_id") or None, firmware=system.text_or(f"{folder}/fw_ver") or None,
+        ports=tuple(_read_port(system, name, port, first, later) for port in ports),
+        uverbs=next((file for file in verbs if system.text_or(f"{VERBS}/{file}/ibdev") == name), None),
+        netdevs=system.names(f"{folder}/device/net"), virtual_function=system.exists(f"{folder}/device/physfn"),
+    )  # fmt: skip
+
+
+def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> RdmaPort:
+    folder = f"{DEVICES}/{device}/ports/{number}"
+    rate = system.text_or(f"{folder}/rate")
+    rate_gb_s = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)  # "400 Gb/sec (4X NDR)"
+    gids = []
+    for index in sorted(int(name) for name in system.names(f"{folder}/gids") if name.isdecimal()):
+        gid = system.text_or(f"{folder}/gids/{index}")
+        if gid.strip("0:"):  # a table has hundreds of empty entries, whose attributes cannot be read
+            kind = system.text_or(f"{folder}/gid_attrs/types/{index}")
+            netdev = system.text_or(f"{folder}/gid_attrs/ndevs/{index}") or None
+            gids.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
+    return RdmaPort(
+        device=device, port=number, state=_worded(system, f"{folder}/state"),
+        phys_state=_worded(system, f"{folder}/phys_state"),
+        link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),
+        rate_gb_s=float(rate_gb_s[1]) if rate_gb_s else None, gids=tuple(gids), counters=first.get(folder, {}),
+        counters_later=later.get(folder, {}), rate_text=rate,
+    )  # fmt: skip
+
+
+def _worded(system: System, name: str) -> str:
+    """Return "ACTIVE" for the file text "4: ACTIVE"."""
+    number, colon, word = system.text_or(name).partition(": ")
+    return word if colon else number

@@ -301,7 +301,7 @@ COLLECTORS = {
     "stuck_processes": Collector(module="ddpdoctor.collect.kernel", function="read_stuck"),
     "gpu_trial": Collector(module="ddpdoctor.collect.gpus", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
     "pci": Collector(module="ddpdoctor.collect.kernel", function="read_pci"),
-    "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma"),
+    "rdma": Collector(module="ddpdoctor.collect.network", function="read_rdma"),
     "load": Collector(module="ddpdoctor.collect.limits", function="read_load", alone=True),
 }
 

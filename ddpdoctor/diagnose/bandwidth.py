@@ -15,8 +15,7 @@ from ddpdoctor.diagnose.job import judge_job
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus, report_status
+from ddpdoctor.model.errors import ExitStatus, UserError, report_status
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity, now
 from ddpdoctor.model.reading import known

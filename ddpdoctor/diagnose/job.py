@@ -19,8 +19,7 @@ from ddpdoctor.diagnose.timeline import make_timeline
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import Job, JobEnd, Life, Run, shell_status
 from ddpdoctor.model.findings import (
     Attempt,

@@ -20,8 +20,7 @@ from ddpdoctor.exchange.conversation import BadRecord, measure_offset, shown_clo
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.findings import now
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import SECTIONS, ExpectedVersion, Fleet, Launcher, Node

@@ -27,7 +27,7 @@ from ddpdoctor.integrations.place import (
     watcher_environment,
 )
 from ddpdoctor.launch.attendance import Leaving, enter, leave
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.recorder.start import is_foreign
 from ddpdoctor.recorder.state import pass_on
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE

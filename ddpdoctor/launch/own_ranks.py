@@ -23,8 +23,7 @@ from ddpdoctor.collect.proc import read_process
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.wire import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.wire import token_bytes
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ from ddpdoctor.launch.stopping import (
     stop_tree,
 )
 from ddpdoctor.launch.watch import JobWatch
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.facts import END_NAME, JobEnd, shell_status
 from ddpdoctor.model.findings import Outcome, Severity, hangs, now
 from ddpdoctor.recorder.storage.files import remove, write_whole

@@ -1,8 +1,40 @@
-"""ddpdoctor's only error class, which only ``cli/app`` prints, and what other errors say in a line."""
+"""ddpdoctor's only error class, which only ``cli/app`` prints, what others say in a line, and all exit statuses."""
 
 from __future__ import annotations
 
-from ddpdoctor.model.exit_status import ExitStatus
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report, Severity
+
+
+class ExitStatus(IntEnum):
+    """An exit status of ddpdoctor. ``wrap`` otherwise returns the status of the launcher."""
+
+    OK = 0
+    FOUND = 1
+    WRONG_USE = 2
+    DEFECT = 3
+    INCONCLUSIVE = 4
+    GIVE_UP = 70  # ``EX_SOFTWARE`` of sysexits.h
+    RETRY = 75  # ``EX_TEMPFAIL`` of sysexits.h
+    HUNG = 124
+    INTERRUPTED = 130
+
+
+# The table of docs/exit-status.md.
+MEANINGS = {
+    ExitStatus.OK: "nothing found",
+    ExitStatus.FOUND: "findings",
+    ExitStatus.WRONG_USE: "wrong use or configuration",
+    ExitStatus.DEFECT: "a defect of ddpdoctor",
+    ExitStatus.INCONCLUSIVE: "inconclusive: a check that was needed could not run",
+    ExitStatus.GIVE_UP: "with `--exit-status-of-verdict`: the script or its settings are at fault, do not restart",
+    ExitStatus.RETRY: "with `--exit-status-of-verdict`: a machine or the network is at fault, restart elsewhere",
+    ExitStatus.HUNG: "`wrap` stopped a hung job, as timeout(1) does",
+    ExitStatus.INTERRUPTED: "interrupted",
+}
 
 
 class UserError(Exception):
@@ -25,3 +57,20 @@ def typed_line(error: BaseException) -> str:
     """Return the type and the first line of an error: "ValueError: no such label". It has at most 500 characters."""
     name, line = type(error).__name__, first_line(error)
     return name if line == name else f"{name}: {line}"[:500]
+
+
+def has_found(report: Report, fail_on: Severity | None) -> bool:
+    """Return whether a report has a finding at least as severe as ``fail_on``. None means "never"."""
+    return fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings)
+
+
+def report_status(report: Report, fail_on: Severity | None) -> ExitStatus:
+    """Return the status for a report: findings take precedence, then crashed checks, then inconclusive ones."""
+    from ddpdoctor.model.findings import Outcome
+
+    if has_found(report, fail_on):
+        return ExitStatus.FOUND
+    outcomes = {check.outcome for check in report.checks}
+    if Outcome.CRASHED in outcomes:
+        return ExitStatus.DEFECT
+    return ExitStatus.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else ExitStatus.OK

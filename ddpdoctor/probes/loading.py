@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping

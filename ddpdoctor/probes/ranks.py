@@ -22,8 +22,7 @@ from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.reach import reach
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Member
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.launch import find_variable, select_variables
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.words import format_size, grouped, rank_list

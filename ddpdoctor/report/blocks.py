@@ -1,6 +1,6 @@
 """The blocks of a report: typed data that each format renders in its own way.
 
-To add a command, write a function that turns its data into ``Content``, and register it in ``contents.py``. To add a
+To add a command, write a function that turns its data into ``Content``, and register it in ``BUILDERS``. To add a
 format, write a module that renders each kind of block.
 """
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from ddpdoctor.model.codec import WrongValue
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
 from ddpdoctor.model.words import count_of, grouped
 
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Finding
 
-    # The name of a row, and its cells by member: by rank, or by the position of a host or file.
     Row = tuple[str, Mapping[int, "GridCell"]]
+    from ddpdoctor.model.findings import Report
 
 MAX_ROWS = 60
 MAX_COLUMNS = 64  # Our choice: more is unreadable on a page. The report's data has the rest.
@@ -311,3 +314,36 @@ def log_level(value: float, low: float, high: float) -> float | None:
     if not all(math.isfinite(one) and one > 0 for one in (value, low, high)) or low >= high:
         return None
     return round(min(max(math.log(value / low) / math.log(high / low), 0.0), 1.0), 3)
+
+
+JOB = "ddpdoctor.report.verbs.job:job_content"
+CHECKS = "ddpdoctor.report.verbs.checks:checklist_content"
+# Module and function by key in ``Report.data``. The first key that the report has counts. Modules load on demand.
+BUILDERS = {
+    "scaling": "ddpdoctor.report.verbs.tuning:scaling_content",
+    "tune": "ddpdoctor.report.verbs.tuning:tune_content",
+    "results": "ddpdoctor.report.bandwidth.content:bandwidth_content",
+    "trial": "ddpdoctor.report.verbs.trial:trial_content",
+    "diff": "ddpdoctor.report.verbs.checks:diff_content",
+    "rendezvous": "ddpdoctor.report.verbs.rendezvous:rendezvous_content",
+    "shares": "ddpdoctor.report.verbs.checks:shares_content",
+    "drawn": "ddpdoctor.report.verbs.checks:drawn_content",
+    "files": "ddpdoctor.report.verbs.checks:checkpoint_content",
+    "comparison": "ddpdoctor.report.verbs.speed:comparison_content",
+    "run_differences": "ddpdoctor.report.verbs.speed:run_diff_content",
+    "evidence": "ddpdoctor.report.verbs.job:evidence_content",
+    "nodes": CHECKS,
+}
+
+
+def read_content(report: Report) -> Content:
+    """Return the content of a report. Raises ``UserError`` if its data is damaged."""
+    key = next((key for key in BUILDERS if key in report.data), "")
+    path = BUILDERS.get(key) or (CHECKS if report.job is None else JOB)
+    module, _, name = path.partition(":")
+    build: Callable[[Report], Content] = getattr(import_module(module), name)
+    try:
+        return build(report)
+    except WrongValue as error:
+        problem = f"the report cannot be read: data.{key}.{error}"
+        raise UserError(problem, help="The file is damaged: run the check again.") from error

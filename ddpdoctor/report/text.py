@@ -15,9 +15,19 @@ from rich.text import Text
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import SpanKind, Timeline
 from ddpdoctor.model.words import count_of, format_size, format_time, grouped
-from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Items, Places, Series, Table, Tone, items
+from ddpdoctor.report.blocks import (
+    FactEntry,
+    FactList,
+    Heading,
+    Items,
+    Places,
+    Series,
+    Table,
+    Tone,
+    items,
+    read_content,
+)
 from ddpdoctor.report.blocks import Text as Paragraph
-from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import LABEL_WIDTH as FACT_WIDTH
 from ddpdoctor.report.findings import (
     OUTCOME_TONES,

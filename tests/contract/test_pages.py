@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from ddpdoctor.cli.output import render
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.cli.verbs import read_command_line
-from ddpdoctor.report import contents
+from ddpdoctor.report import blocks
 from tests import benches, pages
 from tests.browser import started_browser
 
@@ -45,7 +45,7 @@ def save(tmp_path, monkeypatch):
     """Write the page of a content with a stuck job's findings, and return its file."""
 
     def write(content=None, report=None):
-        monkeypatch.setitem(contents.BUILDERS, "pictures", f"{__name__}:made")
+        monkeypatch.setitem(blocks.BUILDERS, "pictures", f"{__name__}:made")
         made.content = content or pages.content()
         data = {"pictures": {}, **(report.data if report is not None else {})}
         page = tmp_path / "page.html"
@@ -317,7 +317,7 @@ def test_hostile_texts_run_nothing_and_are_shown_as_they_are(browser, save):
 
 def benches_blocks():
     """Return the blocks of other verbs: lists, facts and tables."""
-    return tuple(block for section in contents.read_content(benches.everything()).sections for block in section)
+    return tuple(block for section in blocks.read_content(benches.everything()).sections for block in section)
 
 
 @pytest.mark.full

@@ -21,8 +21,7 @@ from typing import Any
 import ddpdoctor.report
 from ddpdoctor.diagnose.job import rebuild_report
 from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring_file
-from ddpdoctor.report.blocks import Grid
-from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.blocks import Grid, read_content
 from ddpdoctor.report.formats import parse_report, render_json
 from tests import kept
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.report.formats import parse_report
-from ddpdoctor.report.markdown import draw_tree
+from ddpdoctor.report.formats import draw_tree, parse_report
 from ddpdoctor.report.verbs.job import job_content
 from tests.scenarios.running import PATIENT, Ran, marked_lines, numbers, rows_of, run, words_of
 

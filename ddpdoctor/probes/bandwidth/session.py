@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, describe_shared_gpus
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth.collectives import (
     RankGroup,

@@ -30,8 +30,7 @@ from ddpdoctor.collect.system import read_link, read_text
 from ddpdoctor.exchange.conversation import News
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.model.bandwidth import Ending, Position, Stop
-from ddpdoctor.model.errors import UserError, typed_line
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError, typed_line
 from ddpdoctor.probes.loading import Lifeline
 from ddpdoctor.probes.ranks import Ended
 

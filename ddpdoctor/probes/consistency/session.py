@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency, What
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.trial import Participant, Trial, TrialSettings
 from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.probes.consistency.comparing import (

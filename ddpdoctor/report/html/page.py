@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
 from ddpdoctor.model.words import format_size, grouped
-from ddpdoctor.report.blocks import FactList, Grid, Heading, Items, Places, Series, Table, Text, Tone, Tree
-from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.blocks import (
+    FactList,
+    Grid,
+    Heading,
+    Items,
+    Places,
+    Series,
+    Table,
+    Text,
+    Tone,
+    Tree,
+    read_content,
+)
 from ddpdoctor.report.findings import (
     COMMAND,
     OUTCOME_TONES,

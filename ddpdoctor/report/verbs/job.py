@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.data import LoaderTaken
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
 from ddpdoctor.model.words import count_of, format_numbers, majority_of, rank_list

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from ddpdoctor.model.errors import report_status
 from ddpdoctor.model.evidence import Operation
-from ddpdoctor.model.exit_status import report_status
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.rules.evidence.flight import find_circle
 from tests.evidence_texts import interleaved, watchdog, work

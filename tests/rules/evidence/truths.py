@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.diagnose.evidence import analyze
-from ddpdoctor.model.exit_status import ExitStatus, report_status
+from ddpdoctor.model.errors import ExitStatus, report_status
 from ddpdoctor.model.findings import Outcome, Report, Severity, now
 from ddpdoctor.report.formats import render_json
 

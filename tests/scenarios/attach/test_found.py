@@ -8,8 +8,7 @@ import pytest
 
 from ddpdoctor.attach.find import choose_job, find_jobs
 from ddpdoctor.attach.look import attach
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 from tests.scenarios.attach.running import looks, running
 from tests.scenarios.running import clean_environment
 

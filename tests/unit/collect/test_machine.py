@@ -18,7 +18,6 @@ import pytest
 
 from ddpdoctor.collect.blocked import LockLine, lock_of, read_lock_file, read_lock_files, read_locks
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.firewall import read_firewall
 from ddpdoctor.collect.kernel import GRANT, read_kernel_log, read_log
 from ddpdoctor.collect.limits import (
     find_busy,
@@ -34,7 +33,7 @@ from ddpdoctor.collect.limits import (
     read_own_times,
     steal_share,
 )
-from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_names
+from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_firewall, read_names
 from ddpdoctor.collect.software import cuda_of_wheel, read_conf_files, read_software
 from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
 from ddpdoctor.model.facts import LockFile, LockKind

@@ -7,8 +7,7 @@ from dataclasses import replace
 from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.kernel import read_kernel_log, read_pci
 from ddpdoctor.collect.limits import read_clock, read_limits
-from ddpdoctor.collect.network import read_names, read_network
-from ddpdoctor.collect.rdma import read_rdma
+from ddpdoctor.collect.network import read_names, read_network, read_rdma
 from ddpdoctor.collect.software import read_conf_files, read_software
 from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.reading import NotRead

@@ -25,7 +25,7 @@ from ddpdoctor.model.findings import Finding, JobStatus, JobSummary, Judgment, O
 from ddpdoctor.model.live import Blamed, PassSeen, Start
 from ddpdoctor.model.tuning import RunDifferences
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.blocks import read_content
 from ddpdoctor.report.text import render_text
 from tests.golden import words
 from tests.pictures import finding

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.cli.output import render
 from ddpdoctor.model.findings import Check, Outcome, Place, Severity
 from ddpdoctor.model.pictures import RankWaits, SpanKind, WaitingRanks
-from ddpdoctor.report import contents
+from ddpdoctor.report import blocks
 from ddpdoctor.report.blocks import (
     Block,
     ChartLine,
@@ -85,7 +85,7 @@ NEW = replace(
 
 @pytest.fixture(autouse=True)
 def _new_verb(monkeypatch):
-    monkeypatch.setitem(contents.BUILDERS, "new", f"{__name__}:new_verb_content")
+    monkeypatch.setitem(blocks.BUILDERS, "new", f"{__name__}:new_verb_content")
 
 
 @CASES
@@ -134,7 +134,7 @@ def test_every_kind_of_block_is_drawn():
 
 
 def page_of(monkeypatch, content=None, **changes):
-    monkeypatch.setitem(contents.BUILDERS, "pictures", f"{__name__}:made")
+    monkeypatch.setitem(blocks.BUILDERS, "pictures", f"{__name__}:made")
     made.content = content or pages.content()
     return render_html(replace(pages.report({"pictures": {}}), **changes))
 

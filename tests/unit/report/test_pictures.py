@@ -31,8 +31,8 @@ from ddpdoctor.model.steps import Budget, PhaseRow
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Trial, TrialSettings
 from ddpdoctor.model.tuning import RatioRange, ScalingKind, ScalingRow, TuneOutcome, TuneResult, TuneVerdict
 from ddpdoctor.report.blocks import linear_level, log_level
+from ddpdoctor.report.formats import draw_tree, render_markdown
 from ddpdoctor.report.lines import clean, format_ranks, wrap
-from ddpdoctor.report.markdown import draw_tree, render_markdown
 from ddpdoctor.report.text import render_text
 from ddpdoctor.report.verbs.job import MOST_FRAMES, consistency_pictures, job_content, stack_tree
 from ddpdoctor.report.verbs.live import plain_histories, render_history, render_status

@@ -35,14 +35,21 @@ from ddpdoctor.model.findings import (
     Severity,
 )
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
+from ddpdoctor.report.bandwidth.content import render_nccl_tests
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
 from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth
-from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
 from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, matrix_section
 from ddpdoctor.report.blocks import ChartLine, Column, Series
-from ddpdoctor.report.formats import parse_report, render_csv, render_github, render_json, render_junit, render_sarif
+from ddpdoctor.report.formats import (
+    parse_report,
+    render_csv,
+    render_github,
+    render_json,
+    render_junit,
+    render_markdown,
+    render_sarif,
+)
 from ddpdoctor.report.lines import format_hosts
-from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text import ROWS as CHART_ROWS
 from ddpdoctor.report.text import TextPage, add_blocks, draw_chart, fit_columns, render_text
 from tests import benches
