@@ -9,31 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ddpdoctor.cli.options import (
-    BACKEND,
-    COMPARE,
-    FAIL_ON,
-    FORMAT,
-    HANG_TIMEOUT,
-    IGNORE,
-    NPROC_PER_NODE,
-    OUTPUT,
-    PLOT,
-    REFERENCE,
-    REPORT_DIR,
-    SAVED,
-    TIMEOUT,
-    Backend,
-    FailOn,
-    Option,
-    parse_bandwidth,
-    parse_count,
-    parse_duration,
-    parse_share,
-    parse_size,
-    settings_of,
-    typed,
-)
+from ddpdoctor.cli import options as shared
+from ddpdoctor.cli.options import COMPARE, Backend, FailOn, Option, settings_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,10 +37,10 @@ class Options:
         tuple[str, ...], Option(metavar="NAME", help="Collectives, or all.  [default: all_reduce]")
     ] = ()
     min_size_bytes: Annotated[
-        int, Option(names=("--min-size",), metavar="SIZE", parse=parse_size, help="Smallest size.")
+        int, Option(names=("--min-size",), metavar="SIZE", parse=shared.parse_size, help="Smallest size.")
     ] = typed("1KiB")
     max_size_bytes: Annotated[
-        int, Option(names=("--max-size",), metavar="SIZE", parse=parse_size, help="Largest size.")
+        int, Option(names=("--max-size",), metavar="SIZE", parse=shared.parse_size, help="Largest size.")
     ] = typed("1GiB")
     factor: Annotated[int, Option(min=2, metavar="N", help="Each size is N times the one before.")] = 2
     dtype: Annotated[tuple[str, ...], Option(metavar="NAME", help="float32, bfloat16, ...  [default: float32]")] = ()
@@ -71,10 +48,10 @@ class Options:
     mode: Annotated[Literal["latency", "throughput", "both"], Option(metavar="MODE", help="Timing:")] = "both"
     in_place: Annotated[bool, Option(help="Reduce in place.")] = False
     cold: Annotated[bool, Option(help="Keep the buffers out of the CPU cache.")] = False
-    backend: Annotated[Backend | None, BACKEND] = None
-    nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
+    backend: Annotated[Backend | None, shared.BACKEND] = None
+    nproc_per_node: Annotated[int | None, shared.NPROC_PER_NODE] = None
     budget_s: Annotated[
-        float, Option(names=("--budget",), metavar="DURATION", parse=parse_duration, help="Time to spend.")
+        float, Option(names=("--budget",), metavar="DURATION", parse=shared.parse_duration, help="Time to spend.")
     ] = typed("30s")
     iterations: Annotated[
         int | None, Option(names=("--iters",), min=1, metavar="N", help="Timed calls per case.  [default: by --budget]")
@@ -84,11 +61,14 @@ class Options:
     ] = None
     pairs: Annotated[bool, Option(help="Measure each pair of ranks; find a slow rank or link.")] = False
     by_node: Annotated[bool, Option(help="Measure each pair of hosts; find a slow host.")] = False
-    compare: Annotated[Path | None, SAVED.but(help="A saved run to compare with.")] = None
+    compare: Annotated[Path | None, shared.SAVED.but(help="A saved run to compare with.")] = None
     fail_below: Annotated[
         float | None,
         Option(
-            panel=COMPARE, metavar="SHARE", parse=parse_share, help="Least share of the saved bandwidth, such as 90%."
+            panel=COMPARE,
+            metavar="SHARE",
+            parse=shared.parse_share,
+            help="Least share of the saved bandwidth, such as 90%.",
         ),
     ] = None
     expect_gb_s: Annotated[
@@ -97,22 +77,22 @@ class Options:
             names=("--expect",),
             panel=COMPARE,
             metavar="BANDWIDTH",
-            parse=parse_bandwidth,
+            parse=shared.parse_bandwidth,
             help="Least bus bandwidth, such as 460GB/s.",
         ),
     ] = None
-    reference: Annotated[Literal["auto", "none"], REFERENCE.but(help="Compare with known hardware.")] = "auto"
+    reference: Annotated[Literal["auto", "none"], shared.REFERENCE.but(help="Compare with known hardware.")] = "auto"
     model_size: Annotated[
-        int | None, Option(metavar="N", parse=parse_count, help="Parameters of your model (7B): what DDP costs.")
+        int | None, Option(metavar="N", parse=shared.parse_count, help="Parameters of your model (7B): what DDP costs.")
     ] = None
-    format: Annotated[Literal["text", "json", "csv", "markdown", "nccl-tests"], FORMAT] = "text"
-    output: Annotated[Path | None, OUTPUT] = None
-    plot: Annotated[Path | None, PLOT] = None
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(help="No progress this long is a hang.")] = typed("60s")
-    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the slowest rank.")] = typed("60s")
+    format: Annotated[Literal["text", "json", "csv", "markdown", "nccl-tests"], shared.FORMAT] = "text"
+    output: Annotated[Path | None, shared.OUTPUT] = None
+    plot: Annotated[Path | None, shared.PLOT] = None
+    report_dir: Annotated[Path | None, shared.REPORT_DIR] = None
+    fail_on: Annotated[FailOn, shared.FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], shared.IGNORE] = ()
+    hang_timeout_s: Annotated[float, shared.HANG_TIMEOUT.but(help="No progress this long is a hang.")] = typed("60s")
+    timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long to wait for the slowest rank.")] = typed("60s")
 
 
 def run(options: Options) -> int:

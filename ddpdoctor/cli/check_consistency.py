@@ -9,27 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import (
-    ALLOW_DIFFERENT,
-    BACKEND,
-    COMPARE,
-    FAIL_ON,
-    FORMAT,
-    IGNORE,
-    MODEL,
-    NPROC_PER_NODE,
-    OUTPUT,
-    REFERENCE,
-    REPORT_DIR,
-    TIMEOUT,
-    Argument,
-    Backend,
-    FailOn,
-    Option,
-    ReportFormat,
-    settings_of,
-    typed,
-)
+from ddpdoctor.cli import options as shared
+from ddpdoctor.cli.options import COMPARE, Argument, Backend, FailOn, Option, ReportFormat, settings_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,26 +28,26 @@ class Options:
     """
 
     files: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="With --diff: the files to compare.")] = ()
-    model: Annotated[str, MODEL.but(metavar="NAME", help="Function that returns the model.")] = ""
+    model: Annotated[str, shared.MODEL.but(metavar="NAME", help="Function that returns the model.")] = ""
     batch: Annotated[str, Option(metavar="NAME", help="Function that returns a batch.  [default: random]")] = ""
     step: Annotated[str, Option(metavar="NAME", help="Function that does forward and backward.")] = ""
     steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to run.")] = 5
-    reference: Annotated[bool, REFERENCE.but(help="Compare DDP's gradient with one process.")] = False
+    reference: Annotated[bool, shared.REFERENCE.but(help="Compare DDP's gradient with one process.")] = False
     twice: Annotated[bool, Option(help="Run twice with one seed, and compare all bits.")] = False
-    allowed: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
+    allowed: Annotated[tuple[str, ...], shared.ALLOW_DIFFERENT] = ()
     unused: Annotated[
         bool, Option(names=("--find-unused-parameters",), help="Pass find_unused_parameters=True to DDP.")
     ] = False
-    backend: Annotated[Backend | None, BACKEND] = None
+    backend: Annotated[Backend | None, shared.BACKEND] = None
     seed: Annotated[int, Option(metavar="N", help="Seed of model, batches and steps.")] = 0
-    nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
+    nproc_per_node: Annotated[int | None, shared.NPROC_PER_NODE] = None
     diff: Annotated[bool, Option(panel=COMPARE, help="Compare files by tensor name; starts no ranks.")] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
-    output: Annotated[Path | None, OUTPUT] = None
-    fail_on: Annotated[FailOn | None, FAIL_ON] = None
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    limit_s: Annotated[float, TIMEOUT.but(help="Longest start, model build or step.")] = typed("2m")
+    format: Annotated[ReportFormat, shared.FORMAT] = "text"
+    report_dir: Annotated[Path | None, shared.REPORT_DIR] = None
+    output: Annotated[Path | None, shared.OUTPUT] = None
+    fail_on: Annotated[FailOn | None, shared.FAIL_ON] = None
+    ignore: Annotated[tuple[str, ...], shared.IGNORE] = ()
+    limit_s: Annotated[float, shared.TIMEOUT.but(help="Longest start, model build or step.")] = typed("2m")
 
 
 def run(options: Options) -> int:

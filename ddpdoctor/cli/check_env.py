@@ -8,27 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ddpdoctor.cli.options import (
-    FAIL_ON,
-    FORMAT,
-    IGNORE,
-    LIST,
-    MASTER_ADDR,
-    MASTER_PORT,
-    NNODES,
-    NODE_RANK,
-    OUTPUT,
-    REPORT,
-    REPORT_DIR,
-    TIMEOUT,
-    VERBOSE,
-    Argument,
-    FailOn,
-    Option,
-    ReportFormat,
-    settings_of,
-    typed,
-)
+from ddpdoctor.cli import options as shared
+from ddpdoctor.cli.options import REPORT, Argument, FailOn, Option, ReportFormat, settings_of, typed
 from ddpdoctor.model.errors import ExitStatus
 
 
@@ -42,25 +23,25 @@ class Options:
     checks: Annotated[
         tuple[str, ...], Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx.")
     ] = ()
-    show_list: Annotated[bool, LIST.but(help="List the checks and what each reads.")] = False
+    show_list: Annotated[bool, shared.LIST.but(help="List the checks and what each reads.")] = False
     skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
     expect_version: Annotated[
         tuple[str, ...], Option(metavar="NAME==V", help="Version that every node must have.")
     ] = ()
-    verbose: Annotated[bool, VERBOSE] = False
+    verbose: Annotated[bool, shared.VERBOSE] = False
     deep: Annotated[bool, Option(help="Also use each GPU and measure the disks. Slower.")] = False
     no_torch: Annotated[bool, Option(help="Do not import torch.")] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
+    format: Annotated[ReportFormat, shared.FORMAT] = "text"
+    fail_on: Annotated[FailOn, shared.FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], shared.IGNORE] = ()
     redact: Annotated[bool, Option(panel=REPORT, help="Hide host names, addresses and user names.")] = False
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
-    output: Annotated[Path | None, OUTPUT] = None
-    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
-    nnodes: Annotated[int | None, NNODES.but(min=1, help="Number of nodes, if there is no launcher.")] = None
-    node_rank: Annotated[int | None, NODE_RANK] = None
-    master_addr: Annotated[str | None, MASTER_ADDR] = None
-    master_port: Annotated[int | None, MASTER_PORT] = None
+    report_dir: Annotated[Path | None, shared.REPORT_DIR] = None
+    output: Annotated[Path | None, shared.OUTPUT] = None
+    timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
+    nnodes: Annotated[int | None, shared.NNODES.but(min=1, help="Number of nodes, if there is no launcher.")] = None
+    node_rank: Annotated[int | None, shared.NODE_RANK] = None
+    master_addr: Annotated[str | None, shared.MASTER_ADDR] = None
+    master_port: Annotated[int | None, shared.MASTER_PORT] = None
 
 
 def run(options: Options) -> int:

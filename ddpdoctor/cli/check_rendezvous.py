@@ -8,22 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ddpdoctor.cli.options import (
-    EXCHANGE_PORT,
-    MASTER_ADDR,
-    MASTER_PORT,
-    NNODES,
-    NODE_RANK,
-    NODES,
-    OUTPUT,
-    REPORT_DIR,
-    TIMEOUT,
-    Option,
-    ReportOptions,
-    parse_ports,
-    settings_of,
-    typed,
-)
+from ddpdoctor.cli import options as shared
+from ddpdoctor.cli.options import NODES, Option, ReportOptions, settings_of, typed
 from ddpdoctor.model.errors import ExitStatus
 
 
@@ -35,10 +21,10 @@ class Options(ReportOptions):
     of hosts, large payloads and a real start.
     """
 
-    nnodes: Annotated[str | None, NNODES.but(help="Number of nodes: 2, or 1:4 for an elastic job.")] = None
-    node_rank: Annotated[int | None, NODE_RANK.but(help="This node's number, from 0.")] = None
-    master_addr: Annotated[str | None, MASTER_ADDR] = None
-    master_port: Annotated[int | None, MASTER_PORT.but(help="Port of the store.  [default: 29500]")] = None
+    nnodes: Annotated[str | None, shared.NNODES.but(help="Number of nodes: 2, or 1:4 for an elastic job.")] = None
+    node_rank: Annotated[int | None, shared.NODE_RANK.but(help="This node's number, from 0.")] = None
+    master_addr: Annotated[str | None, shared.MASTER_ADDR] = None
+    master_port: Annotated[int | None, shared.MASTER_PORT.but(help="Port of the store.  [default: 29500]")] = None
     rdzv_endpoint: Annotated[str | None, Option(panel=NODES, metavar="HOST:PORT", help="torchrun's c10d endpoint.")] = (
         None
     )
@@ -49,14 +35,16 @@ class Options(ReportOptions):
     rdzv_conf: Annotated[str | None, Option(metavar="K=V,...", help="torchrun's rendezvous options.")] = None
     port_range: Annotated[
         tuple[int, int] | None,
-        Option(metavar="LO-HI", parse=parse_ports, help="Ports to test between the nodes.  [default: any]"),
+        Option(metavar="LO-HI", parse=shared.parse_ports, help="Ports to test between the nodes.  [default: any]"),
     ] = None
     exchange_port: Annotated[
-        int | None, EXCHANGE_PORT.but(help="Port where the nodes meet.  [default: store's port + 1]")
+        int | None, shared.EXCHANGE_PORT.but(help="Port where the nodes meet.  [default: store's port + 1]")
     ] = None
-    timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
-    report_dir: Annotated[Path | None, REPORT_DIR.but(help="Save the report here; may be a shared folder.")] = None
-    output: Annotated[Path | None, OUTPUT] = None
+    timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
+    report_dir: Annotated[Path | None, shared.REPORT_DIR.but(help="Save the report here; may be a shared folder.")] = (
+        None
+    )
+    output: Annotated[Path | None, shared.OUTPUT] = None
 
 
 def run(options: Options) -> int:

@@ -11,29 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, status_of_verdict
 from ddpdoctor.cli.metrics import MetricExport, check_metrics
-from ddpdoctor.cli.options import (
-    ACTIONS,
-    ALLOW_DIFFERENT,
-    EXCHANGE_PORT,
-    FAIL_ON,
-    FORMAT,
-    HANG_TIMEOUT,
-    HANGS,
-    HTML,
-    IGNORE,
-    METRICS,
-    REPLICAS,
-    REPORT,
-    REPORT_DIR,
-    FailOn,
-    Option,
-    parse_duration,
-    parse_steps,
-    settings_of,
-    typed,
-)
+from ddpdoctor.cli.options import ACTIONS, HANGS, METRICS, REPLICAS, REPORT, FailOn, Option, settings_of, typed
 from ddpdoctor.cli.output import check_writable
 from ddpdoctor.launch.command_line import (
     DebugLevel,
@@ -70,25 +51,25 @@ class Options:
 
     VARIABLES: ClassVar[str] = "DDPDOCTOR_"  # how the variables begin that set the options
     split: SplitCommand  # the command to run, and torchrun's options
-    hang_timeout_s: Annotated[float, HANG_TIMEOUT] = typed("300")
+    hang_timeout_s: Annotated[float, shared.HANG_TIMEOUT] = typed("300")
     on_hang: Annotated[OnHang, Option(panel=HANGS, metavar="WHEN", help="When to stop:")] = "auto"
     debug_level: Annotated[
         DebugLevel | None,
         Option(panel=HANGS, ignores_case=True, metavar="LEVEL", help="TORCH_DISTRIBUTED_DEBUG: DETAIL, INFO or OFF."),
     ] = None
-    report_dir: Annotated[Path | None, REPORT_DIR.but(help="The run folder: new, or without a report.")] = None
-    format: Annotated[OutputFormat, FORMAT.but(help="Format on stderr:")] = "text"
-    html: Annotated[Path | None, HTML] = None
-    fail_on: Annotated[FailOn, FAIL_ON] = "never"
+    report_dir: Annotated[Path | None, shared.REPORT_DIR.but(help="The run folder: new, or without a report.")] = None
+    format: Annotated[OutputFormat, shared.FORMAT.but(help="Format on stderr:")] = "text"
+    html: Annotated[Path | None, shared.HTML] = None
+    fail_on: Annotated[FailOn, shared.FAIL_ON] = "never"
     quiet: Annotated[bool, Option(panel=REPORT, help="Show only errors.")] = False
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
+    ignore: Annotated[tuple[str, ...], shared.IGNORE] = ()
     check_every: Annotated[
         str, Option(panel=REPLICAS, metavar="N", help="Compare replicas every N steps, or by cost (auto).")
     ] = AUTO
     no_consistency: Annotated[bool, Option(panel=REPLICAS, help="Do not check replicas, gradients and data.")] = False
-    allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
+    allow_different: Annotated[tuple[str, ...], shared.ALLOW_DIFFERENT] = ()
     speed: Annotated[bool, Option(panel=REPORT, help="Show where a step's time goes and what to change.")] = False
-    exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
+    exchange_port: Annotated[int | None, shared.EXCHANGE_PORT] = None
     on_finding: Annotated[
         str | None, Option(panel=ACTIONS, metavar="COMMAND", help="Run this at a verdict, with the report on stdin.")
     ] = None
@@ -121,7 +102,7 @@ def run(options: Options) -> int:
     if outer is not None:
         run_under_outer(prepared)
     actor = settings_of(options, Actor)
-    every_s = parse_duration(options.metrics_every, "--metrics-every")
+    every_s = shared.parse_duration(options.metrics_every, "--metrics-every")
     export = settings_of(options, MetricExport, job=prepared, metrics_every_s=every_s)
     outcome = run_and_show(prepared, act=actor.act, started=export.start)
     status = outcome.exit_status
@@ -156,7 +137,7 @@ def prepare(
         check_webhook(options.webhook)
     if options.exclude_file is not None:
         check_writable(options.exclude_file, "--exclude-file")
-    parse_duration(options.metrics_every, "--metrics-every")
+    shared.parse_duration(options.metrics_every, "--metrics-every")
     check_metrics(options.metrics_file, env, otlp=options.otlp)
     command = command or tuple(sys.argv)
     split = options.split
@@ -181,7 +162,7 @@ def prepare(
         check_writable(options.html, "--html")
     # Under another wrap, that one's options apply. The variable is then the one that it set for its ranks.
     compares, is_auto = not options.no_consistency and outer is None, options.check_every == AUTO
-    every = NOMINAL_STEPS if is_auto or not compares else parse_steps(options.check_every, "--check-every")
+    every = NOMINAL_STEPS if is_auto or not compares else shared.parse_steps(options.check_every, "--check-every")
     ranks = settings_of(
         options, RecorderSettings, check_every=every if compares else 0, check_auto=is_auto and compares
     )
