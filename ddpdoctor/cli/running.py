@@ -6,14 +6,13 @@ import contextlib
 import errno
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
-from ddpdoctor.launch.session import Notifier
 from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
@@ -70,16 +69,12 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
     become_launcher(options)
 
 
-def _ignore(_folder: Path) -> None:
-    """Do nothing when the job has started."""
-
-
 def run_and_show(
     options: WrapOptions,
     make_report: MakeReport | None = None,
     is_last: Callable[[JobOutcome], bool] | None = None,
     act: Act | None = None,
-    started: Callable[[Path], None] = _ignore,
+    started: Callable[[Path], None] = lambda _: None,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -97,39 +92,19 @@ def run_and_show(
         for note in (options.placement.note, options.nproc_note, level, _patience_note(options.hang_timeout_s)):
             if note:
                 say(sys.stderr, note)
-    notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang], act, started)
-    session = Session(options, load_judge, notifier)
-    return finish(session.run(), notifier, is_shown=is_last)
-
-
-def make_notifier(
-    options: WrapOptions,
-    make: MakeReport,
-    goes_on: str,
-    act: Act | None = None,
-    started: Callable[[Path], None] = _ignore,
-) -> Notifier:
-    """Return the callbacks of a session that reports on stderr. ``goes_on`` stands below the report of a hang."""
-    show = partial(_show, options, make, act)
-    return Notifier(
-        started=started,
-        save=partial(_save, options, make),
-        show=show,
-        go_on=partial(_go_on, options, show, goes_on),
-        withdraw=partial(_withdraw, options),
-        report_crash=partial(_report_crash, options),
-        report_replicas=partial(_report_replicas, options),
-    )
+    make = make_report or outcome_report
+    reports = JobReports(options=options, make=make, goes_on=GOES_ON[options.on_hang], act=act, started=started)
+    return finish(Session(options, load_judge, reports).run(), reports, is_shown=is_last)
 
 
 def finish(
-    outcome: JobOutcome, notifier: Notifier, *, is_shown: Callable[[JobOutcome], bool] | None = None
+    outcome: JobOutcome, reports: JobReports, *, is_shown: Callable[[JobOutcome], bool] | None = None
 ) -> JobOutcome:
     """Show the report of a job that has ended, unless ``is_shown`` says no, and what went wrong with ddpdoctor."""
 
     def show() -> None:
         if is_shown is None or is_shown(outcome):
-            notifier.show(outcome)
+            reports.show(outcome)
 
     def say_where() -> None:
         if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
@@ -215,112 +190,109 @@ def _patience_note(hang_timeout_s: float) -> str | None:
     )
 
 
-def _report_crash(options: WrapOptions, what: str) -> None:
-    """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
-    if not options.quiet:
-        say(
-            sys.stderr,
-            f"a check crashed ({what}). The job keeps running, but a hang may not be reported. An update of ddpdoctor "
-            "while the job runs can cause this",
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReports:
+    """Reports on one job, as its session asks: on stderr, in its report file and on its page."""
 
+    options: WrapOptions
+    make: MakeReport
+    goes_on: str  # stands below the report of a hang
+    act: Act | None = None
+    started: Callable[[Path], None] = lambda _: None
 
-def _report_replicas(options: WrapOptions, folder: Path, said: frozenset[str]) -> frozenset[str]:
-    """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
-    if options.quiet:
-        return frozenset()
-    from ddpdoctor.diagnose.job import judge_replicas
-    from ddpdoctor.report.lines import title_of
+    @property
+    def page(self) -> Path | None:
+        """The file for the page, or None if no page is wanted or another node writes the report of the job."""
+        return self.options.html if self.options.report_file.name == REPORT_NAME else None
 
-    left_out = said.union(options.ignore)
-    found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in left_out]
-    # The first is what the others follow from. A script may skip reductions and average parameters itself: that is
-    # known only at the end.
-    for finding in found[:1]:
-        problem = f"{title_of(finding)}: {finding.summary}"
-        say(sys.stderr, f"{problem}; training continues, and the report at the end is final")
-    return frozenset(finding.code for finding in found)
+    def report_crash(self, what: str) -> None:
+        """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
+        if not self.options.quiet:
+            say(
+                sys.stderr,
+                f"a check crashed ({what}). The job keeps running, but a hang may not be reported. An update of "
+                "ddpdoctor while the job runs can cause this",
+            )
 
+    def report_replicas(self, folder: Path, said: frozenset[str]) -> frozenset[str]:
+        """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
+        if self.options.quiet:
+            return frozenset()
+        from ddpdoctor.diagnose.job import judge_replicas
+        from ddpdoctor.report.lines import title_of
 
-def _show(options: WrapOptions, make: MakeReport, act: Act | None, outcome: JobOutcome) -> None:
-    if outcome.judged_at is not None and options.format == "text":
-        _show_elsewhere(options, outcome)
-        return
-    report = make(outcome)
-    shown = keep_errors(report) if options.quiet else report
-    if shown is not None and outcome.repeats and options.format == "text":
-        from ddpdoctor.report.verbs.job import read_attempts, status_words
+        left_out = said.union(self.options.ignore)
+        found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in left_out]
+        # The first is what the others follow from. A script may skip reductions and average parameters itself: that is
+        # known only at the end.
+        for finding in found[:1]:
+            problem = f"{title_of(finding)}: {finding.summary}"
+            say(sys.stderr, f"{problem}; training continues, and the report at the end is final")
+        return frozenset(finding.code for finding in found)
 
-        words = status_words(report, max(0, len(read_attempts(report)) - 1))
-        headline = report.verdict.summary if report.verdict is not None else "the report above holds"
-        say(sys.stderr, f"{headline}\n  {words}, as reported above; report in {outcome.run_dir}")
-    elif shown is not None:
-        file = options.report_file
-        show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
-    if act is not None and outcome.judged_at is None:
-        act(report, options.report_file)
+    def show(self, outcome: JobOutcome) -> None:
+        """Show the report of an outcome, or one line if the same was shown before or another node writes it."""
+        options = self.options
+        if outcome.judged_at is not None and options.format == "text":
+            self._show_elsewhere(outcome)
+            return
+        report = self.make(outcome)
+        shown = keep_errors(report) if options.quiet else report
+        if shown is not None and outcome.repeats and options.format == "text":
+            from ddpdoctor.report.verbs.job import read_attempts, status_words
 
+            words = status_words(report, max(0, len(read_attempts(report)) - 1))
+            headline = report.verdict.summary if report.verdict is not None else "the report above holds"
+            say(sys.stderr, f"{headline}\n  {words}, as reported above; report in {outcome.run_dir}")
+        elif shown is not None:
+            file = options.report_file
+            show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+        if self.act is not None and outcome.judged_at is None:
+            self.act(report, options.report_file)
 
-def _go_on(
-    options: WrapOptions, show: Callable[[JobOutcome], None], goes_on: str, outcome: JobOutcome, is_known: bool
-) -> None:
-    """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
-    found = _reported_hangs(options, outcome.judgment)
-    if not found:
-        return
-    if is_known:
-        say(sys.stderr, f"{_title(found[0])} again: {found[0].summary}")
-    else:
-        show(outcome)
-        say(sys.stderr, goes_on)
+    def _show_elsewhere(self, outcome: JobOutcome) -> None:
+        """Say in one line what is wrong. With one wrap per rank, only blamed ranks do."""
+        from ddpdoctor.report.lines import title_of
 
+        report = outcome_report(outcome)
+        verdict = report.verdict
+        if verdict is None or verdict.severity is not Severity.ERROR:
+            return
+        is_blamed = bool({row.rank for row in report.ranks} & set(verdict.ranks))
+        if is_blamed or not self.options.placement.of_ranks:
+            where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {self.options.report_file}"
+            say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
 
-def _withdraw(options: WrapOptions, judgment: Judgment) -> None:
-    """Say that a reported hang is over, and remove its report, because a running job has none."""
-    options.report_file.unlink(missing_ok=True)
-    page = _page_of(options)
-    if page is not None:
-        page.unlink(missing_ok=True)
-    found = _reported_hangs(options, judgment)
-    if found:
-        ranks = found[0].ranks
-        who = f"{rank_list(ranks)} {'moves' if len(ranks) == 1 else 'move'} again" if ranks else "the job moves again"
-        say(sys.stderr, f"{who}: the report of {_title(found[0])} is withdrawn")
+    def go_on(self, outcome: JobOutcome, *, is_known: bool) -> None:
+        """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
+        found = self._reported_hangs(outcome.judgment)
+        if found and is_known:
+            say(sys.stderr, f"{found[0].code} {found[0].kind} again: {found[0].summary}")
+        elif found:
+            self.show(outcome)
+            say(sys.stderr, self.goes_on)
 
+    def withdraw(self, judgment: Judgment) -> None:
+        """Say that a reported hang is over, and remove its report, because a running job has none."""
+        for file in filter(None, (self.options.report_file, self.page)):
+            file.unlink(missing_ok=True)
+        found = self._reported_hangs(judgment)
+        if found:
+            ranks = found[0].ranks
+            move = "moves" if len(ranks) == 1 else "move"
+            who = f"{rank_list(ranks)} {move} again" if ranks else "the job moves again"
+            say(sys.stderr, f"{who}: the report of {found[0].code} {found[0].kind} is withdrawn")
 
-def _reported_hangs(options: WrapOptions, judgment: Judgment) -> list[Finding]:
-    return [finding for finding in hangs(judgment) if finding.code not in options.ignore]
+    def _reported_hangs(self, judgment: Judgment) -> list[Finding]:
+        return [finding for finding in hangs(judgment) if finding.code not in self.options.ignore]
 
-
-def _title(finding: Finding) -> str:
-    return f"{finding.code} {finding.kind}"
-
-
-def _show_elsewhere(options: WrapOptions, outcome: JobOutcome) -> None:
-    """Say in one line what is wrong if another node writes the report. With one wrap per rank, only blamed ranks do."""
-    from ddpdoctor.report.lines import title_of
-
-    report = outcome_report(outcome)
-    verdict = report.verdict
-    if verdict is None or verdict.severity is not Severity.ERROR:
-        return
-    if not options.placement.of_ranks or {row.rank for row in report.ranks} & set(verdict.ranks):
-        where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {options.report_file}"
-        say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
-
-
-def _save(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
-    file, report = options.report_file, make(outcome)
-    if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
-        save_report(outcome.folder, report)
-    page = _page_of(options)
-    if page is not None:
-        try:
-            save_page(report, page)
-        except Exception as error:  # noqa: BLE001 - nothing may keep a job that hangs from being stopped
-            show_defect(error)
-
-
-def _page_of(options: WrapOptions) -> Path | None:
-    """Return the file for the page, or None if no page is wanted or another node writes the report of the job."""
-    return options.html if options.report_file.name == REPORT_NAME else None
+    def save(self, outcome: JobOutcome) -> None:
+        """Save the report, and the page if one is wanted."""
+        file, report = self.options.report_file, self.make(outcome)
+        if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
+            save_report(outcome.folder, report)
+        if self.page is not None:
+            try:
+                save_page(report, self.page)
+            except Exception as error:  # noqa: BLE001 - nothing may keep a job that hangs from being stopped
+                show_defect(error)

@@ -30,7 +30,7 @@ def watch(words: Sequence[str]) -> None:
 
     ``words`` is the command line, which ``ddpdoctor.integrations.place`` has written. An empty meeting means none.
     """
-    from ddpdoctor.cli.running import finish, load_judge, make_notifier, outcome_report
+    from ddpdoctor.cli.running import JobReports, finish, load_judge, outcome_report
     from ddpdoctor.model.findings import Severity
 
     hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
@@ -44,13 +44,13 @@ def watch(words: Sequence[str]) -> None:
         command=tuple(command),
         entry=entry,
     )
-    notifier = make_notifier(options, outcome_report, GOES_ON[options.on_hang])
-    session = JoinedSession(options, load_judge, notifier, Path(record), Path(meeting) if meeting else None)
+    reports = JobReports(options=options, make=outcome_report, goes_on=GOES_ON[options.on_hang])
+    session = JoinedSession(options, load_judge, reports, Path(record), Path(meeting) if meeting else None)
     outcome = session.run()
     # A healthy job is silent, and what was shown already is not repeated.
     is_silent = outcome.end.interrupted or session.is_known(outcome.judgment)
     has_news = not is_silent and any(one.severity is not Severity.INFO for one in outcome.judgment.findings)
-    finish(outcome, notifier, is_shown=lambda _: has_news)
+    finish(outcome, reports, is_shown=lambda _: has_news)
 
 
 def main() -> None:

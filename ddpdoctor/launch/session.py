@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ddpdoctor.collect.run_files import save
 from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
@@ -79,20 +79,22 @@ class JobOutcome:
         return self.end.exit_status or 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notifier:
-    """Callbacks that inform the user."""
+class Notifier(Protocol):
+    """Informs the user."""
 
-    started: Callable[[Path], None]  # take the folder of the record, once the launcher has started
-    save: Callable[[JobOutcome], None]  # write report.json
-    show: Callable[[JobOutcome], None]  # show an outcome
-    # Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before.
-    go_on: Callable[[JobOutcome, bool], None]
-    withdraw: Callable[[Judgment], None]  # announce that a report no longer holds, and remove it
-    report_crash: Callable[[str], None]  # say that a check crashed while the job runs, and which
-    # Read a run folder, print a line for each finding about its replicas and gradients whose code is not among those
-    # given, and return the codes.
-    report_replicas: Callable[[Path, frozenset[str]], frozenset[str]]
+    @property
+    def started(self) -> Callable[[Path], None]:
+        """Takes the folder of the record, once the launcher has started."""
+
+    def save(self, outcome: JobOutcome) -> None: ...  # write report.json
+    def show(self, outcome: JobOutcome) -> None: ...
+    def go_on(self, outcome: JobOutcome, *, is_known: bool) -> None:
+        """Show a hang of a job that is not stopped; ``is_known``: it was shown and withdrawn before."""
+
+    def withdraw(self, judgment: Judgment) -> None: ...  # announce that a report no longer holds, and remove it
+    def report_crash(self, what: str) -> None: ...  # say that a check crashed while the job runs, and which
+    def report_replicas(self, folder: Path, said: frozenset[str]) -> frozenset[str]:
+        """Print a line for each finding about a run's replicas and gradients that is not in ``said``; return codes."""
 
 
 def cause_of(judgment: Judgment) -> Cause:
@@ -353,7 +355,7 @@ class Session:
             self.reported = judgment
             copy_back(self.folder, self.run_dir)
             self._save(outcome)
-            self.notifier.go_on(outcome, cause in self.reported_causes)
+            self.notifier.go_on(outcome, is_known=cause in self.reported_causes)
             self.reported_causes.add(cause)
 
     def _withdraw(self) -> None:

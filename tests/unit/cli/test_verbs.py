@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.report import Options, read_run, run
-from ddpdoctor.cli.running import _patience_note, _withdraw, debug_note, keep_errors
+from ddpdoctor.cli.running import JobReports, _patience_note, debug_note, keep_errors, outcome_report
 from ddpdoctor.cli.wrap import Options as WrapOptions
 from ddpdoctor.cli.wrap import prepare
 from ddpdoctor.collect.system import System
@@ -271,7 +271,8 @@ def test_a_page_goes_where_its_report_goes_and_is_withdrawn_with_it(prepared, tm
     options = prepared(page)
     for file in (page, options.report_file):
         file.write_text("")
-    _withdraw(options, Judgment(findings=(), checks=(), certain=False))
+    reports = JobReports(options=options, make=outcome_report, goes_on="")
+    reports.withdraw(Judgment(findings=(), checks=(), certain=False))
     assert not page.exists()
     assert not options.report_file.exists()
 
