@@ -236,9 +236,11 @@ _FIRST = re.compile(
 _END = re.compile(
     r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|(?:EXIT (?:CODE|STATUS)|Exit code):\s+(?P<code>\d{1,5}))\b"
 )
-_SIGNALS = {
+# As shells, mpirun and Slurm call them.
+SIGNALS_BY_WORDS = {
     "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Aborted": "SIGABRT", "Killed": "SIGKILL",
-    "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL", "Out Of Memory": "SIGKILL",
+    "Terminated": "SIGTERM", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Quit": "SIGQUIT",
 }  # fmt: skip
 _GATE = (
     "what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault",
@@ -309,14 +311,14 @@ def _signal(line: Line) -> list[Fact]:
         return [Exited(signal="SIGSEGV", **common)]
     if (mpi := _OPEN_MPI.search(text)) is not None:
         common["who"] = replace(line.who, host=mpi["host"], pid=int(mpi["pid"]))
-        return [Exited(signal=_SIGNALS[mpi["how"]], **common)]
+        return [Exited(signal=SIGNALS_BY_WORDS[mpi["how"]], **common)]
     if (reported := next((found for one in _REPORTED if (found := one.search(text)) is not None), None)) is not None:
         return [_reported(line, _named(reported))]
     if (shell := _SHELL.search(text)) is not None:
         common["who"] = replace(line.who, pid=int(shell["pid"]))
-        return [Exited(signal=_SIGNALS[shell["how"]], **common)]
+        return [Exited(signal=SIGNALS_BY_WORDS[shell["how"]], **common)]
     if (alone := _ALONE.search(text.strip())) is not None:
-        return [Exited(signal=_SIGNALS[alone["how"] or alone["killed"]], **common)]
+        return [Exited(signal=SIGNALS_BY_WORDS[alone["how"] or alone["killed"]], **common)]
     return []
 
 

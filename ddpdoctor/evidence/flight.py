@@ -18,7 +18,7 @@ from math import prod
 from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from ddpdoctor.evidence.lines import Found
+from ddpdoctor.evidence.lines import DocumentFormat, Found
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import MOST_RANKS, FlightCall, FlightDump, FlightGroup, FlightTransfer, Spot
 from ddpdoctor.model.reading import no_collection
@@ -385,53 +385,53 @@ _KEYS = (b"pg_config", b"entries", b"process_group", b"nccl_comm_state")
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 
 
-class FlightPickleReader:
-    """Reads the pickles that torch writes when a collective times out, or when its pipe is written to."""
-
-    name = "flight recorder dump"
-
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether it is a pickle with the keys of a dump."""
-        is_pickle = len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
-        return is_pickle and b"version" in head and any(key in head for key in _KEYS)
-
-    def read(self, document: Document) -> Found:
-        """Return the calls that the dump holds. Of a file that is cut off it returns those before the cut."""
-        problem = "cut off" if document.cut else ""
-        with no_collection():
-            try:
-                with _memory_limit():
-                    # With peek() the unpickler reads ahead; with read() alone it asks for each opcode.
-                    stream = io.BufferedReader(io.BytesIO(document.body), len(document.body))
-                    body = _PlainUnpickler(stream).load()
-            except Exception as error:  # noqa: BLE001 - any opcode of a hostile pickle may raise anything
-                if isinstance(error, _NamesError):
-                    return Found(problem="it names Python objects, which no dump does: it was not unpickled further")
-                problem = "cut off" if isinstance(error, EOFError | pickle.UnpicklingError) else "damaged"
-                try:
-                    body = parse_cut_pickle(document.body)
-                except ValueError as reason:
-                    return Found(problem=f"{problem}: {reason}")
-            return _found(body, document, problem)
+def _is_pickled_dump(head: bytes) -> bool:
+    """Return whether it is a pickle with the keys of a dump."""
+    is_pickle = len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
+    return is_pickle and b"version" in head and any(key in head for key in _KEYS)
 
 
-class FlightJsonReader:
-    """Reads the JSON of ``/handler/fr_trace_json``, ``dump_nccl_trace_json`` and ``_dump_fr_trace_json``."""
-
-    name = "flight recorder dump"
-
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether it is a JSON object with the keys of a dump."""
-        start = head.lstrip()
-        return start.startswith(b"{") and b'"version"' in start and any(b'"' + key + b'"' in start for key in _KEYS)
-
-    def read(self, document: Document) -> Found:
-        """Return the calls that the dump holds."""
+def _read_pickle(document: Document) -> Found:
+    """Return the calls that the dump holds. Of a file that is cut off it returns those before the cut."""
+    problem = "cut off" if document.cut else ""
+    with no_collection():
         try:
-            body = json.loads(document.body)
-        except (ValueError, RecursionError):
-            return Found(problem="cut off" if document.cut or not document.body.rstrip().endswith(b"}") else "damaged")
-        return _found(body, document, "")
+            with _memory_limit():
+                # With peek() the unpickler reads ahead; with read() alone it asks for each opcode.
+                stream = io.BufferedReader(io.BytesIO(document.body), len(document.body))
+                body = _PlainUnpickler(stream).load()
+        except Exception as error:  # noqa: BLE001 - any opcode of a hostile pickle may raise anything
+            if isinstance(error, _NamesError):
+                return Found(problem="it names Python objects, which no dump does: it was not unpickled further")
+            problem = "cut off" if isinstance(error, EOFError | pickle.UnpicklingError) else "damaged"
+            try:
+                body = parse_cut_pickle(document.body)
+            except ValueError as reason:
+                return Found(problem=f"{problem}: {reason}")
+        return _found(body, document, problem)
+
+
+# The pickles that torch writes when a collective times out, or when its pipe is written to.
+FLIGHT_PICKLE = DocumentFormat("flight recorder dump", _is_pickled_dump, _read_pickle)
+
+
+def _is_json_dump(head: bytes) -> bool:
+    """Return whether it is a JSON object with the keys of a dump."""
+    start = head.lstrip()
+    return start.startswith(b"{") and b'"version"' in start and any(b'"' + key + b'"' in start for key in _KEYS)
+
+
+def _read_json(document: Document) -> Found:
+    """Return the calls that the dump holds."""
+    try:
+        body = json.loads(document.body)
+    except (ValueError, RecursionError):
+        return Found(problem="cut off" if document.cut or not document.body.rstrip().endswith(b"}") else "damaged")
+    return _found(body, document, "")
+
+
+# The JSON of ``/handler/fr_trace_json``, ``dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
+FLIGHT_JSON = DocumentFormat("flight recorder dump", _is_json_dump, _read_json)
 
 
 def _found(body: object, document: Document, problem: str) -> Found:

@@ -12,8 +12,8 @@ from calendar import timegm
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.errors import classify, numbers
-from ddpdoctor.evidence.lines import AGENTS, Document, Found, LineReader, begins_job, begins_run, quote, time_of
+from ddpdoctor.evidence.errors import SIGNALS_BY_WORDS, classify, numbers
+from ddpdoctor.evidence.lines import AGENTS, DocumentFormat, Found, LineReader, begins_job, begins_run, quote, time_of
 from ddpdoctor.evidence.tracebacks import HEADER, RaisedText, failure_facts, read_traceback, traceback_facts
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -41,7 +41,7 @@ from ddpdoctor.model.launch import expand_hosts
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
-    from ddpdoctor.evidence.lines import Line
+    from ddpdoctor.evidence.lines import Document, Line
     from ddpdoctor.model.evidence import Fact
 
 
@@ -526,44 +526,38 @@ def _time_of(text: str, clock: str) -> Time | None:
         return None
 
 
-class ErrorFileReader:
-    """Reads the ``error.json`` that ``@record`` writes for a rank."""
+def _is_error_file(head: bytes) -> bool:
+    """Return whether a file begins as an error file does: JSON lines of a log have a message too."""
+    if not re.match(rb'\{\s*"(?:message|errorCode)"\s*:', head.lstrip()[:64]):
+        return False
+    if b'"py_callstack"' in head or b'"extraInfo"' in head:
+        return b'}\n{"' not in head
+    content = _parsed_json(head)
+    return isinstance(content, dict) and content.keys() <= {"message", "errorCode", "timestamp"}
 
-    name = "torchrun error file"
 
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether a file begins as an error file does: JSON lines of a log have a message too."""
-        begin = head.lstrip()[:64]
-        if not re.match(rb'\{\s*"(?:message|errorCode)"\s*:', begin):
-            return False
-        if b'"py_callstack"' in head or b'"extraInfo"' in head:
-            return b'}\n{"' not in head
-        return isinstance(_parsed_json(head), dict) and not set(_parsed_json(head)) - {
-            "message",
-            "errorCode",
-            "timestamp",
-        }
+def _read_error_file(document: Document) -> Found:
+    """Return the failure of the rank, whose local rank the path tells."""
+    content = _parsed_json(document.body)
+    said = content.get("message") if isinstance(content, dict) else None
+    if said is None:
+        return Found(problem="cut off" if document.cut or content is None else "not an error file of torchrun")
+    extra = said.get("extraInfo") if isinstance(said, dict) else None
+    extra = extra if isinstance(extra, dict) else {}
+    # The files of one attempt are those of one agent, and thus of one host.
+    attempt = document.source.rpartition("/")[0].rpartition("/")[0] or document.source
+    clock = f"{document.who.host or attempt}, epoch"
+    digits = str(extra.get("timestamp"))
+    time = Time(seconds=int(digits), clock=clock) if digits.isdigit() and len(digits) < 12 else None
+    short = said.get("message", "") if isinstance(said, dict) else said
+    callstack = extra.get("py_callstack", "")
+    message = callstack if isinstance(callstack, str) and HEADER in callstack else short
+    facts = _message_facts(str(message), who=document.who, spot=Spot(source=document.source), time=time)
+    return Found(facts=facts, lines=document.body.count(b"\n") + 1)
 
-    def read(self, document: Document) -> Found:
-        """Return the failure of the rank, whose local rank the path tells."""
-        content = _parsed_json(document.body)
-        said = content.get("message") if isinstance(content, dict) else None
-        if said is None:
-            return Found(problem="cut off" if document.cut or content is None else "not an error file of torchrun")
-        spot = Spot(source=document.source)
-        extra = said.get("extraInfo") if isinstance(said, dict) else None
-        extra = extra if isinstance(extra, dict) else {}
-        # The files of one attempt are those of one agent, and thus of one host.
-        attempt = document.source.rpartition("/")[0].rpartition("/")[0] or document.source
-        seconds = extra.get("timestamp")
-        clock = f"{document.who.host or attempt}, epoch"
-        digits = str(seconds)
-        time = Time(seconds=int(digits), clock=clock) if digits.isdigit() and len(digits) < 12 else None
-        short = said.get("message", "") if isinstance(said, dict) else said
-        callstack = extra.get("py_callstack", "")
-        message = callstack if isinstance(callstack, str) and HEADER in callstack else short
-        facts = _message_facts(str(message), who=document.who, spot=spot, time=time)
-        return Found(facts=facts, lines=document.body.count(b"\n") + 1)
+
+# The ``error.json`` that ``@record`` writes for a rank.
+ERROR_FILE = DocumentFormat("torchrun error file", _is_error_file, _read_error_file)
 
 
 def _parsed_json(body: bytes) -> Any:
@@ -580,11 +574,6 @@ _SRUN_TASKS = re.compile(
     r"Segmentation fault|Bus error|Floating point exception|Illegal instruction|Interrupt|Hangup|Quit|"
     r"Exited with exit code (?P<code>\d+))"
 )
-_SLURM_SIGNALS = {
-    "Out Of Memory": "SIGKILL", "Terminated": "SIGTERM", "Killed": "SIGKILL", "Aborted": "SIGABRT",
-    "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Quit": "SIGQUIT",
-}  # fmt: skip
 _OOM_EVENT = re.compile(r"Detected (?P<count>\d+) oom[-_]kill events?(?:\(s\))? in (?P<step>(?:StepId=|step )[\w.+]+)")
 _OOM_LIMIT = re.compile(
     r"(?:[Ss]tep|[Jj]ob|StepId=)\s?[\w.]+ (?:task \d+ )?exceeded (?:\w+ )?memory limit"
@@ -658,7 +647,7 @@ class SlurmReader(LineReader):
     def _tasks(self, found: re.Match[str], line: Line) -> Iterator[Fact]:
         """Yield the end of each task. A task that a signal ends while Slurm ends the step is not at fault."""
         how, code = found["how"], int(found["code"]) if found["code"] else None
-        signal = _SLURM_SIGNALS.get(how, "")
+        signal = SIGNALS_BY_WORDS.get(how, "")
         if code is not None and code > 128 and code - 128 in SIGNALS:
             signal, code = SIGNALS[code - 128], None
         if code == 0:

@@ -21,7 +21,7 @@ from calendar import timegm
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ddpdoctor.model.evidence import MOST_RANKS, Spot, Time, Who
 from ddpdoctor.recorder.storage.secrets import hide_in_text
@@ -115,18 +115,12 @@ class Found:
     attached: AttachedJob | AskedNodes | None = None  # the folder of ``attach`` that it belongs to
 
 
-class DocumentReader(Protocol):
-    """Reads one format of whole files."""
+class DocumentFormat(NamedTuple):
+    """A format of whole files."""
 
     name: str  # the format in words: "flight recorder dump"
-
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether a file that begins with these bytes (up to 64 KiB) has this format."""
-        ...
-
-    def read(self, document: Document) -> Found:
-        """Read it. Damage is reported in ``Found.problem`` and never raised."""
-        ...
+    recognizes: Callable[[bytes], bool]  # takes the bytes with which a file begins, up to 64 KiB
+    read: Callable[[Document], Found]  # Damage is reported in ``Found.problem`` and never raised.
 
 
 _MOST_IDLE = 4096

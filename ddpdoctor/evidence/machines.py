@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.kernel import XID
-from ddpdoctor.evidence.lines import Found, Line, LineReader, quote
+from ddpdoctor.evidence.lines import DocumentFormat, Found, Line, LineReader, quote
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.evidence import Exited, Finished, Hint, MachineSeen, Spot, Trouble, Who
 from ddpdoctor.model.node import Node
@@ -232,45 +232,40 @@ _COOLING = "look at cooling and power: nvidia-smi -q -d TEMPERATURE,POWER"
 _ERRORS = ("Unknown Error", "GPU is lost", "GPU requires reset", "ERR!")
 
 
-class NvidiaSmiReader:
-    """Reads a tree of "Key : Value" for each GPU."""
+def _read_smi(document: Document) -> Found:
+    """Return the faults that it shows."""
+    facts: list[Fact] = []
+    lines = document.body.decode("utf-8", "replace").splitlines()
+    gpu, lost = "", set[str]()
+    path: list[tuple[int, str]] = []
+    who = Who(host=document.who.host)
+    for number, text in enumerate(lines, 1):
+        line = Line(text=text, number=number, source=document.source, who=who)
+        if "device handle" in text:
+            facts += KernelReader().read(line)
+            continue
+        if (found := _GPU.match(text)) is not None:
+            gpu, path = short_bus(found["bus"]), []
+            continue
+        field = _SMI_FIELD.match(text) if gpu else None
+        if field is None:
+            continue
+        depth = len(field["indent"])
+        path = [one for one in path if one[0] < depth]
+        if field["value"] is None:
+            path.append((depth, field["name"]))
+            continue
+        if field["value"] in _ERRORS and gpu in lost:
+            continue
+        fact = _smi_trouble([*(name for _, name in path), field["name"]], field["value"], gpu, line)
+        if fact is not None:
+            lost.update([gpu] if fact.kind == "gpu-lost" else [])
+            facts.append(fact)
+    return Found(facts=facts, lines=len(lines))
 
-    name = "nvidia-smi -q"
 
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether it is the full report."""
-        return b"NVSMI LOG" in head
-
-    def read(self, document: Document) -> Found:
-        """Return the faults that it shows."""
-        facts: list[Fact] = []
-        lines = document.body.decode("utf-8", "replace").splitlines()
-        gpu, lost = "", set[str]()
-        path: list[tuple[int, str]] = []
-        who = Who(host=document.who.host)
-        for number, text in enumerate(lines, 1):
-            line = Line(text=text, number=number, source=document.source, who=who)
-            if "device handle" in text:
-                facts += KernelReader().read(line)
-                continue
-            if (found := _GPU.match(text)) is not None:
-                gpu, path = short_bus(found["bus"]), []
-                continue
-            field = _SMI_FIELD.match(text) if gpu else None
-            if field is None:
-                continue
-            depth = len(field["indent"])
-            path = [one for one in path if one[0] < depth]
-            if field["value"] is None:
-                path.append((depth, field["name"]))
-                continue
-            if field["value"] in _ERRORS and gpu in lost:
-                continue
-            fact = _smi_trouble([*(name for _, name in path), field["name"]], field["value"], gpu, line)
-            if fact is not None:
-                lost.update([gpu] if fact.kind == "gpu-lost" else [])
-                facts.append(fact)
-        return Found(facts=facts, lines=len(lines))
+# A tree of "Key : Value" for each GPU.
+NVIDIA_SMI = DocumentFormat("nvidia-smi -q", lambda head: b"NVSMI LOG" in head, _read_smi)
 
 
 def _smi_trouble(path: list[str], value: str, gpu: str, line: Line) -> Trouble | None:
@@ -303,25 +298,20 @@ def _smi_trouble(path: list[str], value: str, gpu: str, line: Line) -> Trouble |
 _MARK = re.compile(rb'^\s*\{\s*"schema_version": \d+,\s*"tool": \{\s*"name": "ddpdoctor"')
 
 
-class MachineFactsReader:
-    """Reads the facts about machines in a report.json of ``check-env``."""
+def _read_report(document: Document) -> Found:
+    """Return the machines that the report has facts about."""
+    try:
+        plain = json.loads(document.body).get("data", {}).get("nodes")
+        nodes = [decode(Node, one) for one in plain or ()]
+    except (ValueError, AttributeError, TypeError, RecursionError, WrongValue) as error:
+        return Found(problem=f"damaged ({type(error).__name__})")
+    spot = Spot(source=document.source)
+    facts = [MachineSeen(who=Who(host=node.host), spot=spot, node=node) for node in nodes]
+    return Found(facts=[*facts], problem="" if nodes else "a report without facts about machines")
 
-    name = "report of check-env"
 
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether it is a report of ddpdoctor."""
-        return _MARK.match(head) is not None
-
-    def read(self, document: Document) -> Found:
-        """Return the machines that the report has facts about."""
-        try:
-            plain = json.loads(document.body).get("data", {}).get("nodes")
-            nodes = [decode(Node, one) for one in plain or ()]
-        except (ValueError, AttributeError, TypeError, RecursionError, WrongValue) as error:
-            return Found(problem=f"damaged ({type(error).__name__})")
-        spot = Spot(source=document.source)
-        facts = [MachineSeen(who=Who(host=node.host), spot=spot, node=node) for node in nodes]
-        return Found(facts=[*facts], problem="" if nodes else "a report without facts about machines")
+# The facts about machines in a report.json of ``check-env``.
+MACHINE_FACTS = DocumentFormat("report of check-env", lambda head: _MARK.match(head) is not None, _read_report)
 
 
 _PROGRAM = re.compile(r"# Collective test starting: (?P<name>\w+)")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import Found, quote
+from ddpdoctor.evidence.lines import DocumentFormat, Found, quote
 from ddpdoctor.evidence.nccl_log import COLLECTIVES
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -442,7 +442,6 @@ class RasReader:
     triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process", b"NCCL DIAG")
 
     def __init__(self) -> None:
-        self._report: RasReport | None = None
         self._begin()
 
     def read(self, line: Line) -> Iterable[Fact]:
@@ -482,6 +481,7 @@ class RasReader:
         return facts
 
     def _begin(self) -> None:
+        self._report: RasReport | None = None
         self._text = _Text()
         self._reports = RasReports()
         self._deaths: list[Fact] = []
@@ -574,8 +574,7 @@ def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
     elif comm is None:
         return
     elif (found := _SIDE.match(words)) is not None:
-        state.side = _counted(state, found, int(found["count"]), spot, said)
-        _list_of(comm, found).append(state.side)
+        state.side = _add_side(comm, state.op, found, int(found["count"]), spot, said)
     elif (found := _MISSING.search(words)) is not None:
         for rank in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
             comm.missing.setdefault(int(rank), (None, spot, said))
@@ -583,53 +582,49 @@ def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
         rank = int(found["rank"])
         named = RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
         if found["number"] or found["none"] or found["status"] or found["error"]:
-            one = _counted(state, found, 1, spot, said)
-            one.ranks[rank] = named
-            _list_of(comm, found).append(one)
+            _add_side(comm, state.op, found, 1, spot, said).ranks[rank] = named
         elif state.block == "INCOMPLETE":
             comm.missing[rank] = (named, spot, said)
         elif state.side is not None and len(state.side.ranks) < MOST_PROCESSES:
             state.side.ranks[rank] = named
 
 
-def _counted(state: _Text, found: re.Match[str], count: int, spot: Spot, said: str) -> Counted:
+def _add_side(
+    comm: RasCommunicator, op: str, found: re.Match[str], count: int, spot: Spot, said: str
+) -> Counted:  # fmt: skip
     status = found["status"] or found["error"] or ""
-    return Counted(op=state.op, number=int(found["number"] or 0), status=status, count=count, spot=spot, said=said)
+    side = Counted(op=op, number=int(found["number"] or 0), status=status, count=count, spot=spot, said=said)
+    sides = comm.errors if found["error"] else comm.statuses if found["status"] else comm.counted
+    sides.append(side)
+    return side
 
 
-def _list_of(comm: RasCommunicator, found: re.Match[str]) -> list[Counted]:
-    if found["error"]:
-        return comm.errors
-    return comm.statuses if found["status"] else comm.counted
+def _read_json(document: Document) -> Found:
+    """Return what the reports say, and what changed between them."""
+    text = document.body.decode("utf-8", "replace")
+    text = _NO_COMMA.sub(lambda match: f",{match[0]}", text)
+    found = Found(lines=text.count("\n") + 1)
+    reports = RasReports()
+    try:
+        decoder, at = json.JSONDecoder(), text.find("{")
+        while at >= 0:
+            body, end = decoder.raw_decode(text, at)
+            report = _of_json(body, Spot(source=document.source, line=text.count("\n", 0, at) + 1))
+            if report is not None:
+                reports.add(report)
+            at = text.find("{", end)
+    except (ValueError, RecursionError):
+        found.problem = "cut off" if document.cut or not text.rstrip().endswith("}") else "damaged JSON"
+    found.facts = list(reports.judge())
+    return found
 
 
-class RasJsonReader:
-    """Reads RAS's JSON (NCCL 2.28.7 and newer). Several reports may follow each other in one file."""
-
-    name = "NCCL RAS report"
-
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether it is JSON with RAS's keys. Lines of its protocol may stand before it."""
-        return b'"communicators"' in head and b'"nccl_version"' in head and b"{" in head[:512]
-
-    def read(self, document: Document) -> Found:
-        """Return what the reports say, and what changed between them."""
-        text = document.body.decode("utf-8", "replace")
-        text = _NO_COMMA.sub(lambda match: f",{match[0]}", text)
-        found = Found(lines=text.count("\n") + 1)
-        reports = RasReports()
-        try:
-            decoder, at = json.JSONDecoder(), text.find("{")
-            while at >= 0:
-                body, end = decoder.raw_decode(text, at)
-                report = _of_json(body, Spot(source=document.source, line=text.count("\n", 0, at) + 1))
-                if report is not None:
-                    reports.add(report)
-                at = text.find("{", end)
-        except (ValueError, RecursionError):
-            found.problem = "cut off" if document.cut or not text.rstrip().endswith("}") else "damaged JSON"
-        found.facts = list(reports.judge())
-        return found
+# RAS's JSON (NCCL 2.28.7 and newer). Several reports may follow each other in one file, behind lines of its protocol.
+RAS_JSON = DocumentFormat(
+    "NCCL RAS report",
+    lambda head: b'"communicators"' in head and b'"nccl_version"' in head and b"{" in head[:512],
+    _read_json,
+)
 
 
 def _of_json(body: Any, spot: Spot) -> RasReport | None:

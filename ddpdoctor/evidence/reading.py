@@ -38,23 +38,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.evidence.files import EvidenceFile, FileContent
-    from ddpdoctor.evidence.lines import DocumentReader, LineReader
+    from ddpdoctor.evidence.lines import DocumentFormat, LineReader
     from ddpdoctor.model.attached import JobIdentity
     from ddpdoctor.model.evidence import Fact, FlightDump, Time
 
 
 @cache
-def document_readers() -> tuple[DocumentReader, ...]:
-    """Return the readers of whole files. The first that recognizes a file reads it."""
-    from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
-    from ddpdoctor.evidence.launchers import ErrorFileReader
-    from ddpdoctor.evidence.machines import MachineFactsReader, NvidiaSmiReader
-    from ddpdoctor.evidence.ras import RasJsonReader
-    from ddpdoctor.evidence.stacks import AttachReader, JsonStackReader, StackReader
+def document_formats() -> tuple[DocumentFormat, ...]:
+    """Return the formats of whole files. A file has the first that recognizes it."""
+    from ddpdoctor.evidence.flight import FLIGHT_JSON, FLIGHT_PICKLE
+    from ddpdoctor.evidence.launchers import ERROR_FILE
+    from ddpdoctor.evidence.machines import MACHINE_FACTS, NVIDIA_SMI
+    from ddpdoctor.evidence.ras import RAS_JSON
+    from ddpdoctor.evidence.stacks import ATTACH, JSON_STACKS, STACKS
 
     return (
-        FlightPickleReader(), AttachReader(), MachineFactsReader(), FlightJsonReader(), RasJsonReader(),
-        NvidiaSmiReader(), JsonStackReader(), StackReader(), ErrorFileReader(),
+        FLIGHT_PICKLE, ATTACH, MACHINE_FACTS, FLIGHT_JSON, RAS_JSON, NVIDIA_SMI, JSON_STACKS, STACKS, ERROR_FILE,
     )  # fmt: skip
 
 
@@ -451,7 +450,7 @@ def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
         stream, head, modified = open_file(file)
         with stream:
             part = Part(source=file.name, attempt=file.attempt, modified=modified)
-            reader = next((one for one in document_readers() if one.recognizes(head)), None)
+            reader = next((one for one in document_formats() if one.recognizes(head)), None)
             if reader is not None:
                 return _read_document(reader, file, stream, head, part)
             if head and is_text(head):
@@ -467,7 +466,7 @@ def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
 
 
 def _read_document(
-    reader: DocumentReader, file: EvidenceFile, stream: FileContent, head: bytes, part: Part
+    reader: DocumentFormat, file: EvidenceFile, stream: FileContent, head: bytes, part: Part
 ) -> tuple[Part, Read]:
     body = head + stream.fill(MOST_BYTES - len(head))
     cut = (len(body) == MOST_BYTES and bool(stream.read(1))) or bool(stream.problem)

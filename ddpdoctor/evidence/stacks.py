@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import Found, origin_of, split_line
+from ddpdoctor.evidence.lines import DocumentFormat, Found, origin_of, split_line
 from ddpdoctor.model.attached import FORMAT, AskedNodes, AttachedJob, Movement, RankLook, SeenRank
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.evidence import (
@@ -283,80 +283,80 @@ class _Process:
         return next(iter((scripts or there)[-1:]), None)
 
 
-class StackReader:
-    """Reads files of stacks in text form. Several processes, and several looks at them, may stand in one file."""
-
-    name = "stacks"
-
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether the file begins with a process and its threads, or with blocks of the debug server."""
-        if b"Fatal Python error: " in head:
-            return False  # the end of a rank, in its log
-        text = head[:8192].decode("utf-8", "replace")
-        lines = [split_line(raw, 1, "").text for raw in text.split("\n")[:200]]
-        if any(_RANK_BLOCK.match(line) for line in lines):
-            return True
-        if any(map(_PROCESS.match, lines)) and any(line.startswith("Python v") for line in lines):
-            return True
-        threads = sum(any(pattern.match(line) for pattern in _THREADS) for line in lines)
-        frames = sum(any(pattern.match(line) for pattern in _FRAMES) for line in lines)
-        full = [line for line in lines if line.strip()]
-        return threads > 0 and frames > 0 and 2 * (threads + frames) > len(full) - 6
-
-    def read(self, document: Document) -> Found:
-        """Return the main thread of each process, and what else is said about ranks."""
-        processes: list[_Process] = []
-        facts: list[Fact] = []
-        current, label, last = _Process(document.who, 1), document.who, 0
-        text = io.TextIOWrapper(io.BytesIO(document.body), "utf-8", "replace", newline="\n")
-        for number, raw in enumerate(text, 1):
-            if number - last > _MOST_BETWEEN:
-                break
-            line = split_line(raw, number, document.source, document.who).text.rstrip()
-            if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
-                host = (match[2] or "") if match.re is _RANK_BLOCK else ""
-                rank = int(match[1]) if int(match[1][:9]) < MOST_RANKS else None
-                label = replace(document.who, rank=rank, host="" if host in {"localhost", "127.0.0.1"} else host)
-                processes += [current] if current.threads else []
-                current = _Process(label, number)
-            elif match := _PROCESS.match(line):
-                local = _LOCAL_RANK.search(match[2])
-                who = replace(label, pid=int(match[1]), local_rank=int(local[1]) if local else label.local_rank)
-                processes += [current] if current.threads else []
-                current = _Process(who, number)
-            elif match := _ANSWERED.match(line):
-                facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
-            elif match := _LACKING.match(line):
-                rank, why = int(match[1]), "its GIL is held" if match[2] == "Timeout" else "it is dead"
-                words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
-                spot = Spot(source=document.source, line=number)
-                facts.append(Hint(who=Who(rank=rank), spot=spot, words=words, kind="no-answer"))
-            elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
-                current.parent = int(line[15:].partition(":")[0])
-            elif not _read_line(current, line):
-                continue
-            last = number
-        processes += [current] if current.threads else []
-        return Found(facts=[*facts, *_facts_of(processes, document.source)], log_from=last + 1)
+def _holds_stacks(head: bytes) -> bool:
+    """Return whether the file begins with a process and its threads, or with blocks of the debug server."""
+    if b"Fatal Python error: " in head:
+        return False  # the end of a rank, in its log
+    text = head[:8192].decode("utf-8", "replace")
+    lines = [split_line(raw, 1, "").text for raw in text.split("\n")[:200]]
+    if any(_RANK_BLOCK.match(line) for line in lines):
+        return True
+    if any(map(_PROCESS.match, lines)) and any(line.startswith("Python v") for line in lines):
+        return True
+    threads = sum(any(pattern.match(line) for pattern in _THREADS) for line in lines)
+    frames = sum(any(pattern.match(line) for pattern in _FRAMES) for line in lines)
+    full = [line for line in lines if line.strip()]
+    return threads > 0 and frames > 0 and 2 * (threads + frames) > len(full) - 6
 
 
-class JsonStackReader:
-    """Reads the output of ``py-spy dump --json``."""
+def _read_stacks(document: Document) -> Found:
+    """Return the main thread of each process, and what else is said about ranks."""
+    processes: list[_Process] = []
+    facts: list[Fact] = []
+    current, label, last = _Process(document.who, 1), document.who, 0
+    text = io.TextIOWrapper(io.BytesIO(document.body), "utf-8", "replace", newline="\n")
+    for number, raw in enumerate(text, 1):
+        if number - last > _MOST_BETWEEN:
+            break
+        line = split_line(raw, number, document.source, document.who).text.rstrip()
+        if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
+            host = (match[2] or "") if match.re is _RANK_BLOCK else ""
+            rank = int(match[1]) if int(match[1][:9]) < MOST_RANKS else None
+            label = replace(document.who, rank=rank, host="" if host in {"localhost", "127.0.0.1"} else host)
+            processes += [current] if current.threads else []
+            current = _Process(label, number)
+        elif match := _PROCESS.match(line):
+            local = _LOCAL_RANK.search(match[2])
+            who = replace(label, pid=int(match[1]), local_rank=int(local[1]) if local else label.local_rank)
+            processes += [current] if current.threads else []
+            current = _Process(who, number)
+        elif match := _ANSWERED.match(line):
+            facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
+        elif match := _LACKING.match(line):
+            rank, why = int(match[1]), "its GIL is held" if match[2] == "Timeout" else "it is dead"
+            words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
+            spot = Spot(source=document.source, line=number)
+            facts.append(Hint(who=Who(rank=rank), spot=spot, words=words, kind="no-answer"))
+        elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
+            current.parent = int(line[15:].partition(":")[0])
+        elif not _read_line(current, line):
+            continue
+        last = number
+    processes += [current] if current.threads else []
+    return Found(facts=[*facts, *_facts_of(processes, document.source)], log_from=last + 1)
 
-    name = "stacks"
 
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether it is a list of threads with frames."""
-        start = head.lstrip()[:4096]
-        return start.startswith(b"[") and b'"thread_id"' in start and b'"frames"' in start
+# Stacks in text form. Several processes, and several looks at them, may stand in one file.
+STACKS = DocumentFormat("stacks", _holds_stacks, _read_stacks)
 
-    def read(self, document: Document) -> Found:
-        """Return the main thread of each process."""
-        try:
-            threads = json.loads(document.body)
-            return Found(facts=list(stacks_of_json(threads, document.who, document.source)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return Found(problem=f"damaged ({type(error).__name__})")
+
+def _is_json_of_py_spy(head: bytes) -> bool:
+    """Return whether it is a list of threads with frames."""
+    start = head.lstrip()[:4096]
+    return start.startswith(b"[") and b'"thread_id"' in start and b'"frames"' in start
+
+
+def _read_json_stacks(document: Document) -> Found:
+    """Return the main thread of each process."""
+    try:
+        threads = json.loads(document.body)
+        return Found(facts=list(stacks_of_json(threads, document.who, document.source)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Found(problem=f"damaged ({type(error).__name__})")
+
+
+# The output of ``py-spy dump --json``.
+JSON_STACKS = DocumentFormat("stacks", _is_json_of_py_spy, _read_json_stacks)
 
 
 def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
@@ -425,32 +425,31 @@ _OF_NODE = re.compile(r"/nodes/\d+$")  # the folder of another node, in the run 
 _RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
 
 
-class AttachReader:
-    """Reads ``attach.json`` and the looks at ranks. The store's keys are not needed for a verdict."""
+def _is_record(head: bytes) -> bool:
+    return head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200]
 
-    name = "attach"
 
-    def recognizes(self, head: bytes) -> bool:
-        """Return whether the file begins with the mark of ``attach``."""
-        return head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200]
+def _read_record(document: Document) -> Found:
+    """Return the ranks, their stacks and states, and whether the job moved."""
+    try:
+        plain = json.loads(document.body)
+        record = _RECORDS.get(plain.get("kind"))
+        read = decode(record, plain) if record is not None else None
+        spot = Spot(source=document.source)
+        facts: list[Fact] = []
+        if isinstance(read, AttachedJob):
+            facts = [*_of_job(read, spot)]
+        elif isinstance(read, RankLook):
+            facts = [*_of_look(read, spot, document.source)]
+        elif isinstance(read, AskedNodes):
+            facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
+        return Found(problem=f"damaged ({type(error).__name__})")
+    return Found(facts=facts, attached=read if isinstance(read, AttachedJob | AskedNodes) else None)
 
-    def read(self, document: Document) -> Found:
-        """Return the ranks, their stacks and states, and whether the job moved."""
-        try:
-            plain = json.loads(document.body)
-            record = _RECORDS.get(plain.get("kind"))
-            read = decode(record, plain) if record is not None else None
-            spot = Spot(source=document.source)
-            facts: list[Fact] = []
-            if isinstance(read, AttachedJob):
-                facts = [*_of_job(read, spot)]
-            elif isinstance(read, RankLook):
-                facts = [*_of_look(read, spot, document.source)]
-            elif isinstance(read, AskedNodes):
-                facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
-            return Found(problem=f"damaged ({type(error).__name__})")
-        return Found(facts=facts, attached=read if isinstance(read, AttachedJob | AskedNodes) else None)
+
+# ``attach.json`` and the looks at ranks. The store's keys are not needed for a verdict.
+ATTACH = DocumentFormat("attach", _is_record, _read_record)
 
 
 def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:

@@ -24,7 +24,7 @@ print(evidence.counts["lines"], "lines,", sum(len(run.facts) for run in evidence
 NOTHING = """
 import sys
 from ddpdoctor.evidence import reading
-reading.line_readers(), reading.document_readers()
+reading.line_readers(), reading.document_formats()
 """
 
 

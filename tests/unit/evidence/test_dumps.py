@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.diagnose.evidence import analyze
-from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
+from ddpdoctor.evidence.flight import FLIGHT_JSON, FLIGHT_PICKLE
 from ddpdoctor.evidence.lines import Document
 from ddpdoctor.evidence.reading import choose_dumps
-from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
+from ddpdoctor.evidence.stacks import JSON_STACKS, STACKS
 from ddpdoctor.model.attached import AskedNodes, AttachedJob, JobIdentity, Movement, NodeAnswer, RankLook, Refusal
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.evidence import Stacked, Who
@@ -31,12 +31,11 @@ def test_json_of_py_spy() -> None:
     frame = {"name": "lookup", "filename": "/home/u/cache.py", "module": None, "short_filename": "cache.py", "line": 31}
     thread = {"pid": 9, "thread_id": 1, "os_thread_id": 9, "active": True, "owns_gil": True, "frames": [frame]}
     body = json.dumps([{**thread, "thread_name": "MainThread"}]).encode()
-    reader = JsonStackReader()
-    assert reader.recognizes(body)
-    (stack,) = reader.read(Document(source="s", path=None, body=body, who=Who(rank=1))).facts
+    assert JSON_STACKS.recognizes(body)
+    (stack,) = JSON_STACKS.read(Document(source="s", path=None, body=body, who=Who(rank=1))).facts
     assert isinstance(stack, Stacked)
     assert (stack.who, stack.state, stack.frames[0].file) == (Who(rank=1, pid=9), "active+gil", "/home/u/cache.py")
-    assert reader.read(Document(source="s", path=None, body=body[:-9])).problem.startswith("damaged")
+    assert JSON_STACKS.read(Document(source="s", path=None, body=body[:-9])).problem.startswith("damaged")
 
 
 @pytest.mark.parametrize(
@@ -49,8 +48,8 @@ def test_json_of_py_spy() -> None:
     ],
 )  # fmt: skip
 def test_logs_are_no_stacks(text: str) -> None:
-    assert not StackReader().recognizes(text.encode())
-    assert not JsonStackReader().recognizes(text.encode())
+    assert not STACKS.recognizes(text.encode())
+    assert not JSON_STACKS.recognizes(text.encode())
 
 
 # Dumps of the flight recorder may come from anybody: none raises an error, runs code or takes all memory.
@@ -64,7 +63,7 @@ ODD: tuple[Any, ...] = (
 
 def read_flight(body, name="nccl_trace_rank_0"):
     raw = body if isinstance(body, bytes) else pickle.dumps(body, 2)
-    return FlightPickleReader().read(Document(source=name, path=None, body=raw))
+    return FLIGHT_PICKLE.read(Document(source=name, path=None, body=raw))
 
 
 def bodies():
@@ -124,11 +123,11 @@ def test_a_rank_comes_from_the_name_or_from_its_transfers():
     [(b'{"version": "2.10", "entries": []}', True), (b'{"version": "1", "name": "x"}', False), (b"[1]", False)],
 )
 def test_json_is_a_dump_if_it_has_the_keys_of_one(head, is_dump):
-    assert FlightJsonReader().recognizes(head) is is_dump
+    assert FLIGHT_JSON.recognizes(head) is is_dump
 
 
 def test_a_pickle_of_something_else_is_no_dump():
-    assert not FlightPickleReader().recognizes(pickle.dumps({"version": 1, "state_dict": {}}, 2))
+    assert not FLIGHT_PICKLE.recognizes(pickle.dumps({"version": 1, "state_dict": {}}, 2))
 
 
 # What `analyze` says of folders that `attach` saved, where a source was refused or a node was not reached.

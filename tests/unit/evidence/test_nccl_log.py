@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.evidence.lines import Document
 from ddpdoctor.evidence.nccl_log import NcclLogReader
-from ddpdoctor.evidence.ras import RasJsonReader
+from ddpdoctor.evidence.ras import RAS_JSON
 from ddpdoctor.model.evidence import Absent, Called, Fact, Hint
 from tests.golden import table
 from tests.unit.evidence.test_readers import read_text, shown
@@ -60,9 +60,8 @@ def body(counts: dict[int, int], missing: tuple[int, ...] = (), size: int = 4) -
 def read_json(*bodies: Any, cut: int = 0, before: str = "") -> tuple[list[Fact], str]:
     text = before + "\n".join(json.dumps(one) for one in bodies)
     raw = text.encode()[: len(text) - cut]
-    reader = RasJsonReader()
-    assert reader.recognizes(raw)
-    found = reader.read(Document(source="ras.json", path=None, body=raw))
+    assert RAS_JSON.recognizes(raw)
+    found = RAS_JSON.read(Document(source="ras.json", path=None, body=raw))
     return [fact for fact in found.facts if not isinstance(fact, Hint)], found.problem
 
 
@@ -92,4 +91,4 @@ def test_json_with_wrong_types_does_not_raise(value: Any) -> None:
     [b'{"communicators": 3}', b"NCCL version 2.27.3\nJob summary\n", b'[{"pid": 3}]', b'{"nccl_version": "2.1"}'],
 )
 def test_other_files_are_not_ras(head: bytes) -> None:
-    assert not RasJsonReader().recognizes(head)
+    assert not RAS_JSON.recognizes(head)

@@ -16,7 +16,7 @@ import pytest
 
 from ddpdoctor.evidence.errors import classify
 from ddpdoctor.evidence.lines import Document, LogSplitter, condense, condensed_triggers, split_line
-from ddpdoctor.evidence.reading import document_readers, line_readers
+from ddpdoctor.evidence.reading import document_formats, line_readers
 from ddpdoctor.evidence.tracebacks import TracebackReader
 from ddpdoctor.evidence.watchdog import WatchdogReader
 from ddpdoctor.model.evidence import Failed, Finished, Moving, Waiting, Who
@@ -80,7 +80,7 @@ def test_the_facts_of_a_log(path):
 def read_file(reader, text, who):
     """Return the facts of a file that is read as a whole."""
     body = text.encode()
-    (one,) = [one for one in document_readers() if _is_called(one, reader) and one.recognizes(body)]
+    (one,) = [one for one in document_formats() if _is_called(one, reader) and one.recognizes(body)]
     return one.read(Document(source="job.log", path=None, body=body, who=who)).facts
 
 

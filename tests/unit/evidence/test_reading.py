@@ -54,7 +54,7 @@ class Dumps:
 def _readers(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = reading.line_readers
     monkeypatch.setattr(reading, "line_readers", lambda: (Errors(), *launches()[-1:]))
-    monkeypatch.setattr(reading, "document_readers", lambda: (Dumps(),))
+    monkeypatch.setattr(reading, "document_formats", lambda: (Dumps(),))
 
 
 def codes(path: Path | str) -> list[int | None]:
