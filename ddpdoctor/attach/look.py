@@ -14,22 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.attach import servers
 from ddpdoctor.attach.find import choose_job, find_jobs
 from ddpdoctor.attach.process import PY_SPY, SUDO, main_frames, read_facts, read_host, read_stacks
-from ddpdoctor.attach.servers import (
-    RAS_LIMIT_S,
-    RECORDER,
-    SERVER,
-    SERVER_LIMIT_S,
-    RasAnswer,
-    ask_for_dump,
-    ask_ras,
-    ask_server,
-    find_dump,
-    find_ras,
-    find_server,
-    read_store,
-)
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.model.attached import AttachedJob, Movement, RankLook, RankMovement, Refusal, StoreLook
 from ddpdoctor.model.codec import encode
@@ -175,15 +162,15 @@ def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> Job
     for rank in job.ranks:
         env = job.environments[rank.pid]
         if seeing.number == 1:
-            seeing.refuse(rank.pid, ask_for_dump(rank, env))
+            seeing.refuse(rank.pid, servers.ask_for_dump(rank, env))
             continue
         since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) - rank.start_ticks / os.sysconf("SC_CLK_TCK")
-        dump = find_dump(rank, env, time.time_ns() - int(since_boot_s * 1e9))
+        dump = servers.find_dump(rank, env, time.time_ns() - int(since_boot_s * 1e9))
         try:
             if dump is not None:
                 seeing.keep(rank, "fr_dump", read_plain(dump))
         except OSError as error:
-            seeing.refuse(rank.pid, Refusal(source=RECORDER, reason=f"the dump cannot be read: {error}"))
+            seeing.refuse(rank.pid, Refusal(source=servers.RECORDER, reason=f"the dump cannot be read: {error}"))
     ranks = tuple(
         RankLook(
             number=number, host=socket.gethostname(), wall_ns=at_ns[0], monotonic_ns=at_ns[1], job=job.identity,
@@ -235,22 +222,22 @@ def _look_from_outside(
 
 def _ask_for_job(job: FoundJob, host: HostView, seeing: _Seeing) -> StoreLook | None:
     """Ask what answers for the job as a whole: RAS in each look, the store in the first."""
-    place = find_ras(job, host)
+    place = servers.find_ras(job, host)
     calls: dict[str, Callable[[], Any]] = {}
     if isinstance(place, Refusal):
         seeing.refused.append(place)
     elif place is not None:
-        calls["ras"] = partial(ask_ras, *place)
+        calls["ras"] = partial(servers.ask_ras, *place)
     if seeing.number == 1:
-        calls["store"] = partial(read_store, job)
-    replies = ask_side_by_side(calls, RAS_LIMIT_S + 1)
+        calls["store"] = partial(servers.read_store, job)
+    replies = ask_side_by_side(calls, servers.RAS_LIMIT_S + 1)
     for name, reply in replies.items():
         if isinstance(reply.value, Refusal):
             seeing.refused.append(reply.value)
         elif reply.timed_out or reply.error is not None:
             seeing.refused.append(Refusal(source=name, reason=str(reply.error or "no answer in time")))
     answer = replies["ras"].value if "ras" in replies else None
-    if isinstance(answer, RasAnswer):
+    if isinstance(answer, servers.RasAnswer):
         seeing.raw["ras.json" if answer.is_json else "ras.txt"] = answer.text
     found = replies["store"].value if "store" in replies else None
     return found if isinstance(found, StoreLook) else None
@@ -261,19 +248,19 @@ def _ask_servers(
 ) -> None:
     """Ask torch's servers in the ranks. They are asked for stacks, which need the GIL, only where py-spy got none."""
     addresses = in_store.values if in_store is not None else {}
-    found = {rank.pid: find_server(rank, job.environments[rank.pid], addresses, host) for rank in job.ranks}
+    found = {rank.pid: servers.find_server(rank, job.environments[rank.pid], addresses, host) for rank in job.ranks}
     calls = {
-        str(pid): partial(ask_server, server, want_stacks=threads.get(pid) is None)
+        str(pid): partial(servers.ask_server, server, want_stacks=threads.get(pid) is None)
         for pid, server in found.items()
         if server is not None
     }
-    replies = ask_side_by_side(calls, 3 * SERVER_LIMIT_S)
+    replies = ask_side_by_side(calls, 3 * servers.SERVER_LIMIT_S)
     for rank in job.ranks:
         reply = replies.get(str(rank.pid))
         answers = reply.value if reply is not None else None
         if reply is not None and answers is None:
             reason = str(reply.error or "torch's server in the rank gave no answer in time")
-            seeing.refuse(rank.pid, Refusal(source=SERVER, reason=reason))
+            seeing.refuse(rank.pid, Refusal(source=servers.SERVER, reason=reason))
         if answers is not None:
             seeing.refuse(rank.pid, answers.refused)
             if answers.trace is not None:

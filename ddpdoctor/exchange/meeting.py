@@ -17,20 +17,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ddpdoctor.exchange import mailbox
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.mailbox import (
-    FOLDER,
-    FolderBox,
-    Forwarder,
-    StoreBox,
-    knock,
-    list_names,
-    make_folder,
-    read_small,
-    remove,
-    write_in_place,
-)
 from ddpdoctor.exchange.reach import describe_failures
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, KeyValues, StoreError
@@ -41,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.exchange.mailbox import MessageBox
     from ddpdoctor.exchange.reach import Failures
     from ddpdoctor.exchange.store import Client, Store
     from ddpdoctor.model.launch import Connecting, Launch
@@ -116,13 +104,13 @@ class HostedMeeting(ExitStack):
         self.port, self.values = self.server.port, self.server.values
         """The port that it listens on, or 0 if none; and this process's own view of its meeting."""
 
-    def serve_over(self, store: Store) -> Forwarder:
+    def serve_over(self, store: Store) -> mailbox.Forwarder:
         """Also answer requests that arrive through a store. The meeting takes ownership of the store."""
-        return self._forward(StoreBox(store))
+        return self._forward(mailbox.StoreBox(store))
 
-    def serve_folder(self, path: Path) -> Forwarder:
+    def serve_folder(self, path: Path) -> mailbox.Forwarder:
         """Also answer requests that arrive through a shared folder."""
-        return self._forward(FolderBox(path))
+        return self._forward(mailbox.FolderBox(path))
 
     def announce(self, notice: bytes) -> None:
         """Send a few bytes to every member in the answer to its next beat."""
@@ -130,8 +118,8 @@ class HostedMeeting(ExitStack):
             raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
         self.values.notice = notice
 
-    def _forward(self, box: MessageBox) -> Forwarder:
-        return self.enter_context(closing(Forwarder(box, self.values, self._token).start()))
+    def _forward(self, box: mailbox.MessageBox) -> mailbox.Forwarder:
+        return self.enter_context(closing(mailbox.Forwarder(box, self.values, self._token).start()))
 
 
 # Nodes: the others
@@ -178,7 +166,7 @@ class OverStore(MeetingWay):
     name = "store"
 
     def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
-        return knock(StoreBox(self.open_it(limit_s)), token, limit_s, SERVED_BY)
+        return mailbox.knock(mailbox.StoreBox(self.open_it(limit_s)), token, limit_s, SERVED_BY)
 
 
 @dataclass(frozen=True)
@@ -189,7 +177,7 @@ class Folder(MeetingWay):
     name = "folder"
 
     def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
-        return knock(FolderBox(self.path), token, limit_s, SERVED_BY)
+        return mailbox.knock(mailbox.FolderBox(self.path), token, limit_s, SERVED_BY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +311,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
     with closing(ServerCandidate(path, number)) as candidate:
         while time.monotonic() < deadline:
             candidate.update()
-            if FolderBox(path).meeting() is not None:
+            if mailbox.FolderBox(path).meeting() is not None:
                 with contextlib.suppress(StoreError):
                     return Folder(path).open(token, SETTLE_S)
             if candidate.is_lowest:
@@ -340,19 +328,19 @@ class ServerCandidate:
     """
 
     def __init__(self, path: Path, number: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = path / FOLDER, clock
+        self._folder, self._clock = path / mailbox.FOLDER, clock
         self._name = f"here-{'x' if number is None else f'{number:08d}'}-{os.urandom(8).hex()}"
         self._raised, self._began_s = 0, clock()
         self._others: dict[str, tuple[bytes, float | None]] = {}
         """By file name, its content, and when this process last saw it change."""
-        make_folder(self._folder)
+        mailbox.make_folder(self._folder)
 
     def update(self) -> None:
         """Increment this member's counter, and note which other files have changed."""
         self._raised += 1
-        write_in_place(self._folder / self._name, b"%d" % self._raised)
-        for name in filter(_HERE.fullmatch, list_names(self._folder)):
-            content = (read_small(self._folder / name) or b"")[:64]
+        mailbox.write_in_place(self._folder / self._name, b"%d" % self._raised)
+        for name in filter(_HERE.fullmatch, mailbox.list_names(self._folder)):
+            content = (mailbox.read_small(self._folder / name) or b"")[:64]
             known = self._others.get(name)
             if known is None or known[0] != content:
                 self._others[name] = content, known and self._clock()
@@ -365,7 +353,7 @@ class ServerCandidate:
         return now_s - self._began_s >= SETTLE_S and min(here | {self._name}) == self._name
 
     def close(self) -> None:
-        remove(self._folder / self._name)
+        mailbox.remove(self._folder / self._name)
 
 
 # Heartbeats

@@ -14,26 +14,7 @@ from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import Folder, HostedMeeting, OtherPort, OwnPort, race
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.wire import NO_TOKEN
-from ddpdoctor.launch.node_messages import (
-    CLAIM,
-    EVIDENCE,
-    GREETING,
-    LAST,
-    MOST_NAME,
-    ROSTER,
-    VERDICT,
-    Board,
-    Greeting,
-    JobVerdict,
-    MemberList,
-    Pulse,
-    find,
-    own_node,
-    read_pulse,
-    read_status,
-    unpack_folder,
-    write_board,
-)
+from ddpdoctor.launch import node_messages as messages
 from ddpdoctor.launch.placement import MOST_ADDRESSES, Style, own_addresses
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
@@ -45,7 +26,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.meeting import MeetingWay
     from ddpdoctor.exchange.store import Client, Heard
-    from ddpdoctor.launch.node_messages import NodeProgress
     from ddpdoctor.launch.placement import Placement
     from ddpdoctor.model.findings import Judgment
 
@@ -86,8 +66,8 @@ class MembersHeard:
         self._placement, self._host = placement, host
         self._lock = threading.Lock()
         self._heard: dict[int, Heard] = {}
-        self._greetings: dict[int, Greeting] = {}
-        self._pulses: dict[int, Pulse] = {}
+        self._greetings: dict[int, messages.Greeting] = {}
+        self._pulses: dict[int, messages.Pulse] = {}
         self._received: dict[int, int] = {}
         self._packed: dict[int, bytes] = {}
         self.gathered: set[int] = set()
@@ -101,13 +81,13 @@ class MembersHeard:
                     continue
                 number = int(name)
                 self._heard[number] = one
-                pulse = read_pulse(one.said)
+                pulse = messages.read_pulse(one.said)
                 if pulse is not None:
                     self._pulses[number] = pulse
 
-    def greet(self, number: int, greeting: Greeting) -> None:
+    def greet(self, number: int, greeting: messages.Greeting) -> None:
         """Record a member's greeting."""
-        if len(greeting.host) > MOST_NAME:
+        if len(greeting.host) > messages.MOST_NAME:
             return
         with self._lock:
             self._greetings[number] = greeting
@@ -145,7 +125,7 @@ class MembersHeard:
                 if pulse.answered > self._received.get(number, 0)
             ]
 
-    def progress(self) -> list[NodeProgress]:
+    def progress(self) -> list[messages.NodeProgress]:
         """Return the progress of the ranks of all members that are not silent."""
         now_ns = time.monotonic_ns()
         with self._lock:
@@ -179,13 +159,13 @@ class MembersHeard:
 
     def have_ended(self) -> bool:
         """Return whether every member's launcher has ended and its record has arrived, or the member is silent."""
-        return self.have_answered(LAST, late=False) and not self.unread()
+        return self.have_answered(messages.LAST, late=False) and not self.unread()
 
     def have_moved(self) -> bool:
         """Return whether ranks of any present member have made progress since evidence was requested."""
         return any(pulse.moved for pulse in self._pulses_here())
 
-    def _pulses_here(self) -> list[Pulse]:
+    def _pulses_here(self) -> list[messages.Pulse]:
         now_ns = time.monotonic_ns()
         with self._lock:
             here = [number for number in self._heard if self._presence(number, now_ns) is Presence.HERE]
@@ -203,7 +183,7 @@ class MembersHeard:
 
     def _node(self, number: int, now_ns: int) -> NodeSeen:
         if number == 0:
-            return own_node(0, self._host)
+            return messages.own_node(0, self._host)
         greeting, pulse, heard = self._greetings.get(number), self._pulses.get(number), self._heard.get(number)
         names, why = self._placement.names, ""
         if greeting is not None and greeting.started_as not in {None, number}:
@@ -211,7 +191,7 @@ class MembersHeard:
         return NodeSeen(
             number=number, host=greeting.host if greeting else names[number] if number < len(names) else "",
             presence=self._presence(number, now_ns), heard_ns=heard.heard_ns if heard else None,
-            status=read_status(heard.left) if heard and heard.left else pulse.status if pulse else None,
+            status=messages.read_status(heard.left) if heard and heard.left else pulse.status if pulse else None,
             clock_offset_ns=greeting.clock_offset_ns if greeting else None,
             clock_error_ns=greeting.clock_error_ns if greeting else None,
             wall_offset_s=greeting.wall_offset_s if greeting else None, gathered=number in self.gathered,
@@ -251,7 +231,7 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
         second = known
         if second is None:
             with contextlib.closing(open_job_store(*store_place, PREFIX, limit_s)) as store:
-                second = find(Conversation(store, token), SecondPort, SECOND_PORT)
+                second = messages.find(Conversation(store, token), SecondPort, SECOND_PORT)
         if second is None:
             raise StoreError("the first node has left no message in the job's store")
         hosts = second.hosts[:MOST_ADDRESSES]
@@ -282,10 +262,10 @@ class FirstNode:
         self._error: Exception | None = None
         self._token = placement.token
         self._meeting = HostedMeeting(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
-        self._meeting.values.own_keys = (f"{VERDICT}/", ROSTER)  # else a stranger could stop the job
+        self._meeting.values.own_keys = (f"{messages.VERDICT}/", messages.ROSTER)  # else a stranger could stop the job
         self._conversation = Conversation(self._meeting.values, self._token)
         self.members = MembersHeard(placement, host)
-        self._board = Board()
+        self._board = messages.Board()
         self._roster: Any = None
         self._asked_at = 0.0
         self._further_after_s = further_after_s
@@ -297,7 +277,7 @@ class FirstNode:
 
     def serve(self) -> str:
         """Start serving. Return why the port cannot be used (another member on this host may have it), or ""."""
-        self._conversation.add(f"{CLAIM}/{self.number}", 1)
+        self._conversation.add(f"{messages.CLAIM}/{self.number}", 1)
         self._thread.start()
         return self._meeting.not_listening
 
@@ -330,7 +310,7 @@ class FirstNode:
         for number, packed in self.members.take_packed().items():
             with contextlib.suppress(BadMessage, OSError):  # counts as not sent
                 make_folder(folder / FOLDER)
-                unpack_folder(packed, folder / FOLDER / str(number))
+                messages.unpack_folder(packed, folder / FOLDER / str(number))
                 self.members.gathered.add(number)
         return self.members.seen()
 
@@ -340,9 +320,9 @@ class FirstNode:
         If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
         """
         number = self._board.verdict + 1
-        verdict = JobVerdict(judgment=judgment, stop=stop, place=place)
+        verdict = messages.JobVerdict(judgment=judgment, stop=stop, place=place)
         try:
-            self._conversation.send(f"{VERDICT}/{number}", verdict)
+            self._conversation.send(f"{messages.VERDICT}/{number}", verdict)
         except StoreError as error:
             self._error = self._error or error
             return
@@ -372,7 +352,7 @@ class FirstNode:
 
     def _post(self, **changed: Any) -> None:
         self._board = replace(self._board, **changed)
-        self._meeting.announce(write_board(self._board))
+        self._meeting.announce(messages.write_board(self._board))
 
     def _hear(self) -> None:
         while not self._ended.wait(HEAR_EVERY_S):
@@ -392,20 +372,20 @@ class FirstNode:
                     self._take_greeting(number)
                     with contextlib.suppress(StoreError):  # damaged or already gone: counts as not sent
                         # It is there already: who has not sent what its pulse says must not hold up the others.
-                        packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", 0.0)
+                        packed = self._conversation.take_bytes(f"{messages.EVIDENCE}/{number}/{request}", 0.0)
                         if packed is not None:
                             self.members.receive(number, request, packed)
                 nodes = self.members.seen().nodes
                 key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
                 if key != self._roster:
-                    self._conversation.send(ROSTER, MemberList(nodes=nodes))
+                    self._conversation.send(messages.ROSTER, messages.MemberList(nodes=nodes))
                     self._roster = key
                     self._post(roster=self._board.roster + 1)
             except Exception as error:  # noqa: BLE001 - watching the job continues without the others
                 self._error = self._error or error
 
     def _take_greeting(self, number: int) -> None:
-        greeting = find(self._conversation, Greeting, f"{GREETING}/{number}")
+        greeting = messages.find(self._conversation, messages.Greeting, f"{messages.GREETING}/{number}")
         if greeting is not None:
             self.members.greet(number, greeting)
 
@@ -422,6 +402,6 @@ class FirstNode:
                     conversation = Conversation(store, self._token)
                     conversation.send(SECOND_PORT, second)
                     # A SET has no answer, so read the key back to be sure that it is stored.
-                    if find(conversation, SecondPort, SECOND_PORT) == second:
+                    if messages.find(conversation, SecondPort, SECOND_PORT) == second:
                         return
                 self._ended.wait(OPEN_EVERY_S)

@@ -14,27 +14,8 @@ from ddpdoctor.exchange.conversation import Conversation, measure_clocks
 from ddpdoctor.exchange.meeting import Heartbeating, NoMeeting, OtherPort, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN
+from ddpdoctor.launch import node_messages as messages
 from ddpdoctor.launch.first_node import SILENT_NS
-from ddpdoctor.launch.node_messages import (
-    ARRIVALS,
-    CLAIM,
-    EVIDENCE,
-    GREETING,
-    LAST,
-    ROSTER,
-    SURPLUS,
-    VERDICT,
-    Board,
-    Greeting,
-    JobVerdict,
-    MemberList,
-    NodeProgress,
-    Pulse,
-    find,
-    own_node,
-    read_board,
-    write_pulse,
-)
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Severity
@@ -80,18 +61,18 @@ class OtherNode:
         self.failure: Exception | None = None
         self.number = placement.number
         """If it was started without a number, this is None until the meeting assigns one."""
-        self.verdict: JobVerdict | None = None
+        self.verdict: messages.JobVerdict | None = None
         """The first member's last verdict, until ``take_verdict`` takes it."""
         self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
         self._found: FoundMeeting | None = None
         self._beating: Heartbeating | None = None
-        self._board = Board()
-        self._pulse = Pulse(progress=NodeProgress())
+        self._board = messages.Board()
+        self._pulse = messages.Pulse(progress=messages.NodeProgress())
         self._roster: tuple[NodeSeen, ...] = ()
         self._answered = 0
         self._heard_verdict = 0
-        self._last: JobVerdict | None = None
+        self._last: messages.JobVerdict | None = None
         self._last_ns = 0
         self._clocks: ClockOffset | None = None
         self._clocks_at = 0.0
@@ -136,20 +117,20 @@ class OtherNode:
         with self._lock:
             self._pulse = replace(self._pulse, **changed)
             if self._beating is not None:
-                self._beating.said = write_pulse(self._pulse)
+                self._beating.said = messages.write_pulse(self._pulse)
 
     def answer(self, request: int, packed: bytes, *, moved: bool) -> None:
         """Send the packed record in answer to a request; ``moved`` says whether ranks made progress meanwhile."""
         self._answered = request
         self._tasks.put(lambda: self._send(request, packed, moved=moved))
 
-    def take_verdict(self) -> JobVerdict | None:
+    def take_verdict(self) -> messages.JobVerdict | None:
         """Return the first member's verdict if one arrived since the last call, else None."""
         verdict, self.verdict = self.verdict, None
         return verdict
 
     @property
-    def last_word(self) -> JobVerdict | None:
+    def last_word(self) -> messages.JobVerdict | None:
         """The first member's final verdict: it left right after this one, which found an error. Else None.
 
         It may arrive while the launcher here still runs; torchrun, for example, waits for the others at its end.
@@ -164,7 +145,7 @@ class OtherNode:
         """Send the final record, and wait a while for the verdict if one may come."""
         known = self._heard_verdict
         self.say(status=status)
-        self._tasks.put(lambda: self._send(LAST, packed, moved=False))
+        self._tasks.put(lambda: self._send(messages.LAST, packed, moved=False))
         began = time.monotonic()
         while time.monotonic() - began < (LAST_LIMIT_S if self._board.ends else VERDICT_LIMIT_S):
             if self.alone_since_ns is not None or self._heard_verdict != known or is_disturbed():
@@ -190,7 +171,7 @@ class OtherNode:
             silent = Presence.HERE if self.alone_since_ns is None else Presence.SILENT
             presence = Presence.LEFT if self._board.left else silent
             nodes[0] = replace(self._as_seen_here(first), presence=presence, heard_ns=heard_ns)
-        nodes[own] = own_node(own, self._host, self._pulse.all_ranks)
+        nodes[own] = messages.own_node(own, self._host, self._pulse.all_ranks)
         return NodesSeen(
             expected=self.placement.expected, own=own, nodes=tuple(nodes[number] for number in sorted(nodes)),
             alone_since_ns=self.alone_since_ns, of_ranks=self.placement.style is Style.RANK,
@@ -243,9 +224,9 @@ class OtherNode:
             found = find_meeting(ways, self._token or NO_TOKEN, FIND_LIMIT_S)
             # Take a number, send the greeting, and start to beat
             client, started_as = found.store, self.placement.number
-            number = client.add(ARRIVALS, 1) if started_as is None else started_as
-            if client.add(f"{CLAIM}/{number}", 1) > 1:
-                number = max(self.placement.most, self.placement.expected) - 1 + client.add(SURPLUS, 1)
+            number = client.add(messages.ARRIVALS, 1) if started_as is None else started_as
+            if client.add(f"{messages.CLAIM}/{number}", 1) > 1:
+                number = max(self.placement.most, self.placement.expected) - 1 + client.add(messages.SURPLUS, 1)
             self.number = number
             self._greet(client)
             self._found = found
@@ -262,14 +243,14 @@ class OtherNode:
         """Send the greeting with a fresh clock offset, which may drift by seconds in a day."""
         self._clocks_at = time.monotonic()
         self._clocks = clocks = measure_clocks(client)
-        greeting = Greeting(
+        greeting = messages.Greeting(
             host=self._host, pid=os.getpid(), started_as=self.placement.number, wall_offset_s=clocks.wall_s,
             clock_offset_ns=clocks.monotonic_ns, clock_error_ns=clocks.error_ns,
         )  # fmt: skip
-        Conversation(client, self._token).send(f"{GREETING}/{self.number}", greeting)
+        Conversation(client, self._token).send(f"{messages.GREETING}/{self.number}", greeting)
 
     def _notice(self, notice: bytes) -> None:
-        board = read_board(notice)
+        board = messages.read_board(notice)
         if board is None:
             return
         before, self._board = self._board, board
@@ -279,12 +260,12 @@ class OtherNode:
             self._tasks.put(self._look_at_verdict)
 
     def _look_at_roster(self) -> None:
-        roster = find(self._talk(), MemberList, ROSTER)
+        roster = messages.find(self._talk(), messages.MemberList, messages.ROSTER)
         self._roster = roster.nodes if roster is not None else self._roster
 
     def _look_at_verdict(self) -> None:
         number = self._board.verdict
-        self.verdict = self._last = find(self._talk(), JobVerdict, f"{VERDICT}/{number}")
+        self.verdict = self._last = messages.find(self._talk(), messages.JobVerdict, f"{messages.VERDICT}/{number}")
         self._last_ns = time.monotonic_ns()
         self._heard_verdict = number
         self._say_now(heard=number)
@@ -292,7 +273,7 @@ class OtherNode:
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
         if time.monotonic() - self._clocks_at > self._clocks_keep_s:
             self._greet(self._required().store)
-        self._talk().send_bytes(f"{EVIDENCE}/{self.number}/{request}", packed)
+        self._talk().send_bytes(f"{messages.EVIDENCE}/{self.number}/{request}", packed)
         self._say_now(answered=request, moved=moved)
 
     def _talk(self) -> Conversation:
