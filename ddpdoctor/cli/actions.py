@@ -29,7 +29,6 @@ from ddpdoctor.model.findings import FaultOrigin, JobStatus, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from ddpdoctor.model.facts import Logger
     from ddpdoctor.model.findings import Finding, Report

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import OUTPUT, RUN_DIR, Option
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.bundle import Bundle
@@ -43,7 +43,6 @@ def run(options: Options) -> int:
     bundle = make_bundle(read_run(path), users, with_source=options.with_source)
     files = {REPORT_FILE: render(bundle.report, "json"), PAGE_FILE: render(bundle.report, "html")}
     write(sys.stdout, _describe(bundle, files, path, output))
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import write_whole
 
     if not options.yes:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import NODES, Option, ReportOptions, settings_of, typed
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, report_status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,6 @@ def run(options: Options) -> int:
     from ddpdoctor.diagnose.files import check_codes
     from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous
     from ddpdoctor.launch.run_folder import REPORT_NAME, make_private
-    from ddpdoctor.model.errors import report_status
     from ddpdoctor.model.launch import NodeOptions
 
     outputs = settings_of(options, Outputs)

@@ -252,8 +252,6 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
 
     ``says``: what is left out of the files is said on stderr.
     """
-    from ddpdoctor.cli.options import load_verb
-
     kind = load_verb(verb).Options
     if verb == CONFIG_VERB:
         return declared_by(kind)
@@ -326,8 +324,6 @@ def _read_table(path: Path) -> ConfigTable | None:
 
 def _check_table(table: ConfigTable) -> None:
     """Raise ``UserError`` for a key that is no command and no option."""
-    from ddpdoctor.cli.options import VERBS
-
     for verb in table.table.keys() & VERBS.keys():
         _check_keys(table.table[verb], _keys_of(verb), f"[{table.prefix}{verb}]", table)
     if table.table.keys() <= {*VERBS, IGNORE}:
@@ -337,8 +333,6 @@ def _check_table(table: ConfigTable) -> None:
 
 
 def _keys_of(verb: str) -> list[str]:
-    from ddpdoctor.cli.options import load_verb
-
     return [key_of(one) for one in declared_by(load_verb(verb).Options) if isinstance(one.option, Option)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.placement import WrapOptions
@@ -177,7 +177,6 @@ class Options:
 def run(options: Options) -> int:
     """Run the demo and return its exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import say, write
-    from ddpdoctor.model.errors import UserError
 
     if options.show_list:
         width = max(map(len, FAULTS))
@@ -216,7 +215,6 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
     from ddpdoctor.cli.wrap import Options as Wrapped
     from ddpdoctor.cli.wrap import prepare
     from ddpdoctor.launch.command_line import SplitCommand
-    from ddpdoctor.model.errors import UserError
 
     try:
         folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))

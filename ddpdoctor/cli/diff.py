@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ddpdoctor.cli.options import FORMAT, Argument
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,6 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.output import show_report
     from ddpdoctor.cli.report import is_same_run, read_run
     from ddpdoctor.diagnose.compare import diff_reports
-    from ddpdoctor.model.errors import UserError
 
     if is_same_run(options.first, options.second):
         raise UserError(f"{options.first} and {options.second} are the same run", help="Give two runs.")

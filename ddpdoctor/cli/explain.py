@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.files import RulePage
@@ -30,7 +30,6 @@ def run(options: Options) -> int:
     """Show a page. Raises ``UserError`` if there is none."""
     from ddpdoctor.cli.output import read_width, write
     from ddpdoctor.diagnose.files import LIST_HINT, find_error, read_page, read_pages
-    from ddpdoctor.model.errors import UserError
 
     if options.show_list:
         write(sys.stdout, render_list(read_pages()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ddpdoctor.cli.options import FORMAT, Argument
-from ddpdoctor.cli.report import RUNS
+from ddpdoctor.cli.report import RUNS, read_run
 from ddpdoctor.cli.status import StatusFormat
 from ddpdoctor.model.errors import ExitStatus
 
@@ -29,7 +29,6 @@ class Options:
 def run(options: Options) -> int:
     """Show the history. Raises ``UserError`` if there is none to show."""
     from ddpdoctor.cli.output import has_color, read_cwd, read_width, write
-    from ddpdoctor.cli.report import read_run
     from ddpdoctor.diagnose.live import read_histories
 
     found = read_histories(options.folder, read_run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ddpdoctor.cli.app import as_user_error
 from ddpdoctor.cli.options import TIMEOUT, typed
-from ddpdoctor.cli.output import ISSUES_HINT, describe_defect
+from ddpdoctor.cli.output import ISSUES_HINT, describe_defect, say
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.report.lines import clean
 
@@ -132,9 +132,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Serve until stdin ends. Raises ``UserError`` if the SDK is not installed."""
-    from ddpdoctor.cli.output import say
-    from ddpdoctor.model.errors import UserError
-
     try:
         from ddpdoctor.cli.mcp_server import make_server
     except ModuleNotFoundError as error:

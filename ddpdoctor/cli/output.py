@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ddpdoctor import __version__
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, report_status
 from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from rich.live import Live
     from rich.progress import Progress
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.options import FailOn
     from ddpdoctor.launch.command_line import SavedFormat
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
 
 
@@ -300,8 +298,6 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
     """Save and show the report of a check, and return the exit status."""
-    from ddpdoctor.model.errors import report_status
-
     return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
 from ddpdoctor.launch.command_line import SavedFormat
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -44,7 +44,6 @@ class Options:
 def run(options: Options) -> int:
     """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
     from ddpdoctor.cli.output import Outputs, check_files, make_page_file, save_plot
-    from ddpdoctor.model.errors import UserError
 
     if options.opens:
         if options.format not in {"text", "html"}:
@@ -102,8 +101,6 @@ def is_same_run(path: Path, other: Path) -> bool:
 
 def find_latest(runs: Path) -> Path:
     """Return the run folder that was changed last. Raises ``UserError`` if there is none."""
-    from ddpdoctor.model.errors import UserError
-
     folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
     if not folders:
         raise UserError(
@@ -118,8 +115,6 @@ def read_run(path: Path) -> Report:
 
     Raises ``UserError`` if the path is missing, damaged, or not a run folder.
     """
-    from ddpdoctor.model.errors import UserError
-
     # The user's path may be a link. A file in a run folder from elsewhere must not lead out of that folder.
     file = path / REPORT_NAME if path.is_dir() else path.resolve() if path.is_file() else path
     if file.is_file():
@@ -140,7 +135,6 @@ def _read_file(file: Path) -> Report:
     import os
     import zipfile
 
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import check_json, open_plain, read_plain
     from ddpdoctor.report.formats import parse_report
 

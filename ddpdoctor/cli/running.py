@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
-from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
-from ddpdoctor.launch.starting import DEBUG_VARIABLE
+from ddpdoctor.launch.run_folder import REPORT_NAME, has_space, read_launcher_log
+from ddpdoctor.launch.starting import DEBUG_VARIABLE, become_launcher
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
@@ -58,8 +58,6 @@ def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None
 
 def run_under_outer(options: WrapOptions) -> NoReturn:
     """Become the launcher, because the ``wrap`` around this one watches the job and reports."""
-    from ddpdoctor.launch.starting import become_launcher
-
     if not options.quiet:
         folder = options.report_dir
         say(
@@ -151,7 +149,6 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
     errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
     if not outcome.exit_status or errors - set(outcome.end.ignore):
         return
-    from ddpdoctor.launch.run_folder import read_launcher_log
     from ddpdoctor.report.lines import clean
 
     write(sys.stderr, clean(read_launcher_log(outcome.folder)))

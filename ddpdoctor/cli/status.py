@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ddpdoctor.cli.options import FORMAT, Argument, Option, parse_duration, typed
-from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
-from ddpdoctor.model.errors import ExitStatus
+from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS, read_run
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import RECORD_NAME
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class Options:
 def run(options: Options) -> int:
     """Show the status once, or again and again. Raises ``UserError``."""
     from ddpdoctor.cli.output import LiveText, write
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.live import Liveness
 
     if options.watch and options.dump:
@@ -72,8 +71,6 @@ def run(options: Options) -> int:
 
 def _find(given: Path | None) -> Path:
     """Return the run folder. Raises ``UserError`` if there is none, or if the folder is not that of a job."""
-    from ddpdoctor.model.errors import UserError
-
     if given is None:
         marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_NAME}"))
         found = {path.parent for path in marks}
@@ -92,9 +89,7 @@ def _find(given: Path | None) -> Path:
 
 def _read(run_dir: Path) -> JobNow:
     """Return the status, with the verdict that `wrap` has reported of a job that goes on."""
-    from ddpdoctor.cli.report import read_run
     from ddpdoctor.diagnose.live import read_status
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.live import Liveness
     from ddpdoctor.report.lines import title_of
 

@@ -20,11 +20,9 @@ from ddpdoctor.model.tuning import AGAIN, BASE, LaunchKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ddpdoctor.cli.running import MakeReport
     from ddpdoctor.diagnose.tuning import LaunchFolder
-    from ddpdoctor.launch.command_line import SplitCommand
     from ddpdoctor.launch.placement import WrapOptions
     from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
@@ -315,7 +313,6 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
 
 def _say_outlook(folder: Path) -> None:
     """Say once how long the trial takes, as soon as that is known: nothing else shows that it goes on."""
-    from ddpdoctor.cli.output import say
     from ddpdoctor.diagnose.tuning import read_outlook
 
     while not (outlook := read_outlook(folder)):

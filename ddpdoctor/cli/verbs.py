@@ -15,7 +15,7 @@ from typer.main import get_command
 from ddpdoctor import __version__
 from ddpdoctor.cli.config import read_declared
 from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, load_verb
-from ddpdoctor.model.errors import MEANINGS
+from ddpdoctor.model.errors import MEANINGS, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -159,8 +159,6 @@ class RankVerb(Verb):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Without a launcher, errors are shown as for every command."""
-        from ddpdoctor.model.errors import UserError
-
         try:
             return super().parse_args(ctx, args)
         except (UsageError, UserError) as error:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ddpdoctor.cli import options as shared
-from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, status_of_verdict
+from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, log_findings, status_of_verdict
 from ddpdoctor.cli.metrics import MetricExport, check_metrics
 from ddpdoctor.cli.options import ACTIONS, HANGS, METRICS, REPLICAS, REPORT, FailOn, Option, settings_of, typed
-from ddpdoctor.cli.output import check_writable
+from ddpdoctor.cli.output import check_writable, severity_of
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -29,7 +29,7 @@ from ddpdoctor.launch.command_line import (
 )
 from ddpdoctor.launch.placement import Style, WrapOptions, number_first, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, MemberFolder, Starter, make_member_folder
-from ddpdoctor.launch.starting import choose_debug_level, has_memory_for_detail
+from ddpdoctor.launch.starting import choose_debug_level, find_outer_run, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
@@ -91,10 +91,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the job, show its report, and return the exit status."""
-    from ddpdoctor.cli.actions import log_findings
-    from ddpdoctor.cli.output import severity_of
     from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
-    from ddpdoctor.launch.starting import find_outer_run
     from ddpdoctor.model.errors import ExitStatus, has_found
 
     outer = find_outer_run(os.environ)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
 from ddpdoctor.evidence.lines import Document, Funnel, LogSplitter
-from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read
+from ddpdoctor.evidence.nccl_log import NCCL_INFO, NcclLogReader, is_nccl_info, is_read
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
 from ddpdoctor.model.evidence import (
     Evidence,
@@ -72,7 +72,6 @@ def line_readers() -> tuple[LineReader, ...]:
         TorchrunReader,
     )
     from ddpdoctor.evidence.machines import KernelReader, KubernetesReader, NcclTestsReader
-    from ddpdoctor.evidence.nccl_log import NcclLogReader
     from ddpdoctor.evidence.ras import RasReader
     from ddpdoctor.evidence.stacks import FaulthandlerReader
     from ddpdoctor.evidence.tracebacks import TracebackReader

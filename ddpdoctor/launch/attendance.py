@@ -21,8 +21,6 @@ from ddpdoctor.recorder.storage.files import make_folder, open_plain, parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddpdoctor.launch.stopping import Target
-
 
 # All ranks of one launch have the same values of these, and those of another launch have others.
 LAUNCH_VARIABLES = (

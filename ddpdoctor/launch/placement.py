@@ -22,7 +22,7 @@ from ddpdoctor.collect.launch import (
 )
 from ddpdoctor.launch.command_line import SHAPE, TorchrunSettings, settings_of_command, variable_of
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.launch import expand_counts, is_loopback
+from ddpdoctor.model.launch import Launch, expand_counts, is_loopback
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
@@ -172,7 +172,6 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     if placed.alone:
         return placed
     from ddpdoctor.exchange.wire import job_token
-    from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Launcher
 
     launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES  # in a Slurm step, as for our other commands
