@@ -131,8 +131,6 @@ class JobLook:
 
 @dataclass(slots=True, kw_only=True)
 class _Seeing:
-    """What one look has brought so far."""
-
     number: int
     refused: list[Refusal] = field(default_factory=list)
     raw: dict[str, bytes] = field(default_factory=dict)

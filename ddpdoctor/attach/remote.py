@@ -267,7 +267,6 @@ def _words(end: ChildEnd) -> str:
 
 
 def _srun_remedy(reason: str) -> str:
-    """Return what to do about a node that sent nothing."""
     if any(words in reason for words in ("No module named", "No such file", "Permission denied")):
         return "install ddpdoctor where that node finds it, or name a Python there that has it with --python"
     return "see `scontrol show node NODE` and `ssh NODE`"
@@ -350,7 +349,6 @@ def _see(pods: Pods) -> str:
 
 
 def _kubectl_remedy(pods: Pods, reason: str) -> str:
-    """Return what to do about a pod that sent nothing."""
     if any(words in reason for words in LACKS):
         command = " ".join((*_exec(pods, "NODE"), "python -m pip install 'ddpdoctor[attach]'"))
         return f"`{command}`, or name a Python there that has it with --python"

@@ -80,8 +80,6 @@ class Answers:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=SERVER_LIMIT_S)
         self._path = path

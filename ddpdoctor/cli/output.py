@@ -351,7 +351,6 @@ class LiveText:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the last text on the screen."""
         if self._live is not None:
             self._live.stop()
 
@@ -390,7 +389,6 @@ class ShownProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the bar."""
         self.stop()
 
     def show(self, what: str, share: float, left_s: float | None) -> None:

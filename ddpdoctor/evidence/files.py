@@ -158,11 +158,9 @@ class FileContent:
         self._unpacker = self._new() if self._new is not None else None
 
     def __enter__(self) -> Self:
-        """Return it, to be closed after use."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._stream.close()
 
     def decode(self, head: bytes, encoding: str) -> bytes:

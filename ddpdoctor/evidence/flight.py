@@ -386,7 +386,6 @@ _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 
 
 def _is_pickled_dump(head: bytes) -> bool:
-    """Return whether it is a pickle with the keys of a dump."""
     is_pickle = len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
     return is_pickle and b"version" in head and any(key in head for key in _KEYS)
 
@@ -416,13 +415,11 @@ FLIGHT_PICKLE = DocumentFormat("flight recorder dump", _is_pickled_dump, _read_p
 
 
 def _is_json_dump(head: bytes) -> bool:
-    """Return whether it is a JSON object with the keys of a dump."""
     start = head.lstrip()
     return start.startswith(b"{") and b'"version"' in start and any(b'"' + key + b'"' in start for key in _KEYS)
 
 
 def _read_json(document: Document) -> Found:
-    """Return the calls that the dump holds."""
     try:
         body = json.loads(document.body)
     except (ValueError, RecursionError):

@@ -135,8 +135,6 @@ SIGNALS = {
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of one writer."""
-
     line: Line
     step: int | None = None
     recent: list[tuple[object, int]] = field(default_factory=list)  # the last different steps, with their lines
@@ -478,7 +476,6 @@ def _exited(code: int, **fields: Any) -> Exited:
 
 
 def _block_facts(block: _Block | None) -> list[Fact]:
-    """Return what a table says about one process."""
     if block is None:
         return []
     code = _TABLE_CODE.search(block.fields.get("exitcode", ""))

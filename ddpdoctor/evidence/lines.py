@@ -58,7 +58,6 @@ class Line:
     stream: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Tell the writer."""
         who = self.who
         self.stream = (who.rank, who.local_rank, who.task, who.pid, who.host, self.origin)
 
@@ -134,16 +133,11 @@ def condense(text: bytes) -> bytes:
     return text.translate(_LOWER, _LEFT_OUT)
 
 
-def condensed_triggers(readers: Iterable[LineReader]) -> tuple[bytes, ...]:
-    """Return the fewest condensed strings of which each trigger of the readers contains one."""
-    return _fewest(frozenset(trigger for reader in readers for trigger in reader.triggers))
-
-
 @cache
-def _fewest(triggers: frozenset[bytes]) -> tuple[bytes, ...]:
-    condensed = sorted({condense(trigger) for trigger in triggers}, key=lambda one: (len(one), one))
+def condensed_triggers(triggers: frozenset[bytes]) -> tuple[bytes, ...]:
+    """Return the fewest condensed strings of which each of these triggers contains one."""
     kept: list[bytes] = []
-    for one in condensed:
+    for one in sorted({condense(trigger) for trigger in triggers}, key=lambda one: (len(one), one)):
         if not any(shorter in one for shorter in kept):
             kept.append(one)
     return tuple(kept)
@@ -153,7 +147,7 @@ class Funnel:
     """Tells which parts of one log the readers want. It keeps the lines that it knows to be of no interest."""
 
     def __init__(self, readers: Iterable[LineReader]) -> None:
-        self._triggers = condensed_triggers(readers)
+        self._triggers = condensed_triggers(frozenset(trigger for one in readers for trigger in one.triggers))
         self._idle: set[bytes] = set()
 
     def wants(self, block: bytes) -> bool:
@@ -759,7 +753,6 @@ def _match_prefix(text: str, at: int) -> re.Match[str] | None:
 
 
 def _who_fields(fields: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of ``Who`` that a prefix gives."""
     if "process" in fields:
         pairs = dict(re.findall(r"\b(pid|ip|rank)=([\w.:]+)", fields["process"]))
         if _NO_RANK.match(fields["process"]):

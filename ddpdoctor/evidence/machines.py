@@ -233,7 +233,6 @@ _ERRORS = ("Unknown Error", "GPU is lost", "GPU requires reset", "ERR!")
 
 
 def _read_smi(document: Document) -> Found:
-    """Return the faults that it shows."""
     facts: list[Fact] = []
     lines = document.body.decode("utf-8", "replace").splitlines()
     gpu, lost = "", set[str]()
@@ -299,7 +298,6 @@ _MARK = re.compile(rb'^\s*\{\s*"schema_version": \d+,\s*"tool": \{\s*"name": "dd
 
 
 def _read_report(document: Document) -> Found:
-    """Return the machines that the report has facts about."""
     try:
         plain = json.loads(document.body).get("data", {}).get("nodes")
         nodes = [decode(Node, one) for one in plain or ()]
@@ -342,38 +340,33 @@ class NcclTestsReader:
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts of a table when its last line is read."""
         text = line.text
-        if text.startswith("#"):
-            return self._comment(line)
-        if not text[:1].isspace() or (found := _TABLE_ROW.match(text)) is None:
+        if text[:1].isspace() and (found := _TABLE_ROW.match(text)) is not None:
+            size = int(found["size"])
+            self._best = max(self._best, *((float(found[half]), size) for half in ("bus0", "bus1")))
+            wrongs = [found[half] for half in ("wrong0", "wrong1")]
+            if self._wrong is None and any(one != "N/A" and float(one) > 0 for one in wrongs):
+                self._wrong = (size, line)
+        elif not text.startswith("#"):
             return ()
-        size = int(found["size"])
-        self._best = max(self._best, *((float(found[half]), size) for half in ("bus0", "bus1")))
-        wrong = [found[half] for half in ("wrong0", "wrong1")]
-        if self._wrong is None and any(one != "N/A" and float(one) > 0 for one in wrong):
-            self._wrong = (size, line)
+        elif (found := _PROGRAM.match(text)) is not None:
+            facts = tuple(self.end())
+            self._begin(found["name"])
+            return facts
+        elif (found := _BOUNDS.match(text)) is not None:
+            wrong, self._wrong = self._wrong, None
+            where = f"at {wrong[0]} bytes" if wrong is not None else f"{found['count']} times"
+            return (_wrong_results(self._program, where, line),) if found["result"] == "FAILED" or wrong else ()
+        elif (found := _AVERAGE.match(text)) is not None:
+            best = f", at most {self._best[0]:g} at {self._best[1]} bytes" if self._best[1] else ""
+            words = f"{self._program}: bus bandwidth {float(found['busbw']):g} GB/s on average{best}"
+            common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "said": quote(text)}
+            return (Hint(words=words, kind="nccl-tests", **common), Finished(**common))
         return ()
 
     def end(self) -> Iterable[Fact]:
         """Return the wrong results of a table that the log cuts off."""
         wrong, self._wrong = self._wrong, None
         return () if wrong is None else (_wrong_results(self._program, f"at {wrong[0]} bytes", wrong[1]),)
-
-    def _comment(self, line: Line) -> Iterable[Fact]:
-        text = line.text
-        if (found := _PROGRAM.match(text)) is not None:
-            facts = tuple(self.end())
-            self._begin(found["name"])
-            return facts
-        if (found := _BOUNDS.match(text)) is not None:
-            wrong, self._wrong = self._wrong, None
-            where = f"at {wrong[0]} bytes" if wrong is not None else f"{found['count']} times"
-            return (_wrong_results(self._program, where, line),) if found["result"] == "FAILED" or wrong else ()
-        if (found := _AVERAGE.match(text)) is not None:
-            best = f", at most {self._best[0]:g} at {self._best[1]} bytes" if self._best[1] else ""
-            words = f"{self._program}: bus bandwidth {float(found['busbw']):g} GB/s on average{best}"
-            common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "said": quote(text)}
-            return (Hint(words=words, kind="nccl-tests", **common), Finished(**common))
-        return ()
 
 
 def _wrong_results(program: str, where: str, line: Line) -> Trouble:

@@ -189,8 +189,6 @@ class _Call:
 
 @dataclass(slots=True)
 class _Made:
-    """One call of one process."""
-
     process: NcclProcess
     rank: int | None
     call: _Call
@@ -335,8 +333,6 @@ _WAYS = {
 
 @dataclass(slots=True)
 class _Connections:
-    """The connections of one process so far."""
-
     network: str = ""
     adapters: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)

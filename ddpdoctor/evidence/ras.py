@@ -179,8 +179,6 @@ def split_node(node: str) -> tuple[str, str]:
 
 
 class _Comm:
-    """Judges one communicator."""
-
     def __init__(
         self,
         report: RasReport,
@@ -600,7 +598,6 @@ def _add_side(
 
 
 def _read_json(document: Document) -> Found:
-    """Return what the reports say, and what changed between them."""
     text = document.body.decode("utf-8", "replace")
     text = _NO_COMMA.sub(lambda match: f",{match[0]}", text)
     found = Found(lines=text.count("\n") + 1)

@@ -547,13 +547,10 @@ class _Log:
 
     def _take(self, block: bytes, *, last: bool) -> None:
         wanted = self._funnel.wants(block)
-        if wanted or self._goes_on or last:
-            self._read_lines(block)
-        else:
+        splits, self._goes_on = wanted or self._goes_on or last, wanted
+        if not splits:
             self.lines += block.count(b"\n")
-        self._goes_on = wanted
-
-    def _read_lines(self, block: bytes) -> None:
+            return
         text = block.decode("utf-8", "replace")
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))

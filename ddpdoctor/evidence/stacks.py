@@ -341,13 +341,11 @@ STACKS = DocumentFormat("stacks", _holds_stacks, _read_stacks)
 
 
 def _is_json_of_py_spy(head: bytes) -> bool:
-    """Return whether it is a list of threads with frames."""
     start = head.lstrip()[:4096]
     return start.startswith(b"[") and b'"thread_id"' in start and b'"frames"' in start
 
 
 def _read_json_stacks(document: Document) -> Found:
-    """Return the main thread of each process."""
     try:
         threads = json.loads(document.body)
         return Found(facts=list(stacks_of_json(threads, document.who, document.source)))

@@ -175,13 +175,14 @@ def _store_gone(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
     return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line, who_of(line, group)))]
 
 
-def _aborted_elsewhere(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    """Read what torch before 2.2 says of another rank whose communicators were aborted."""
-    reading = classify("", line.text)
-    who, message = who_of(line, group), quote(line.text)
-    return [
-        Failed(type="NCCL error", message=message, nature=reading.nature, peers=reading.peers, **origin_of(line, who))
-    ]
+def _failure(line: Line, group: NcclGroup | None, error: str | None = None) -> list[Failed]:
+    error = line.text if error is None else error
+    reading = classify("", error)
+    return [Failed(
+        **origin_of(line, who_of(line, group)), message=quote(error), nature=reading.nature, peers=reading.peers,
+        type=next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error"),
+        peer_hosts=reading.peer_hosts, memory=reading.memory,
+    )]  # fmt: skip
 
 
 def _seen(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
@@ -196,7 +197,7 @@ _NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
     _NO_GIL: _stuck,
     'Failed to check the "should dump" flag on TCPStore': _store_gone,
     'TCPStore check for dump key "': _store_gone,
-    "Found key in store: NCCLABORTEDCOMM": _aborted_elsewhere,
+    "Found key in store: NCCLABORTEDCOMM": _failure,  # what torch before 2.2 says of another rank
     "Observed flight recorder dump signal": _seen,
 }
 
@@ -442,7 +443,7 @@ class WatchdogReader:
             return self._reached(line, group, status)
         if (aborted := _ABORTED.search(text)) is not None:  # nccl2 ends a process: a time limit, or an error
             if "timeout" not in aborted["error"]:
-                return [self._failure(line, group, aborted["error"])]
+                return [*_failure(line, group, aborted["error"])]
             if self._is_said(writer_of(line, group), Operation()):
                 return _end(line, group)
             operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
@@ -471,7 +472,7 @@ class WatchdogReader:
             closed = self._close(writer, grouped_only=True)
             if error.strip() and (writer, error) not in self._said:
                 self._said.add((writer, error))
-                self._tail = _Tail(self._failure(line, group, error))
+                self._tail = _Tail(*_failure(line, group, error))
             return closed
         return []
 
@@ -565,16 +566,6 @@ class WatchdogReader:
         if wait is not None and number < _MOST_FRAMES:
             wait.frames.append(foreign_frame(match["file"], int(match["line"]), match["function"]))
         return True
-
-    # errors that the watchdog found
-
-    def _failure(self, line: Line, group: NcclGroup | None, error: str) -> Failed:
-        reading = classify("", error)
-        return Failed(
-            **origin_of(line, who_of(line, group)), message=quote(error), nature=reading.nature, peers=reading.peers,
-            type=next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error"),
-            peer_hosts=reading.peer_hosts, memory=reading.memory,
-        )  # fmt: skip
 
     def _read_tail(self, line: Line) -> list[Fact]:
         """Read on: NCCL's own words follow "Last error:"."""

@@ -292,8 +292,6 @@ MAX_NAMES = 4 * MAX_LINES  # our choice: how many files of the folder are looked
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last seen of a file."""
-
     checksum: int = 0
     state: tuple[int, int] | None = None
     reads: int = 0  # how often it was read in this state

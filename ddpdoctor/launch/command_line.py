@@ -212,7 +212,6 @@ class TorchrunSettings:
     """The options of one torchrun by name, such as ``--nnodes``; the command line overrides the variables."""
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
-        """Take torchrun's options and the environment that it will see."""
         self.words, self.env = words, env
         self._options: dict[str, str] = {}
         """Each long option with its last value; flags have an empty one."""

@@ -62,7 +62,6 @@ class MembersHeard:
     """The state of the other members. The receiving thread writes it, and the session reads it."""
 
     def __init__(self, placement: Placement, host: str) -> None:
-        """Take the first member's placement and host name."""
         self._placement, self._host = placement, host
         self._lock = threading.Lock()
         self._heard: dict[int, Heard] = {}
@@ -257,7 +256,6 @@ class FirstNode:
     def __init__(
         self, placement: Placement, host: str, folder: Path, *, further_after_s: float = FURTHER_AFTER_S
     ) -> None:
-        """Take this member's placement, its host name, and a folder that all members may see."""
         self.placement = placement
         self._error: Exception | None = None
         self._token = placement.token

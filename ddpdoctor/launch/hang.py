@@ -349,7 +349,6 @@ class Examining:
         return Examined(judgment=verdict.judgment, stop=self._on_hang != "report")
 
     def _stops(self, judgment: Judgment) -> bool:
-        """Return whether to stop a job with this judgment."""
         return {"auto": judgment.proven, "kill": judgment.certain, "report": False}[self._on_hang]
 
     def _progress_of_all(self) -> list[NodeProgress]:

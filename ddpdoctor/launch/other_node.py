@@ -57,7 +57,6 @@ class OtherNode:
         self, placement: Placement, host: str, ways: Sequence[MeetingWay], *, clocks_keep_s: float = CLOCKS_KEEP_S,
         silent_ns: int = SILENT_NS,
     ) -> None:  # fmt: skip
-        """Take this member's placement, its host name, and the ways to the meeting."""
         self.failure: Exception | None = None
         self.number = placement.number
         """If it was started without a number, this is None until the meeting assigns one."""

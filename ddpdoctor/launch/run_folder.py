@@ -294,7 +294,6 @@ def _is_former_start(run: Run, starter: Starter) -> bool:
 
 
 def _restarts(env: Mapping[str, Any]) -> int:
-    """Return how often Slurm has restarted a job."""
     text = str(env.get("SLURM_RESTART_COUNT", ""))
     return int(text) if text.isascii() and text.isdecimal() else 0
 

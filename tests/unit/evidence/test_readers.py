@@ -34,7 +34,9 @@ def read_text(reader, text, who=None):
     facts += reader.end()
     if any(not isinstance(fact, Moving | Finished) for fact in facts):
         condensed = condense(text.encode())
-        assert any(trigger in condensed for trigger in condensed_triggers([reader])), f"no trigger of {reader.name}"
+        assert any(trigger in condensed for trigger in condensed_triggers(frozenset(reader.triggers))), (
+            f"no trigger of {reader.name}"
+        )
     return facts
 
 

@@ -63,8 +63,8 @@ def codes(path: Path | str) -> list[int | None]:
 
 def passing(text: bytes) -> list[bytes]:
     """Return the condensed triggers of all readers in a text."""
-    condensed = condense(text)
-    return [trigger for trigger in condensed_triggers(reading.line_readers()) if trigger in condensed]
+    condensed, triggers = condense(text), frozenset(one for reader in reading.line_readers() for one in reader.triggers)
+    return [trigger for trigger in condensed_triggers(triggers) if trigger in condensed]
 
 
 def test_every_reader_is_reached_through_the_funnel() -> None:
