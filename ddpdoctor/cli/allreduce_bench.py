@@ -198,15 +198,9 @@ def _take_part(
     reader = MachineReader(launch, env)
     with ShownProgress(sys.stderr, wanted=launch.rank == 0) as progress:
         job = BenchTask(
-            launch=launch,
-            env=env,
-            settings=settings,
-            timeout_s=options.timeout_s,
-            read_machines=reader,
-            report=partial(_report, options, wanted, reader, progress),
-            show_error=show_error,
-            progress=progress.show,
-        )
+            launch=launch, env=env, settings=settings, timeout_s=options.timeout_s, read_machines=reader,
+            report=partial(_report, options, wanted, reader, progress), show_error=show_error, progress=progress.show,
+        )  # fmt: skip
         return run_rank(job)
 
 

@@ -41,19 +41,12 @@ LOOK_EVERY_S = 1.0
 LEAST_ROUNDS = 4  # our choice: fewer ratios give no 95 % interval
 # What --only takes, and what it stands for.
 SETTINGS = {
-    "bucket_cap": "bucket_cap_mb",
-    "gradient_as_bucket_view": "gradient_as_bucket_view",
-    "static_graph": "static_graph",
-    "find_unused_off": "find_unused_parameters=False",
-    "buffers_off": "broadcast_buffers=False",
-    "accumulate": "no_sync() over 4 steps",
-    "no_sync": "no_sync() within a step",
-    "bf16_reduction": "reduction in bf16",
-    "bf16_autocast": "autocast to bf16",
-    "unreduced": "no reduction at all",
-    "workers": "num_workers of the loaders",
-    "threads": "OMP_NUM_THREADS",
-}
+    "bucket_cap": "bucket_cap_mb", "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph", "find_unused_off": "find_unused_parameters=False",
+    "buffers_off": "broadcast_buffers=False", "accumulate": "no_sync() over 4 steps",
+    "no_sync": "no_sync() within a step", "bf16_reduction": "reduction in bf16", "bf16_autocast": "autocast to bf16",
+    "unreduced": "no reduction at all", "workers": "num_workers of the loaders", "threads": "OMP_NUM_THREADS",
+}  # fmt: skip
 BY_RESTARTS = frozenset({"workers", "threads"})  # those that no running job can change
 # Said before the job starts.
 NOTICE = (

@@ -35,15 +35,10 @@ def watch(words: Sequence[str]) -> None:
 
     hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
     options = WrapOptions(
-        split=SplitCommand(script=command[0] if command else "", is_command=True),
-        hang_timeout_s=float(hang_timeout),
-        on_hang=cast("OnHang", on_hang),
-        report_dir=Path(run_dir),
-        report_file=Path(run_dir) / REPORT_NAME,
-        placement=Placement(style=Style.COMMAND),
-        command=tuple(command),
-        entry=entry,
-    )
+        split=SplitCommand(script=command[0] if command else "", is_command=True), hang_timeout_s=float(hang_timeout),
+        on_hang=cast("OnHang", on_hang), report_dir=Path(run_dir), report_file=Path(run_dir) / REPORT_NAME,
+        placement=Placement(style=Style.COMMAND), command=tuple(command), entry=entry,
+    )  # fmt: skip
     reports = JobReports(options=options, make=outcome_report, goes_on=GOES_ON[options.on_hang])
     session = JoinedSession(options, load_judge, reports, Path(record), Path(meeting) if meeting else None)
     outcome = session.run()

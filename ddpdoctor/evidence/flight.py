@@ -109,18 +109,12 @@ def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> Fli
     default = [members for name, (desc, members) in config.items() if members and (desc == _DEFAULT or name == "0")]
     every = default or [members for _, members in config.values() if members]
     return FlightDump(
-        rank=rank,
-        spot=Spot(source=source),
-        version=str(body.get("version", ""))[:16],
-        groups=(*kept, *idle),
+        rank=rank, spot=Spot(source=source), version=str(body.get("version", ""))[:16], groups=(*kept, *idle),
         world_size=max((max(len(members), max(members) + 1) for members in every), default=None),
-        wrapped=bool(entries) and entries[0]["record_id"] > 0,
-        one_counter=one_counter,
-        first_ns=min(times, default=None),
-        last_ns=max(times, default=None),
-        has_frames=any(entry.get("frames") for entry in entries[-1:]),
-        damaged=problem,
-    )
+        wrapped=bool(entries) and entries[0]["record_id"] > 0, one_counter=one_counter,
+        first_ns=min(times, default=None), last_ns=max(times, default=None),
+        has_frames=any(entry.get("frames") for entry in entries[-1:]), damaged=problem,
+    )  # fmt: skip
 
 
 def _list(value: object) -> list[Any]:

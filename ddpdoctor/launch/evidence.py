@@ -265,18 +265,12 @@ def describe(
     if now is not None and same and since_ns and since_s > 1:
         cpu_share = (now.cpu_ticks - ticks) / os.sysconf("SC_CLK_TCK") / since_s
     return {
-        "state": now.state if now is not None and same else None,
-        "cpu_share": cpu_share,
-        "tracer": int(tracer) if tracer.isdigit() else 0,
-        "frozen_since_ns": process.frozen_since_ns,
-        "ended_ns": process.ended_ns,
-        "code": process.exit_code,
-        "last_progress_ns": process.last_progress_ns,
-        "starved_ns": process.starved_ns,
-        "oom": oom,
-        "dumps": dumps.get(process.pid, []),
+        "state": now.state if now is not None and same else None, "cpu_share": cpu_share,
+        "tracer": int(tracer) if tracer.isdigit() else 0, "frozen_since_ns": process.frozen_since_ns,
+        "ended_ns": process.ended_ns, "code": process.exit_code, "last_progress_ns": process.last_progress_ns,
+        "starved_ns": process.starved_ns, "oom": oom, "dumps": dumps.get(process.pid, []),
         "children": [{"pid": c.pid, "ticks": c.start_ticks, "state": c.state, "name": c.name} for c in below],
-    }
+    }  # fmt: skip
 
 
 def ask_for_evidence(folder: Path, limit_s: float, is_running: Callable[[], bool]) -> bool:

@@ -292,13 +292,10 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
     rank, size = number(env, "RANK"), number(env, "WORLD_SIZE")
     chosen = rank is not None and size == step.place.tasks and rank < size
     variables = [
-        ("RANK", rank if chosen else step.place.task),
-        ("WORLD_SIZE", step.place.tasks),
-        ("LOCAL_RANK", number(env, "SLURM_LOCALID") or 0),
-        ("NODE_RANK", step.node),
-        ("MASTER_ADDR", host),
+        ("RANK", rank if chosen else step.place.task), ("WORLD_SIZE", step.place.tasks),
+        ("LOCAL_RANK", number(env, "SLURM_LOCALID") or 0), ("NODE_RANK", step.node), ("MASTER_ADDR", host),
         ("MASTER_PORT", port),
-    ]
+    ]  # fmt: skip
     if step.local_tasks is not None:
         variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
     return tuple((name, str(value)) for name, value in variables)

@@ -29,14 +29,9 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 # Variables of another job's recorder, which are set if a rank of that job started this ``wrap``.
 _OF_ANOTHER_JOB = (
-    "DDPDOCTOR_AGENT",
-    "DDPDOCTOR_JOINED",
-    "DDPDOCTOR_RANK_PID",
-    "DDPDOCTOR_GIVEN",
-    "DDPDOCTOR_MASTER",
-    "DDPDOCTOR_DETAIL",
-    OWN_VARIABLE,
-)
+    "DDPDOCTOR_AGENT", "DDPDOCTOR_JOINED", "DDPDOCTOR_RANK_PID", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER",
+    "DDPDOCTOR_DETAIL", OWN_VARIABLE,
+)  # fmt: skip
 
 # Tells recorders to turn DETAIL on. A Python without a recorder (``python -I``) then runs without DETAIL, because only
 # the recorder makes it safe.

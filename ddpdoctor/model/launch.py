@@ -429,16 +429,12 @@ class NodeOptions:
     def variables(self) -> dict[str, str]:
         """Return the options as the equivalent environment variables of torchrun."""
         given = {
-            "PET_NNODES": self.nnodes,
-            "PET_NODE_RANK": self.node_rank,
-            "PET_MASTER_ADDR": self.master_addr,
+            "PET_NNODES": self.nnodes, "PET_NODE_RANK": self.node_rank, "PET_MASTER_ADDR": self.master_addr,
             "PET_MASTER_PORT": self.master_port,
             "PET_RDZV_BACKEND": self.rdzv_backend or ("c10d" if self.rdzv_endpoint else None),
-            "PET_RDZV_ENDPOINT": self.rdzv_endpoint,
-            "PET_RDZV_ID": self.rdzv_id,
-            "PET_RDZV_CONF": self.rdzv_conf,
+            "PET_RDZV_ENDPOINT": self.rdzv_endpoint, "PET_RDZV_ID": self.rdzv_id, "PET_RDZV_CONF": self.rdzv_conf,
             EXCHANGE_PORT: self.exchange_port,
-        }
+        }  # fmt: skip
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
