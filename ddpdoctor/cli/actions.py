@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Logger
     from ddpdoctor.model.findings import Finding, Report
 
-
 # Keeps these libraries from sending reports of their use, and from printing.
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 

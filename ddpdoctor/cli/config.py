@@ -22,7 +22,6 @@ from ddpdoctor.model.errors import ExitStatus, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-
 PROJECT_FILE = "pyproject.toml"
 PROJECT_TABLE = "tool.ddpdoctor"
 USER_FILE = Path("ddpdoctor") / "config.toml"
@@ -42,7 +41,6 @@ IGNORE_HELP = 'Write [[{table}ignore]] with code = "DD114", reason = "why", unti
 
 DEFAULT = "default"
 SECRET = {"webhook"}  # keys whose value is a secret: whoever has the URL can post
-
 
 FileSetting = tuple[Any, str]  # the value that a file gives to an option, and the name of the file
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command_line import SavedFormat
     from ddpdoctor.model.findings import Report, Severity
 
-
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
 ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
 

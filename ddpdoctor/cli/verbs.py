@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.options import Declared
 
-
 # Examples by command, "" for the whole program: a command line to paste, and what it does.
 EXAMPLES = {
     "": (
@@ -87,7 +86,6 @@ EXAMPLES = {
         ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
     ),
 }
-
 
 # Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments.
 UNWANTED = re.compile(

@@ -35,7 +35,6 @@ from ddpdoctor.recorder.settings import RecorderSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
 AUTO = "auto"
 # The distance of ``--check-every auto`` where a rank can measure nothing, such as without an optimizer of torch.
 NOMINAL_STEPS = 64

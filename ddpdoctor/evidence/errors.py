@@ -353,7 +353,6 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_CALLS = 20_000
 
-
 _KEYS = re.compile(r"[Ww]ait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<keys>[^\n]{1,2000})")
 _KEY = re.compile(r"Timeout waiting for key: (?P<keys>\S{1,500}) after (?P<ms>\d{1,12}) ?ms")
 # Where a rank leaves its address for Gloo's peers.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.lines import Document
     from ddpdoctor.model.stacks import Frame
 
-
 _Entry = dict[str, Any]
 
 # From ProcessGroupNCCL.cpp: "recv 1<-0" has ranks within the group, "?" is any source. TorchComms names no ranks.
@@ -45,7 +44,6 @@ _MOST_NUMBER = 2**63
 _MOST_FRAMES = 100
 _MOST_TIMES = 256  # our choice: of so many calls at the end of each group a picture needs the times
 _DEFAULT = "default_pg"
-
 
 # What an entry must have. Recorders before 2.7 lack some of it.
 _TYPES: dict[str, frozenset[type]] = {

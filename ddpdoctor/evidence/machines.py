@@ -311,7 +311,6 @@ def _read_report(document: Document) -> Found:
 # The facts about machines in a report.json of ``check-env``.
 MACHINE_FACTS = DocumentFormat("report of check-env", lambda head: _MARK.match(head) is not None, _read_report)
 
-
 _PROGRAM = re.compile(r"# Collective test starting: (?P<name>\w+)")
 _HALF = r"\s+[\d.]+\s+(?P<alg{n}>[\d.]+)\s+(?P<bus{n}>[\d.]+)\s+(?P<wrong{n}>N/A|[\d.e+]+)"
 _TABLE_ROW = re.compile(

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.lines import Line
     from ddpdoctor.model.evidence import Fact, Spot, Time
 
-
 MOST_PROCESSES = 65_536  # Our choice: more processes than any job has. Further processes are ignored.
 _INIT = re.compile(
     r"comm (?P<pointer>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+) (?:.*?cudaDev (?P<gpu>\d+))?"
@@ -416,7 +415,6 @@ _WANTED = re.compile(
 )
 _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
-
 
 NCCL_INFO = b"NCCL INFO"
 

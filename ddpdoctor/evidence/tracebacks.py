@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
 
-
 HEADER = "Traceback (most recent call last):"
 _MOST_FRAMES = 120
 _MOST_MESSAGE_LINES = 30

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 # Finds the rank and the process group in a line of ProcessGroupNCCL
 
-
 DEFAULT_GROUP = "default_pg"  # torch's name for the default group
 _GROUP = re.compile(
     r"\[PG (?:ID \d+ PG GUID )?(?P<name>[^\s(\]]{1,200}?)\s?(?:\((?P<desc>[^)]{0,200})\))? Rank (?P<rank>\d{1,9})\]"
@@ -201,9 +200,7 @@ _NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
     "Observed flight recorder dump signal": _seen,
 }
 
-
 # The desync report of ProcessGroupNCCL (TORCH_NCCL_DESYNC_DEBUG, or TORCH_DISTRIBUTED_DEBUG=DETAIL). Group ranks
-
 
 _RANKS = r"\[(?P<ranks>\d[\d, ]{0,100000})\]"
 _BEGINS = re.compile(r"- \[(?P<rank>\d{1,9})\] Timeout at collective: (?P<op>\w{1,60}), #(?P<seq>\d{1,12})")
@@ -339,7 +336,6 @@ _ELIDED = re.compile(
 _LONGEST_MARK = 60
 _C10D = "torch/distributed/distributed_c10d.py"
 _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
-
 
 _COMMON = ("who", "spot", "time", "said")
 

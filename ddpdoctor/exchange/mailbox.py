@@ -283,7 +283,6 @@ class StoreBox:
 FOLDER = ".meeting"  # the subfolder of the shared folder that holds the messages
 _MAIL = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.(asked|answered)")
 
-
 # Our choice: a file that never had an answer, as one of a stranger, is read this often and again when it has changed.
 # Those of members are always read, because the times of files are coarse on some file systems.
 MOST_READS = 3

@@ -21,7 +21,6 @@ from ddpdoctor.recorder.storage.files import make_folder, open_plain, parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-
 # All ranks of one launch have the same values of these, and those of another launch have others.
 LAUNCH_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",

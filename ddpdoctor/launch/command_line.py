@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.gpus import GpuCount
 
-
 ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
 
 _WITH_VALUE = (

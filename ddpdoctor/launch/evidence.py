@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-
 # The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer.
 ANSWER_LIMIT_S = 0.9
 # The time that it has while the launcher does not wait: on a busy machine an answer can take more than a second.

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.placement import Placement
     from ddpdoctor.model.findings import Judgment
 
-
 # A node without a beat for this long counts as cut off. Each node's own verdict is final then.
 SILENT_NS = 10_000_000_000
 BROKEN_NS = 5_000_000_000  # our choice: a live member reconnects with its next beat, and has 3 s for that

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import NodesSeen
     from ddpdoctor.model.launch import Connecting
 
-
 FILE = "nodes.json"  # the file in the run folder with the state of all members, a ``NodesSeen``
 
 MACHINE_CODE = "DD611"  # the rule that uses the machine's facts

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Judgment
 
-
 Message = TypeVar("Message")
 
 GREETING, EVIDENCE, ROSTER, VERDICT = "greeting", "evidence", "roster", "verdict"

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.store import Client
     from ddpdoctor.launch.placement import Placement
 
-
 FIND_LIMIT_S = 3.0
 FIND_EVERY_S = 2.0  # our choice: the pause between two searches, because the first member may never arrive
 REOPEN_LIMIT_S = 3.0

@@ -28,7 +28,6 @@ from ddpdoctor.model.errors import ExitStatus, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-
 LOOK_EVERY_S = 0.05
 # Our choice: how long the others may take to notice a failed rank and report it, before they are ended.
 REPORT_GRACE_S = 60.0

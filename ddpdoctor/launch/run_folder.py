@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.placement import Placement, WrapOptions
 
-
 PARENT = Path("ddpdoctor-report")
 PRIVATE = 0o700
 REPORT_NAME = "report.json"

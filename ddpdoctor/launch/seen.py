@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.proc import Process
     from ddpdoctor.launch.evidence import Followed
 
-
 EVERY_NS = 2_000_000_000  # our choice: over shorter times the kernel's ticks of 10 ms are too coarse
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MOST_CHILDREN = 3

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command_line import ChosenLevel
     from ddpdoctor.launch.placement import WrapOptions
 
-
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 # Variables of another job's recorder, which are set if a rank of that job started this ``wrap``.
 _OF_ANOTHER_JOB = (
@@ -39,7 +38,6 @@ _OF_ANOTHER_JOB = (
 # A command gets torch's own variable instead: it may start ranks on hosts where the recorder cannot be loaded, and all
 # ranks must have the same level. By default it gets none if there is a GPU, because it may use NCCL.
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
-
 
 NCCL_LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 # Our choice: DETAIL opens five more descriptors per rank and group, and twice that with each further rank.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-
 # Our choice: the time that a launcher has to end its ranks itself; less than a batch system's grace of 30 s.
 STOP_GRACE_S = 5.0
 GRACE_S = 2.0

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.replica_exchange import LiveComparison
 
-
 FOLLOW_EVERY_S = 0.5
 # The fraction of a core that checking all processes may use. On a host with thousands of them, checks become rarer.
 FOLLOW_SHARE = 0.02

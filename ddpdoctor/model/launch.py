@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.node import Fleet, NodeProcess
 
-
 # Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value.
 MAX_ENTRIES = 65_536
 
