@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import COMPARE, Backend, FailOn, Option, settings_of, typed
+from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver, severity_of, show_error
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,9 +107,7 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
-    from ddpdoctor.cli.output import Outputs, check_outputs
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
 
     settings = read_settings(options)
@@ -129,7 +129,6 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSe
 def read_settings(options: Options) -> BenchSettings:
     """Return the settings. The backend may still be open. Raises ``UserError``, which says what is possible."""
     from ddpdoctor.model.bandwidth import BenchSettings, Mode
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.words import format_size
     from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, check_possible
     from ddpdoctor.probes.ranks import AUTO
@@ -176,8 +175,6 @@ def read_compared(path: Path | None, world_size: int) -> Any:
 
 def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int], option: str) -> tuple[str, ...]:
     """Return the names from repeated or comma-separated options, each once. Raises ``UserError`` for unknown names."""
-    from ddpdoctor.model.errors import UserError
-
     names = [name.strip() for text in given for name in text.split(",") if name.strip()]
     for name in names:
         if name not in possible:
@@ -190,7 +187,6 @@ def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int],
 def _take_part(
     options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[BenchSettings, BenchReportOptions]
 ) -> int:
-    from ddpdoctor.cli.output import ShownProgress, show_error
     from ddpdoctor.diagnose.machines import MachineReader
     from ddpdoctor.probes.bandwidth.session import BenchTask, run_rank
 
@@ -208,7 +204,6 @@ def _report(
     options: Options, wanted: BenchReportOptions, reader: MachineReader, progress: ShownProgress, bench: Bench
 ) -> int:
     """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.cli.output import Outputs, deliver, severity_of
     from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 
     progress.stop()

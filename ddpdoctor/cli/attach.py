@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions, settings_of
+from ddpdoctor.model.errors import ExitStatus, UserError
 
 STDOUT = Path("-")
 
@@ -49,8 +50,6 @@ def run(options: Options) -> int:
 
     _check(options)
     if options.node_only:
-        from ddpdoctor.model.errors import ExitStatus
-
         if options.folder == STDOUT:
             from ddpdoctor.attach.remote import send_look
 
@@ -80,8 +79,6 @@ def run(options: Options) -> int:
 
 def _check(options: Options) -> None:
     """Raise ``UserError`` if options exclude each other."""
-    from ddpdoctor.model.errors import UserError
-
     several = {"--slurm": options.slurm, "--kubectl": options.kubectl}
     one = {"--pid": options.pid, "--node-only": options.node_only or None}
     given = [name for name, value in (several | one).items() if value is not None]

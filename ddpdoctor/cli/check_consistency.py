@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import COMPARE, Argument, Backend, FailOn, Option, ReportFormat, settings_of, typed
+from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, show_error
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,10 +56,7 @@ class Options:
 def run(options: Options) -> int:
     """Compare files or ranks, and return the exit status. Raises ``UserError``."""
     if options.diff:
-        from ddpdoctor.cli.output import check_outputs, deliver_check
         from ddpdoctor.diagnose.files import build_diff_report
-        from ddpdoctor.model.errors import UserError
-        from ddpdoctor.model.findings import now
         from ddpdoctor.probes.diff import compare_files
         from ddpdoctor.probes.loading import load_torch
 
@@ -79,15 +79,11 @@ def run(options: Options) -> int:
 
 def _outputs(options: Options) -> Outputs:
     """Return where the report goes. With --diff, a warning counts as a failure, because any difference matters."""
-    from ddpdoctor.cli.output import Outputs
-
     return settings_of(options, Outputs, fail_on=options.fail_on or ("warning" if options.diff else "error"))
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
-    from ddpdoctor.cli.output import check_outputs
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.trial import TrialSettings
 
     if options.files:
@@ -106,8 +102,6 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 
 
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
-    from ddpdoctor.cli.output import show_error
-    from ddpdoctor.model.findings import now
     from ddpdoctor.probes.consistency.session import TrialTask, run_rank
 
     report = partial(_report, options, now())
@@ -116,7 +110,6 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, setting
 
 def _report(options: Options, started_at: str, trial: Trial) -> int:
     """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.cli.output import deliver_check
     from ddpdoctor.diagnose.files import build_report
 
     return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))

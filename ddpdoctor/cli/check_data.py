@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import OUTPUT, TIMEOUT, Option, ReportOptions, settings_of, typed
+from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,13 +60,10 @@ class Options(ReportOptions):
 
 def run(options: Options) -> int:
     """Do the arithmetic, or use the user's loader, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import plan_report
 
     outputs = settings_of(options, Outputs)
     if options.dataset is not None:
-        from ddpdoctor.model.errors import UserError
-
         for name in OF_THE_LOADER:
             if getattr(options, name):
                 option = f"--{name.replace('_', '-')}"
@@ -80,7 +79,6 @@ def run(options: Options) -> int:
 def read_plan(options: Options) -> SamplingPlan:
     """Return the settings of the arithmetic. Raises ``UserError`` for missing or conflicting options."""
     from ddpdoctor.model.data import SamplingPlan, Sharing
-    from ddpdoctor.model.errors import UserError
 
     if options.samples is None:
         raise UserError("check-data needs --samples, or --dataset", help=EXAMPLES)
@@ -99,11 +97,9 @@ def read_plan(options: Options) -> SamplingPlan:
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
     """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import check_outputs, deliver_check
     from ddpdoctor.diagnose.files import drawn_report
     from ddpdoctor.diagnose.machines import find_launch
     from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
-    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher
     from ddpdoctor.probes.data import CheckDataOptions, run_rank

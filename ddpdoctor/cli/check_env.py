@@ -10,6 +10,7 @@ from typing import Annotated
 
 from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import REPORT, Argument, FailOn, Option, ReportFormat, settings_of, typed
+from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, write
 from ddpdoctor.model.errors import ExitStatus
 
 
@@ -46,7 +47,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.machines import find_launch, start_torch_early
 
     outputs = settings_of(options, Outputs)
@@ -62,8 +62,6 @@ def run(options: Options) -> int:
         options, CheckEnvOptions, use_torch=not options.no_torch, command=tuple(sys.argv), torch_child=torch_child
     )
     if options.show_list:
-        from ddpdoctor.cli.output import write
-
         write(sys.stdout, "\n".join(list_checks(wanted)) + "\n")
         return ExitStatus.OK
     report = check_environment(wanted, os.environ)

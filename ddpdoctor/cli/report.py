@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
+from ddpdoctor.cli.output import Outputs, check_files, make_page_file, open_page, save_plot, show_report, write_report
 from ddpdoctor.launch.command_line import SavedFormat
 from ddpdoctor.model.errors import ExitStatus, UserError
 
@@ -43,8 +44,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
-    from ddpdoctor.cli.output import Outputs, check_files, make_page_file, save_plot
-
     if options.opens:
         if options.format not in {"text", "html"}:
             raise UserError(
@@ -80,15 +79,12 @@ def run(options: Options) -> int:
 
 
 def _show(options: Options, report: Report, folder: Path | None) -> int:
-    from ddpdoctor.cli.output import show_report, write_report
     from ddpdoctor.model.findings import Severity
 
     show = partial(show_report, report, options.format, verbose=options.verbose, fail_on=Severity.ERROR)
     if options.output is None:
         show(sys.stdout, folder)
     elif write_report(show, options.output) and options.opens:
-        from ddpdoctor.cli.output import open_page
-
         open_page(options.output)
     return ExitStatus.OK
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ddpdoctor.cli.options import FORMAT, Argument, Option, parse_duration, typed
+from ddpdoctor.cli.output import LiveText, has_color, read_cwd, read_width, save_report, say, show_report, write
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS, read_run
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import RECORD_NAME
@@ -44,7 +45,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the status once, or again and again. Raises ``UserError``."""
-    from ddpdoctor.cli.output import LiveText, write
     from ddpdoctor.model.live import Liveness
 
     if options.watch and options.dump:
@@ -108,7 +108,6 @@ def _draw(status: JobNow, options: Options) -> str:
         from ddpdoctor.report.formats import write_json
 
         return write_json({"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)})
-    from ddpdoctor.cli.output import has_color, read_cwd, read_width
     from ddpdoctor.report.verbs.live import render_status
 
     width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
@@ -117,7 +116,6 @@ def _draw(status: JobNow, options: Options) -> str:
 
 def _dump(run_dir: Path, options: Options) -> int:
     """Take evidence, save its report in the run folder, and show it."""
-    from ddpdoctor.cli.output import save_report, say, show_report
     from ddpdoctor.diagnose.job import take_dump
     from ddpdoctor.launch.evidence import ask_for_evidence
     from ddpdoctor.launch.run_folder import make_dump_dir
