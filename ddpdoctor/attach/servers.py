@@ -63,14 +63,6 @@ NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # below XDG_CACHE_HOME or ~/.cache, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerServer:
-    """Where the server of a rank listens: a path, or a port of this machine."""
-
-    path: str | None = None
-    port: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """What a server said; None: it was not asked, does not know that, or did not answer."""
 
@@ -92,25 +84,28 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def find_server(
     rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView
-) -> WorkerServer | None:
-    """Return the server of a rank, or None; ``addresses`` are those in the store, by its key."""
+) -> str | int | None:
+    """Return where the server of a rank listens, or None: a path, or a port of this machine.
+
+    ``addresses`` are those in the store, by its key.
+    """
     if path := env.get(SOCKET_VARIABLE):
         # Whether it is bound to a socket of this process: ranks may inherit one path from their launcher.
         inodes = read_sockets(rank.pid) or frozenset()
         table = read_text(PROC / str(rank.pid) / "net/unix").splitlines()[1:]
         bound = (line.split(maxsplit=7) for line in table if line.endswith(path))
         if any(len(row) == 8 and row[7] == path and int(row[6]) in inodes for row in bound):
-            return WorkerServer(path=str(named_file(rank.pid, path)))
+            return str(named_file(rank.pid, path))
     try:
         port = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", "")).port
     except ValueError:  # no address
         return None
     if port and shares_network(rank.pid) and host.listens(rank.pid, port):
-        return WorkerServer(port=port)
+        return port
     return None
 
 
-def ask_server(server: WorkerServer, *, want_stacks: bool) -> Answers:
+def ask_server(server: str | int, *, want_stacks: bool) -> Answers:
     """Return the trace of the flight recorder, and the stacks if ``want_stacks``, which wait for the GIL."""
     try:
         handlers = parse_json(_request(server, "GET", ""))
@@ -127,11 +122,11 @@ def ask_server(server: WorkerServer, *, want_stacks: bool) -> Answers:
         return Answers(trace=trace, refused=Refusal(source=SERVER, reason=reason))
 
 
-def _request(server: WorkerServer, method: str, handler: str) -> bytes:
+def _request(server: str | int, method: str, handler: str) -> bytes:
     made = (
-        _UnixConnection(server.path)
-        if server.path
-        else http.client.HTTPConnection("127.0.0.1", server.port, timeout=SERVER_LIMIT_S)
+        _UnixConnection(server)
+        if isinstance(server, str)
+        else http.client.HTTPConnection("127.0.0.1", server, timeout=SERVER_LIMIT_S)
     )
     over = threading.Timer(WHOLE_LIMIT_S, lambda: made.sock and made.sock.shutdown(socket.SHUT_RDWR))
     over.daemon = True

@@ -28,7 +28,7 @@ from ddpdoctor.launch.command_line import (
     refuse_launcher,
 )
 from ddpdoctor.launch.placement import Style, WrapOptions, number_first, place
-from ddpdoctor.launch.run_folder import REPORT_NAME, MemberFolder, Starter, make_member_folder
+from ddpdoctor.launch.run_folder import REPORT_NAME, Starter, make_member_folder
 from ddpdoctor.launch.starting import choose_debug_level, find_outer_run, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings
 
@@ -164,16 +164,12 @@ def prepare(
     )
     if outer is None:
         starter = Starter(
-            script=options.split.script,
-            is_module=options.split.is_module,
-            command=command,
-            host=socket.gethostname(),
-            env=env,
-            now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
-        )
-        member = make_member_folder(options.report_dir, placement, starter)
+            script=options.split.script, is_module=options.split.is_module, command=command, host=socket.gethostname(),
+            env=env, now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
+        )  # fmt: skip
+        folder, report_file = make_member_folder(options.report_dir, placement, starter)
     else:  # only the wrap around this one writes a report
-        member = MemberFolder(folder=outer, report=outer / REPORT_NAME)
+        folder, report_file = outer, outer / REPORT_NAME
     return settings_of(
         options,
         WrapOptions,
@@ -181,15 +177,9 @@ def prepare(
         debug_level=choose_debug_level(
             options.debug_level, env, has_space=not placement.alone or has_memory_for_detail(), for_speed=options.speed
         ),
-        report_dir=member.folder,
-        report_file=member.report,
-        placement=placement,
-        ignore=ignore,
-        ranks=ranks,
-        split=replace(split, torchrun=(*nproc_args, *placement.torchrun_args, *split.torchrun)),
-        nproc_note=note,
-        command=command,
-    )
+        report_dir=folder, report_file=report_file, placement=placement, ignore=ignore, ranks=ranks, nproc_note=note,
+        command=command, split=replace(split, torchrun=(*nproc_args, *placement.torchrun_args, *split.torchrun)),
+    )  # fmt: skip
 
 
 def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:

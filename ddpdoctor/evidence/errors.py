@@ -331,12 +331,14 @@ def _reported(line: Line, named: dict[str, str]) -> Exited:
     rank, pid = int(named.get("rank", named.get("number", MOST_RANKS))), int(named.get("pid", 0))
     who = replace(line.who, host=named.get("host", line.who.host), pid=pid or line.who.pid)
     who = replace(who, rank=rank) if rank < MOST_RANKS else who
-    code = int(named.get("code", 1))
-    signal = int(named.get("signal", 0)) or (-code if code < 0 else code - 128 if code - 128 in _OF_SHELLS else 0)
-    common = origin_of(line, who)
-    return (
-        Exited(signal=signal_name(signal), first=True, **common) if signal else Exited(code=code, first=True, **common)
-    )
+    code = -int(named.get("signal", 0)) or int(named.get("code", 1))
+    return exited(code, first=True, **origin_of(line, who))
+
+
+def exited(code: int, **fields: Any) -> Exited:
+    """Return the end of a process with an exit code as Python has it, -9 for signal 9, or as a shell has it, 137."""
+    number = -code if code < 0 else code - 128 if code - 128 in _OF_SHELLS else 0
+    return Exited(signal=signal_name(number), **fields) if number else Exited(code=code, **fields)
 
 
 MARK = "mismatch between collectives"

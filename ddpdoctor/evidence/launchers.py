@@ -12,7 +12,7 @@ from calendar import timegm
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.errors import SIGNALS_BY_WORDS, classify, numbers
+from ddpdoctor.evidence.errors import SIGNALS_BY_WORDS, classify, exited, numbers
 from ddpdoctor.evidence.lines import AGENTS, DocumentFormat, Found, LineReader, begins_job, begins_run, quote, time_of
 from ddpdoctor.evidence.tracebacks import HEADER, RaisedText, failure_facts, read_traceback, traceback_facts
 from ddpdoctor.model.evidence import (
@@ -324,8 +324,6 @@ def _stalled(rank: int, tensor: str, line: Line) -> Absent:
     )  # fmt: skip
 
 
-# A shell or a container says 128 + N for signal N.
-_SHELL_SIGNALS = {128 + number: number for number in (6, 7, 9, 11, 15)}
 _MOST_MESSAGE_LINES = 400
 _MOST_TABLES = 4096
 _TORCHRUN_GATE = ("elastic", "exitcode", "Failures:", "Root Cause")
@@ -448,7 +446,7 @@ def _read_agent(line: Line) -> list[Fact]:
     common: dict[str, Any] = {"spot": line.spot(), "time": time_of(line), "said": quote(text)}
     if (failed := _FAILED.search(text)) is not None:
         who = replace(line.who, local_rank=int(failed["local"]), pid=int(failed["pid"]))
-        return [_exited(int(failed["code"]), who=who, first=True, **common)]
+        return [exited(int(failed["code"]), who=who, first=True, **common)]
     if (stopped := _CLOSING.search(text) or _FORCED.search(text)) is not None:
         pid = int(stopped["pid"] or stopped["old"])
         who = replace(line.who, pid=pid)
@@ -465,14 +463,6 @@ def _read_agent(line: Line) -> list[Fact]:
     if "worker group successfully finished" in text:
         return [Finished(who=line.who, **common)]
     return []
-
-
-def _exited(code: int, **fields: Any) -> Exited:
-    """Return the end of a process with an exit code as Python has it: -9 for signal 9."""
-    number = -code if code < 0 else _SHELL_SIGNALS.get(code, 0)
-    if number:
-        return Exited(signal=signal_name(number), **fields)
-    return Exited(code=code, **fields)
 
 
 def _block_facts(block: _Block | None) -> list[Fact]:
@@ -496,8 +486,8 @@ def _block_facts(block: _Block | None) -> list[Fact]:
     exit_code = int(code["code"])
     said = quote(f"rank {who.rank} (local_rank: {who.local_rank}) exitcode: {block.fields['exitcode']}")
     by_launcher = exit_code == -15 and not block.root
-    exited = _exited(exit_code, first=block.root, by_launcher=by_launcher, said=said, **common)
-    return [*_message_facts("\n".join(block.message), **common), exited]
+    ended = exited(exit_code, first=block.root, by_launcher=by_launcher, said=said, **common)
+    return [*_message_facts("\n".join(block.message), **common), ended]
 
 
 def _message_facts(message: str, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:

@@ -166,7 +166,7 @@ class RasReports:
                 yield Absent(who=who, spot=spot, said=words, shown=Shown.COUNTS, dead=dead)
         for name, comm in last.communicators.items():
             before = former.communicators.get(name) if former is not None else None
-            yield from _Comm(last, comm, before, world=world, ranks=global_ranks).judge(moves=moves)
+            yield from _Comm(last, comm, before, comm.size == world, global_ranks).judge(moves=moves)
 
 
 def split_node(node: str) -> tuple[str, str]:
@@ -178,19 +178,13 @@ def split_node(node: str) -> tuple[str, str]:
     return "", node
 
 
+@dataclass(frozen=True, slots=True)
 class _Comm:
-    def __init__(
-        self,
-        report: RasReport,
-        comm: RasCommunicator,
-        former: RasCommunicator | None,
-        *,
-        world: int | None,
-        ranks: dict[RasProcess, int],
-    ) -> None:
-        """Take a communicator, as it was in the report before, the size of the job, and ranks of its processes."""
-        self._report, self._comm, self._former = report, comm, former
-        self._is_world, self._ranks = comm.size == world, ranks
+    _report: RasReport
+    _comm: RasCommunicator
+    _former: RasCommunicator | None  # the same in the report before
+    _is_world: bool
+    _ranks: dict[RasProcess, int]  # the ranks of processes in the job
 
     def judge(self, *, moves: bool) -> Iterator[Fact]:
         """Return the facts about the communicator."""

@@ -204,14 +204,6 @@ def refuse(path: Path, error: OSError) -> UserError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberFolder:
-    """The folder in which a member records, and the file for its report."""
-
-    folder: Path
-    report: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
     """What distinguishes one start of a job from another."""
 
@@ -223,8 +215,8 @@ class Starter:
     now: datetime
 
 
-def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> MemberFolder:
-    """Create this member's private run folder; ``asked`` is --report-dir.
+def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> tuple[Path, Path]:
+    """Create this member's private run folder; return it and the file for its report. ``asked`` is --report-dir.
 
     Raises ``UserError`` if it holds another run or is not writable.
     """
@@ -242,10 +234,10 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
         asked = base if former is None or _is_former_start(former, starter) else None
     if asked is None:
         folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
-        return MemberFolder(folder=folder, report=folder / _report_name(label))
+        return folder, folder / _report_name(label)
     base = _find_start(asked, label, starter)
     if not label or (placement.one_host and placement.number is None and _claim(base)):
-        return MemberFolder(folder=make_report_dir(base), report=base / REPORT_NAME)
+        return make_report_dir(base), base / REPORT_NAME
     run, job = _read_run(base), starter.env.get("SLURM_JOB_ID")
     if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
         raise UserError(
@@ -258,7 +250,7 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
     if placement.number is None:  # its host, with a suffix if another member there uses that
         names = (label if i == 1 else f"{label}-{i}" for i in itertools.count(1))
         own = next(name for name in names if _claim(base / NODES / name))
-    return MemberFolder(folder=make_report_dir(base / NODES / own), report=base / _report_name(own))
+    return make_report_dir(base / NODES / own), base / _report_name(own)
 
 
 def _report_name(label: str) -> str:

@@ -23,7 +23,7 @@ from ddpdoctor.attach.find import FoundJob, choose_ranks
 from ddpdoctor.attach.look import JobLook, compare_looks, of_job
 from ddpdoctor.attach.process import find_py_spy, read_host, read_stacks, remedy_for_tracing
 from ddpdoctor.attach.remote import MARK, NO_RANK, SEE_LOG, Way, ask_nodes, receive_folder, send_look
-from ddpdoctor.attach.servers import WorkerServer, ask_ras, ask_server, find_server, read_store
+from ddpdoctor.attach.servers import ask_ras, ask_server, find_server, read_store
 from ddpdoctor.collect.proc import read_process, read_processes
 from ddpdoctor.model.attached import (
     AskedNodes,
@@ -149,7 +149,7 @@ def say(connection, body):
 def asked_of_worker(case):
     with pytest.MonkeyPatch.context() as patched, served(ANSWERS[case]) as port:
         patched.setattr("ddpdoctor.attach.servers.WHOLE_LIMIT_S", 0.5)
-        told = ask_server(WorkerServer(port=port), want_stacks=case == "without a trace")
+        told = ask_server(port, want_stacks=case == "without a trace")
     return told if told.refused is None else told.refused.reason.replace(str(port), "PORT").partition(":")[0]
 
 
@@ -462,7 +462,7 @@ def found(address, pid=None, env=None):
 
 
 def test_the_address_in_the_store_on_which_the_rank_listens_is_asked_and_no_other(own_port):
-    assert found(f"http://node0:{own_port}") == WorkerServer(port=own_port)
+    assert found(f"http://node0:{own_port}") == own_port
     assert found(f"http://node0:{own_port}", pid=os.getppid()) is None  # another process listens there
     assert [found(address) for address in ("http://node0:1", "http://node0:70000", "no address")] == [None] * 3
 
@@ -473,5 +473,5 @@ def test_a_path_that_another_rank_has_bound_is_not_this_ranks(tmp_path):
         server.bind(path)
         server.listen()
         env = {"TORCH_WORKER_SERVER_SOCKET": path}
-        assert found("", env=env) == WorkerServer(path=path)
+        assert found("", env=env) == path
         assert found("", pid=os.getppid(), env=env) is None

@@ -183,13 +183,13 @@ def folders_of(row: str) -> object:
             starter = Starter(script="train.py", is_module=False, command=command, host=host, env=env or {}, now=NOW)
             placement = Placement(number=number, expected=most, most=most, **more)
             try:
-                made = make_member_folder(asked and Path(place, asked), placement, starter)
+                folder, report = make_member_folder(asked and Path(place, asked), placement, starter)
             except UserError as error:
                 return error.message.replace(place, "")
             if leaves is not None:  # what wrap writes first
                 run = {"environment": leaves, "host": "h", "command": command}
-                (made.folder / "run.json").write_text(json.dumps(run))
-            return f"{made.folder.stat().st_mode & 0o777:o} {made.folder} {made.report}".replace(f"{place}/", "")
+                (folder / "run.json").write_text(json.dumps(run))
+            return f"{folder.stat().st_mode & 0o777:o} {folder} {report}".replace(f"{place}/", "")
 
         def damage() -> str:
             Path("run").mkdir()
