@@ -410,10 +410,7 @@ def _likeness(fact: Fact) -> tuple[object, ...]:
 
 
 def read_evidence(paths: Sequence[str]) -> Evidence:
-    """Read logs, dumps and stacks. "-" is standard input.
-
-    Raises UserError if a path does not exist.
-    """
+    """Read logs, dumps and stacks. "-" is standard input. Raises UserError if a path does not exist."""
     parts: list[Part] = []
     read: list[Read] = []
     for part, what in _read_files(list(find_files(paths))):
