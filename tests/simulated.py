@@ -657,7 +657,8 @@ class World:
             (session, "start_launcher", lambda *_: self.current.node.start_launcher()),
             (session, "is_in_foreground", lambda: False), (sys, "stderr", stream), (tempfile, "tempdir", self.place),
             (first_node, "HostedMeeting", lambda *_, **__: Hosted(self)), (first_node, "further_ways", lambda *_: ()),
-            (first_node, "open_job_store", self.connect), (meeting.OwnPort, "open", lambda *_, **__: self.connect()),
+            (first_node, "open_job_store", self.connect),
+            (meeting, "by_port", lambda *_: meeting.MeetingWay("own port", lambda *_, **__: self.connect())),
             (hang, "save", save), (store, "knock", self.knock),
             (running, "load_judge", self.judge or running.load_judge),
         ):  # fmt: skip

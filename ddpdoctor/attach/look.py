@@ -323,13 +323,10 @@ def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) ->
         elif not evidence:
             movement, evidence = Movement.STILL if "stack" in compared else Movement.UNKNOWN, tuple(compared)
     return RankMovement(
-        pid=after[0].rank.pid,
-        rank=after[0].rank.rank,
-        movement=movement,
-        evidence=evidence,
+        pid=after[0].rank.pid, rank=after[0].rank.rank, movement=movement, evidence=evidence,
         main_cpu_ticks=new.main_cpu_ticks - old.main_cpu_ticks if old is not None and new is not None else None,
         main_slept=slept,
-    )
+    )  # fmt: skip
 
 
 def _changes(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> Iterator[tuple[str, bool]]:

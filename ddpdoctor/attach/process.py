@@ -131,15 +131,11 @@ def _peers(sockets: list[Socket] | None, received: Mapping[int, int]) -> tuple[P
     rows = [row for row in sockets if row.state not in {LISTENING, TIME_WAIT}]
     return tuple(
         Peer(
-            local=row.local,
-            remote=row.remote,
-            state=_STATES.get(row.state, row.state),
-            unsent_bytes=row.unsent_bytes,
-            retries=row.retries,
-            received_bytes=received.get(row.inode),
+            local=row.local, remote=row.remote, state=_STATES.get(row.state, row.state),
+            unsent_bytes=row.unsent_bytes, retries=row.retries, received_bytes=received.get(row.inode),
         )
         for row in rows[:MOST_PEERS]
-    )
+    )  # fmt: skip
 
 
 def read_stacks(pid: int) -> tuple[Any, Refusal | None]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.output import ShownProgress
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
-    from ddpdoctor.diagnose.machines import MachineReader
     from ddpdoctor.model.bandwidth import Bench, BenchSettings
     from ddpdoctor.model.launch import Launch
 
@@ -114,12 +113,9 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSe
     if options.fail_below is not None and options.compare is None:
         raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")
     wanted = settings_of(
-        options,
-        BenchReportOptions,
-        command=tuple(sys.argv),
-        started_at=now(),
+        options, BenchReportOptions, command=tuple(sys.argv), started_at=now(),
         use_reference=options.reference == "auto",
-    )
+    )  # fmt: skip
     if launch.rank != 0:
         return settings, wanted
     check_outputs(settings_of(options, Outputs))
@@ -193,19 +189,16 @@ def _take_part(
     settings, wanted = prepared
     reader = MachineReader(launch, env)
     with ShownProgress(sys.stderr, wanted=launch.rank == 0) as progress:
-        job = BenchTask(
+
+        def report(bench: Bench) -> int:
+            """Judge, save and show the bench, on the reporting rank; return the exit status."""
+            from ddpdoctor.diagnose.bandwidth import build_report, exit_status
+
+            progress.stop()
+            made = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
+            return exit_status(made, severity_of(options.fail_on))
+
+        return run_rank(BenchTask(
             launch=launch, env=env, settings=settings, timeout_s=options.timeout_s, read_machines=reader,
-            report=partial(_report, options, wanted, reader, progress), show_error=show_error, progress=progress.show,
-        )  # fmt: skip
-        return run_rank(job)
-
-
-def _report(
-    options: Options, wanted: BenchReportOptions, reader: MachineReader, progress: ShownProgress, bench: Bench
-) -> int:
-    """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.diagnose.bandwidth import build_report, exit_status
-
-    progress.stop()
-    report = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
-    return exit_status(report, severity_of(options.fail_on))
+            report=report, show_error=show_error, progress=progress.show,
+        ))  # fmt: skip

@@ -62,12 +62,9 @@ def run(options: Options) -> int:
     if options.report_dir is not None:
         make_private(options.report_dir)  # other nodes that share it may already have written to it
     wanted = settings_of(
-        options,
-        RendezvousOptions,
-        options=settings_of(options, NodeOptions),
-        folder=options.report_dir,
+        options, RendezvousOptions, options=settings_of(options, NodeOptions), folder=options.report_dir,
         command=tuple(sys.argv),
-    )
+    )  # fmt: skip
     checked = check_rendezvous(wanted, os.environ)
     if checked is None:
         return ExitStatus.OK

@@ -200,14 +200,10 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
                 option = note.but(variable=variables + names[0].lstrip("-").replace("-", "_").upper())
             found.append(
                 Declared(
-                    field=one.name,
-                    type=get_args(base)[0] if is_repeatable else base,
-                    option=option,
-                    names=names,
-                    default=None if kept in {"", ()} else kept,
-                    is_repeatable=is_repeatable,
+                    field=one.name, type=get_args(base)[0] if is_repeatable else base, option=option, names=names,
+                    default=None if kept in {"", ()} else kept, is_repeatable=is_repeatable,
                 )
-            )
+            )  # fmt: skip
     return tuple(found)
 
 

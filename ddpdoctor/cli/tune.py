@@ -291,14 +291,9 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
                 f"there is no setting {name}", help=f"Nothing was started. There are: {', '.join(SETTINGS)}."
             )
     wrapped = Wrapped(
-        split=options.split,
-        hang_timeout_s=options.hang_timeout_s,
-        on_hang="kill",
-        debug_level="OFF",
-        report_dir=options.report_dir,
-        format=options.format,
-        no_consistency=True,
-    )
+        split=options.split, hang_timeout_s=options.hang_timeout_s, on_hang="kill", debug_level="OFF",
+        report_dir=options.report_dir, format=options.format, no_consistency=True,
+    )  # fmt: skip
     in_turns = [name for name in options.only if name not in BY_RESTARTS]
     ranks = RecorderSettings(tune_rounds=options.rounds, tune_only=",".join(in_turns), tune_setting=setting)
     return replace(prepare(wrapped, os.environ), ranks=ranks)

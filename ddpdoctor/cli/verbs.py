@@ -297,12 +297,9 @@ def _print_version(wanted: bool) -> None:
 app = typer.Typer(
     name="ddpdoctor",
     help="Diagnoses distributed PyTorch training: which rank hung or died, at which line, why, and what to do.",
-    cls=Verbs,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+    cls=Verbs, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None,
+    pretty_exceptions_enable=False, no_args_is_help=True,
+)  # fmt: skip
 
 
 @app.callback()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_deputy, find_meeting
+from ddpdoctor.exchange.meeting import HostedMeeting, NoMeeting, by_folder, by_port, by_store, find_deputy, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN, VARIABLE, job_token
 from ddpdoctor.model.launch import JobSettings, Visit, is_loopback
@@ -173,10 +173,10 @@ class NodeMeeting(ExitStack):
             client = find_deputy(self._folder, token, self._launch.settings.node_rank, STAND_IN_S)
             if client is not None:
                 self.callback(client.close)
-                return self._entry(client, serves=False, way=Folder.name)
+                return self._entry(client, serves=False, way="folder")
             hosted = self._hosted = self.enter_context(HostedMeeting(None, token))
             hosted.serve_folder(self._folder)
-            return self._entry(hosted.values, serves=True, way=Folder.name)
+            return self._entry(hosted.values, serves=True, way="folder")
         elsewhere = not is_loopback(launch.host) and self.has_own_address is False
         if launch.most > 1 and elsewhere and not launch.is_host:
             try:
@@ -207,11 +207,11 @@ class NodeMeeting(ExitStack):
     def find(self, limit_s: float) -> JoinedMeeting:
         """Find a meeting that another node serves. Raises ``NoMeeting``."""
         launch = self._launch.launch
-        ways: list[MeetingWay] = [OwnPort(launch.hosts, launch.port)]
+        ways: list[MeetingWay] = [by_port(launch.hosts, launch.port)]
         if self._over_store:
-            ways.append(OverStore(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
+            ways.append(by_store(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
         if self._folder is not None:
-            ways.append(Folder(self._folder))
+            ways.append(by_folder(self._folder))
         found = find_meeting(tuple(ways), self._token or NO_TOKEN, limit_s)
         self.callback(found.store.close)
         return self._entry(found.store, serves=False, way=found.way)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpdoctor.exchange import mailbox
 from ddpdoctor.exchange.conversation import Conversation
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Connecting, Launch
 
 SERVED_BY = "the first node"
+OTHER_PORT = "word"  # the name of the way that costs the job's store a question
 
 
 # Ranks
@@ -125,59 +126,43 @@ class HostedMeeting(ExitStack):
 # Nodes: the others
 
 
+@dataclass(frozen=True, slots=True)
 class MeetingWay:
     """A way to the meeting."""
 
-    name: ClassVar[str]
-
-    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:
-        """Connect; raises ``StoreError`` with the reason. For ``seen``, see ``reach``."""
-        raise NotImplementedError
+    name: str
+    # Takes the token, a limit in seconds and ``seen`` (see ``reach``), and connects; raises ``StoreError``.
+    open: Callable[..., Client]
 
 
-@dataclass(frozen=True)
-class OwnPort(MeetingWay):
-    """ddpdoctor's own port on the first member's host, which is tried at several names or addresses."""
+def by_port(hosts: tuple[str, ...], port: int) -> MeetingWay:
+    """Return the way over ddpdoctor's own port on the first member's host, at several names or addresses."""
 
-    hosts: tuple[str, ...]
-    port: int
-    name = "own port"
+    def connect(token: bytes, limit_s: float, seen: Failures | None = None) -> Client:
+        return open_client(hosts, port, token, limit_s, served_by=SERVED_BY, seen=seen)
 
-    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:
-        return open_client(self.hosts, self.port, token, limit_s, served_by=SERVED_BY, seen=seen)
+    return MeetingWay("own port", connect)
 
 
-@dataclass(frozen=True)
-class OtherPort(MeetingWay):
-    """Another port of the first member, which it published somewhere. ``open_it`` reads it from there and connects."""
-
-    open_it: Callable[[float], Client]
-    name = "word"
-
-    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
-        return self.open_it(limit_s)
+def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
+    """Return the way over a port that the first member published somewhere; ``open_it`` reads it there and connects."""
+    return MeetingWay(OTHER_PORT, lambda _token, limit_s, **_: open_it(limit_s))
 
 
-@dataclass(frozen=True)
-class OverStore(MeetingWay):
-    """A store that somebody else serves. ``open_it`` connects to it within a limit, or raises ``StoreError``."""
+def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
+    """Return the way over a store that somebody else serves, which ``open_it`` connects to within a limit."""
 
-    open_it: Callable[[float], Store]
-    name = "store"
+    def connect(token: bytes, limit_s: float, **_: Any) -> Client:
+        return mailbox.knock(mailbox.StoreBox(open_it(limit_s)), token, limit_s, SERVED_BY)
 
-    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
-        return mailbox.knock(mailbox.StoreBox(self.open_it(limit_s)), token, limit_s, SERVED_BY)
+    return MeetingWay("store", connect)
 
 
-@dataclass(frozen=True)
-class Folder(MeetingWay):
-    """A folder that all hosts see."""
-
-    path: Path
-    name = "folder"
-
-    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
-        return mailbox.knock(mailbox.FolderBox(self.path), token, limit_s, SERVED_BY)
+def by_folder(path: Path) -> MeetingWay:
+    """Return the way over a folder that all hosts see."""
+    return MeetingWay(
+        "folder", lambda token, limit_s, **_: mailbox.knock(mailbox.FolderBox(path), token, limit_s, SERVED_BY)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +298,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
             candidate.update()
             if mailbox.FolderBox(path).meeting() is not None:
                 with contextlib.suppress(StoreError):
-                    return Folder(path).open(token, SETTLE_S)
+                    return by_folder(path).open(token, SETTLE_S)
             if candidate.is_lowest:
                 return None
             time.sleep(RAISE_EVERY_S)

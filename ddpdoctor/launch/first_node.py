@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.conversation import BadMessage, Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.meeting import Folder, HostedMeeting, OtherPort, OwnPort, race
+from ddpdoctor.exchange.meeting import HostedMeeting, by_folder, by_other_port, by_port, race
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch import node_messages as messages
@@ -219,7 +219,7 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
     """Return the ways besides the own port: the second port, if the job has a store to publish it, and the folder."""
     store_place, token = placement.store, placement.token
     if store_place is None:
-        return (Folder(folder),)
+        return (by_folder(folder),)
     known: SecondPort | None = None
 
     def open_second_port(limit_s: float) -> Client:
@@ -233,7 +233,7 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
         if second is None:
             raise StoreError("the first node has left no message in the job's store")
         hosts = second.hosts[:MOST_ADDRESSES]
-        openers = [partial(OwnPort((host,), second.port).open, token or NO_TOKEN) for host in hosts]
+        openers = [partial(by_port((host,), second.port).open, token or NO_TOKEN) for host in hosts]
         raced = race(openers, deadline - time.monotonic())
         if raced.best is None or raced.client is None:
             raise StoreError(
@@ -243,7 +243,7 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
         known = replace(second, hosts=(hosts[raced.best],))
         return raced.client
 
-    return (OtherPort(open_second_port), Folder(folder))
+    return (by_other_port(open_second_port), by_folder(folder))
 
 
 class FirstNode:

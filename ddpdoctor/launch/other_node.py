@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.conversation import Conversation, measure_clocks
-from ddpdoctor.exchange.meeting import Heartbeating, NoMeeting, OtherPort, find_meeting
+from ddpdoctor.exchange.meeting import OTHER_PORT, Heartbeating, NoMeeting, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch import node_messages as messages
@@ -216,7 +216,7 @@ class OtherNode:
 
     def _find(self) -> bool:
         """Look for the meeting once, and join it. The first search spares the job's own store."""
-        ways = [way for way in self._ways if self._searches or not isinstance(way, OtherPort)]
+        ways = [way for way in self._ways if self._searches or way.name != OTHER_PORT]
         self._searches += 1
         try:
             found = find_meeting(ways, self._token or NO_TOKEN, FIND_LIMIT_S)
@@ -270,13 +270,10 @@ class OtherNode:
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
         if time.monotonic() - self._clocks_at > self._clocks_keep_s:
-            self._greet(self._required().store)
+            self._greet(self._talk().store)
         self._talk().send_bytes(f"{messages.EVIDENCE}/{self.number}/{request}", packed)
         self._say_now(answered=request, moved=moved)
 
     def _talk(self) -> Conversation:
-        return Conversation(self._required().store, self._token)
-
-    def _required(self) -> FoundMeeting:
         assert self._found is not None, "before the meeting was found"
-        return self._found
+        return Conversation(self._found.store, self._token)

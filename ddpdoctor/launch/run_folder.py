@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.launch import number
 from ddpdoctor.collect.limits import is_shared
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.launch.command_line import TorchrunSettings
@@ -269,7 +270,7 @@ def _find_start(asked: Path, label: str, starter: Starter) -> Path:
     found = [run for run in (_read_run(asked), _read_run(_own(asked, label))) if run is not None]
     if not any(_is_former_start(run, starter) for run in found):
         return asked
-    if restarts := _restarts(starter.env):
+    if restarts := number(starter.env, "SLURM_RESTART_COUNT"):
         return asked / f"restart-{restarts}"
     numbers = itertools.count(1)
     return next(base for i in numbers if _read_run(_own(base := asked / f"restart-{i}", label)) is None)
@@ -279,14 +280,10 @@ def _is_former_start(run: Run, starter: Starter) -> bool:
     """Return whether a run is this same job before a requeue, or this same container before a restart."""
     env = starter.env
     if job := env.get("SLURM_JOB_ID"):
-        return run.environment.get("SLURM_JOB_ID") == job and _restarts(run.environment) < _restarts(env)
+        before, restarts = (number(one, "SLURM_RESTART_COUNT") or 0 for one in (run.environment, env))
+        return run.environment.get("SLURM_JOB_ID") == job and before < restarts
     same = (run.host, run.command) == (starter.host, hide_secrets(starter.command))
     return "KUBERNETES_SERVICE_HOST" in env and same
-
-
-def _restarts(env: Mapping[str, Any]) -> int:
-    text = str(env.get("SLURM_RESTART_COUNT", ""))
-    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _claim(folder: Path) -> bool:

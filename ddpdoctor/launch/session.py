@@ -110,7 +110,7 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
     """
     if placement.alone or not placement.hosts:
         return None
-    from ddpdoctor.exchange.meeting import OwnPort
+    from ddpdoctor.exchange.meeting import by_port
     from ddpdoctor.launch.first_node import FirstNode, further_ways
     from ddpdoctor.launch.other_node import OtherNode
 
@@ -120,7 +120,7 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
         if not first.serve() or placement.number == 0:
             return first
         first.close()
-    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port), *further_ways(placement, folder)))
+    other = OtherNode(placement, host, (by_port(placement.hosts, placement.port), *further_ways(placement, folder)))
     other.start()
     return other
 

@@ -142,12 +142,9 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
         chosen.append(device)
     repeated = tuple(dict.fromkeys(device for device in chosen if chosen.count(device) > 1))
     return Visible(
-        entries=entries,
-        devices=() if repeated else tuple(chosen),
-        bad_entry=bad,
-        hidden=entries[len(chosen) + 1 :],
+        entries=entries, devices=() if repeated else tuple(chosen), bad_entry=bad, hidden=entries[len(chosen) + 1 :],
         repeated=repeated,
-    )
+    )  # fmt: skip
 
 
 # Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use.

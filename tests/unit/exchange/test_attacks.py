@@ -15,7 +15,7 @@ from ddpdoctor.exchange import server as server_module
 from ddpdoctor.exchange.conversation import BadMessage, BadRecord, Conversation, read_json, unpack
 from ddpdoctor.exchange.job_store import StoreReader
 from ddpdoctor.exchange.mailbox import FOLDER, LINE_BYTES, MOST_READS, FolderBox, read_small
-from ddpdoctor.exchange.meeting import Folder, HostedMeeting
+from ddpdoctor.exchange.meeting import HostedMeeting, by_folder
 from ddpdoctor.exchange.reach import receive
 from ddpdoctor.exchange.server import IDLE_LIMIT_S, Server
 from ddpdoctor.exchange.store import KeyValues, StoreError
@@ -313,7 +313,7 @@ def test_members_meet_in_a_folder_that_others_fill(tmp_path):
     files_of_others(tmp_path / FOLDER)
     with HostedMeeting(None, SECRET) as hosted:
         hosted.serve_folder(tmp_path)
-        with contextlib.closing(Folder(tmp_path).open(SECRET, LIMIT_S)) as member:
+        with contextlib.closing(by_folder(tmp_path).open(SECRET, LIMIT_S)) as member:
             assert member.add("n", 1) == 1
             assert member.add("n", 1) == 2
 
@@ -322,13 +322,13 @@ def test_a_line_that_cannot_be_answered_keeps_no_other_waiting(tmp_path):
     """Somebody has put a link where its answers belong."""
     with HostedMeeting(None, SECRET) as hosted:
         hosted.serve_folder(tmp_path)
-        first = Folder(tmp_path).open(SECRET, LIMIT_S)
+        first = by_folder(tmp_path).open(SECRET, LIMIT_S)
         (answered,) = (tmp_path / FOLDER).glob("*.answered")
         answered.unlink()
         answered.symlink_to("/dev/full")
         with pytest.raises(StoreError):
             first.ask(pack_request(RequestType.NOW, "now", b""), 0.5)
-        with contextlib.closing(Folder(tmp_path).open(SECRET, LIMIT_S)) as second:
+        with contextlib.closing(by_folder(tmp_path).open(SECRET, LIMIT_S)) as second:
             assert second.add("n", 1) == 1
 
 
@@ -360,5 +360,5 @@ def test_a_forwarder_goes_on_when_its_folder_works_again(tmp_path):
         forwarder = hosted.serve_folder(tmp_path)
         assert wait_until(lambda: forwarder.failed, LIMIT_S)
         (tmp_path / FOLDER).unlink()
-        with contextlib.closing(Folder(tmp_path).open(SECRET, LIMIT_S)) as member:
+        with contextlib.closing(by_folder(tmp_path).open(SECRET, LIMIT_S)) as member:
             assert member.add("n", 1) == 1

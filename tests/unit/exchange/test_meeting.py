@@ -31,12 +31,12 @@ from ddpdoctor.exchange.mailbox import (
 from ddpdoctor.exchange.meeting import (
     BETTER_WITHIN_S,
     SETTLE_S,
-    Folder,
     HostedMeeting,
     NoMeeting,
-    OverStore,
-    OwnPort,
     ServerCandidate,
+    by_folder,
+    by_port,
+    by_store,
     find_deputy,
     find_meeting,
     race,
@@ -71,9 +71,9 @@ def ways(meeting, tmp_path):
     meeting.serve_over(shelf)
     meeting.serve_folder(tmp_path)
     return {
-        "own port": OwnPort(("127.0.0.1",), meeting.port),
-        "store": OverStore(lambda _: shelf),
-        "folder": Folder(tmp_path),
+        "own port": by_port(("127.0.0.1",), meeting.port),
+        "store": by_store(lambda _: shelf),
+        "folder": by_folder(tmp_path),
     }
 
 
@@ -118,7 +118,7 @@ def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
     def closed(_):
         raise StoreError("it refuses")
 
-    port = OwnPort(("127.0.0.1",), free_port())
+    port = by_port(("127.0.0.1",), free_port())
     found = find_meeting([port, ways["folder"]], TOKEN, LIMIT_S)
     assert found.way == "folder"
     (tried,) = found.tried
@@ -127,9 +127,9 @@ def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
     assert (attempt.host, attempt.address, attempt.port) == ("127.0.0.1", "127.0.0.1", port.port)
     assert attempt.contact is Contact.REFUSED
     (tmp_path / "none").mkdir()
-    nowhere = OwnPort(("no-such-host.invalid",), 1)
+    nowhere = by_port(("no-such-host.invalid",), 1)
     with pytest.raises(NoMeeting) as reported:
-        find_meeting([nowhere, OverStore(closed), Folder(tmp_path / "none")], TOKEN, BRIEFLY_S)
+        find_meeting([nowhere, by_store(closed), by_folder(tmp_path / "none")], TOKEN, BRIEFLY_S)
     assert str(reported.value).startswith("by own port: no-such-host.invalid:1: the name does not resolve")
     assert str(reported.value).endswith("; by store: it refuses; by folder: it has no server")
     assert [attempt.contact for attempt in reported.value.tried[0].attempts] == [Contact.UNRESOLVED]
@@ -146,7 +146,7 @@ def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
 )
 def test_what_answers_and_is_another_is_not_believed_and_reported(greeting, words):
     with served(lambda one: one.sendall(greeting)) as port, pytest.raises(NoMeeting, match=words) as reported:
-        find_meeting([OwnPort(("127.0.0.1",), port)], TOKEN, BRIEFLY_S)
+        find_meeting([by_port(("127.0.0.1",), port)], TOKEN, BRIEFLY_S)
     assert reported.value.tried[0].attempts[0].contact is Contact.NO_STORE
 
 
@@ -161,7 +161,7 @@ def test_a_meeting_that_opens_later_is_waited_for(tmp_path):
             opened.set()
 
         threading.Timer(0.3, serve).start()
-        found = find_meeting([OwnPort(("127.0.0.1",), port), Folder(tmp_path)], TOKEN, LIMIT_S)
+        found = find_meeting([by_port(("127.0.0.1",), port), by_folder(tmp_path)], TOKEN, LIMIT_S)
         assert opened.wait(LIMIT_S)
         assert found.store.add("n", 1) == 1
 
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken_leaves_the_other_ways(meeting, tmp_path):
         assert hosted.not_listening == f"cannot listen on port {meeting.port}: Address already in use"
         assert hosted.port == 0
         hosted.serve_folder(tmp_path)
-        assert Folder(tmp_path).open(TOKEN, LIMIT_S).add("n", 1) == 1
+        assert by_folder(tmp_path).open(TOKEN, LIMIT_S).add("n", 1) == 1
         assert hosted.values.add("n", 0) == 1
 
 
@@ -179,11 +179,11 @@ def test_a_meeting_that_has_closed_says_so(tmp_path):
     with HostedMeeting(None, TOKEN) as hosted:
         own = hosted.values
         hosted.serve_folder(tmp_path)
-        by_folder = Folder(tmp_path).open(TOKEN, LIMIT_S)
+        member = by_folder(tmp_path).open(TOKEN, LIMIT_S)
     with pytest.raises(StoreError):
         own.get("a")
     with pytest.raises(StoreError):
-        by_folder.ask(b"", 0.1)
+        member.ask(b"", 0.1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,14 +200,14 @@ def test_a_folder_that_another_run_has_left_behind_is_no_meeting(tmp_path):
     (tmp_path / "its").mkdir()
     with HostedMeeting(None, TOKEN) as killed:
         killed.serve_folder(tmp_path / "its")
-        Folder(tmp_path / "its").open(TOKEN, LIMIT_S).add("n", 1)
+        by_folder(tmp_path / "its").open(TOKEN, LIMIT_S).add("n", 1)
         shutil.copytree(tmp_path / "its", tmp_path / "left")
     assert (tmp_path / "left" / FOLDER / "meeting").exists()
     with pytest.raises(NoMeeting, match="does not answer"):
-        find_meeting([Folder(tmp_path / "left")], TOKEN, BRIEFLY_S)
+        find_meeting([by_folder(tmp_path / "left")], TOKEN, BRIEFLY_S)
     with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_folder(tmp_path / "left")
-        assert find_meeting([Folder(tmp_path / "left")], TOKEN, LIMIT_S).store.add("n", 1) == 1
+        assert find_meeting([by_folder(tmp_path / "left")], TOKEN, LIMIT_S).store.add("n", 1) == 1
 
 
 def test_a_store_that_ends_and_a_folder_that_cannot_be_written_end_their_ways_alone(meeting, tmp_path):
@@ -219,7 +219,7 @@ def test_a_store_that_ends_and_a_folder_that_cannot_be_written_end_their_ways_al
 
     assert wait_until(lambda: by_store.failed == "the store has ended", LIMIT_S)
     assert wait_until(lambda: "cannot be made: Not a directory" in by_folder.failed, LIMIT_S)
-    assert OwnPort(("127.0.0.1",), meeting.port).open(TOKEN, LIMIT_S).add("n", 1) == 1
+    assert by_port(("127.0.0.1",), meeting.port).open(TOKEN, LIMIT_S).add("n", 1) == 1
 
 
 # Where the first member never comes, the lowest of those that are there serves the meeting in a shared folder.
@@ -346,7 +346,7 @@ def hosted(shelf):
 
 
 def by_mailbox(shelf):
-    return OverStore(lambda _: shelf).open(TOKEN, LIMIT_S)
+    return by_store(lambda _: shelf).open(TOKEN, LIMIT_S)
 
 
 def add_one():

@@ -28,7 +28,7 @@ from ddpdoctor.exchange.conversation import (
     pack,
     unpack,
 )
-from ddpdoctor.exchange.meeting import Folder, Heartbeating, HostedMeeting, OwnPort
+from ddpdoctor.exchange.meeting import Heartbeating, HostedMeeting, by_folder, by_port
 from ddpdoctor.exchange.store import (
     BEAT_EVERY_S,
     MAX_MEMBERS,
@@ -99,7 +99,7 @@ def test_a_slow_way_is_asked_less_often():
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
 def test_a_real_clock_that_is_behind_is_seen_to_be():
     with HostedMeeting(0, b"token", one_host=True) as hosted:
-        own = measure_clocks(OwnPort(("127.0.0.1",), hosted.port).open(b"token", 60))
+        own = measure_clocks(by_port(("127.0.0.1",), hosted.port).open(b"token", 60))
         behind = subprocess.run(
             ["faketime", "-f", "-20s", sys.executable, "-c", BEHIND, str(hosted.port)],
             stdout=subprocess.PIPE, text=True, check=True, timeout=200, env={**os.environ, "DONT_FAKE_MONOTONIC": "1"},
@@ -113,8 +113,8 @@ def test_a_real_clock_that_is_behind_is_seen_to_be():
 BEHIND = """
 import sys
 from ddpdoctor.exchange.conversation import measure_clocks
-from ddpdoctor.exchange.meeting import OwnPort
-offset = measure_clocks(OwnPort(("127.0.0.1",), int(sys.argv[1])).open(b"token", 60))
+from ddpdoctor.exchange.meeting import by_port
+offset = measure_clocks(by_port(("127.0.0.1",), int(sys.argv[1])).open(b"token", 60))
 print(offset.wall_s, offset.monotonic_ns, offset.error_ns)
 """
 
@@ -289,7 +289,7 @@ LIMIT_S = 60.0
 
 
 def opener(hosted):
-    return lambda limit_s: OwnPort(("127.0.0.1",), hosted.port).open(TOKEN, limit_s)
+    return lambda limit_s: by_port(("127.0.0.1",), hosted.port).open(TOKEN, limit_s)
 
 
 @contextlib.contextmanager
@@ -356,7 +356,7 @@ def test_a_member_comes_again_by_itself_where_its_connection_broke(hosted):
 
 
 def test_a_member_that_reaches_nobody_knows_and_can_leave():
-    nowhere = OwnPort(("127.0.0.1",), free_port())
+    nowhere = by_port(("127.0.0.1",), free_port())
     tried = threading.Event()
 
     def open_it(_):
@@ -371,7 +371,7 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
 
 def test_over_a_folder_a_member_beats_less_often(hosted, tmp_path):
     hosted.serve_folder(tmp_path)
-    client = Folder(tmp_path).open(TOKEN, LIMIT_S)
+    client = by_folder(tmp_path).open(TOKEN, LIMIT_S)
     with beats(lambda _: client, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"1")

@@ -18,7 +18,7 @@ import pytest
 from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consistency, unite_consistency
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.meeting import HostedMeeting, OtherPort, OwnPort
+from ddpdoctor.exchange.meeting import OTHER_PORT, HostedMeeting, by_port
 from ddpdoctor.exchange.store import Client, StoreError
 from ddpdoctor.exchange.wire import RemoteClient, open_client
 from ddpdoctor.launch.command_line import OnHang
@@ -59,7 +59,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     port = free_port()
     first = FirstNode(place(0, port), "node0", tmp_path)
     assert not first.serve()
-    ways = (OwnPort(("127.0.0.1",), port),)
+    ways = (by_port(("127.0.0.1",), port),)
     other = OtherNode(place(1, port), "node1", ways, clocks_keep_s=0.0, silent_ns=2 * 10**9)
     other.start()
     assert wait_for(lambda: first.save(tmp_path).nodes[1].clock_offset_ns is not None)
@@ -195,7 +195,7 @@ def test_members_that_look_for_another_way_still_are_waited_for_before_a_job_is_
     port = free_port()
     first = FirstNode(place(0, port), "node0", tmp_path)
     assert not first.serve()
-    other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),))
+    other = OtherNode(place(1, port), "node1", (by_port(("127.0.0.1",), port),))
     late = threading.Timer(1.0, other.start)
     late.start()
     first.announce(NOTHING, stop=True, place="node0:/run")
@@ -230,7 +230,7 @@ def place_with_store(number: int, port: int, store: int) -> Placement:
 
 def member(placement: Placement, folder: Path) -> OtherNode:
     other = OtherNode(
-        placement, "node1", (OwnPort(placement.hosts, placement.port), *further_ways(placement, folder / "none"))
+        placement, "node1", (by_port(placement.hosts, placement.port), *further_ways(placement, folder / "none"))
     )
     other.start()
     return other
@@ -262,7 +262,7 @@ def test_a_member_that_lost_its_connection_finds_the_first_without_the_store(sto
     process, port = store
     first = FirstNode(place_with_store(0, taken, port), "node0", tmp_path)
     first.serve()
-    way = next(way for way in further_ways(place_with_store(1, taken, port), tmp_path) if isinstance(way, OtherPort))
+    way = next(way for way in further_ways(place_with_store(1, taken, port), tmp_path) if way.name == OTHER_PORT)
 
     def opens() -> bool:
         with contextlib.suppress(StoreError):
@@ -312,7 +312,7 @@ def test_a_word_that_leads_nowhere_or_to_very_many_addresses_or_is_a_stranger_s(
         word = SecondPort(hosts=tuple(f"127.0.0.{n + 1}" for n in range(hosts)), port=1)
         Conversation(opened, token).send(SECOND_PORT, word)
         assert opened.get(SECOND_PORT) is not None
-    way = next(way for way in further_ways(place_with_store(1, taken, port), tmp_path) if isinstance(way, OtherPort))
+    way = next(way for way in further_ways(place_with_store(1, taken, port), tmp_path) if way.name == OTHER_PORT)
     with pytest.raises(StoreError, match=words) as reported:
         way.open(b"secret", 3.0)
     assert hosts == 1 or str(reported.value).count(words) == MOST_ADDRESSES
