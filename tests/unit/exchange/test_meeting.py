@@ -118,13 +118,13 @@ def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
     def closed(_):
         raise StoreError("it refuses")
 
-    port = by_port(("127.0.0.1",), free_port())
-    found = find_meeting([port, ways["folder"]], TOKEN, LIMIT_S)
+    port = free_port()
+    found = find_meeting([by_port(("127.0.0.1",), port), ways["folder"]], TOKEN, LIMIT_S)
     assert found.way == "folder"
     (tried,) = found.tried
-    assert (tried.way, tried.words) == ("own port", f"127.0.0.1:{port.port}: connection refused")
+    assert (tried.way, tried.words) == ("own port", f"127.0.0.1:{port}: connection refused")
     (attempt,) = tried.attempts
-    assert (attempt.host, attempt.address, attempt.port) == ("127.0.0.1", "127.0.0.1", port.port)
+    assert (attempt.host, attempt.address, attempt.port) == ("127.0.0.1", "127.0.0.1", port)
     assert attempt.contact is Contact.REFUSED
     (tmp_path / "none").mkdir()
     nowhere = by_port(("no-such-host.invalid",), 1)
