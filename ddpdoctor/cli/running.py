@@ -76,12 +76,9 @@ def run_and_show(
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
-    Args:
-        options: The prepared job.
-        make_report: Builds the report of an outcome. By default it is that of ``wrap``.
-        is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
-        act: Acts on a report that was shown.
-        started: Is called with the folder of the record, once the launcher has started.
+    ``make_report`` builds the report of an outcome; by default it is that of ``wrap``. ``is_last`` returns whether it
+    is shown at the end: not if other launches follow, for one report. ``act`` acts on a report that was shown.
+    ``started`` is called with the folder of the record, once the launcher has started.
     """
     from ddpdoctor.launch.session import Session
 

@@ -236,11 +236,7 @@ def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: Re
 
 
 def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
-    """Launch the job with each number of ranks, show the efficiency, and return the exit status.
-
-    Raises:
-        UserError: the command line does not allow that.
-    """
+    """Launch the job with each number of ranks, show the efficiency; return the exit status. Raises ``UserError``."""
     from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
 
     split = options.split

@@ -81,13 +81,10 @@ def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
 def open_file(file: EvidenceFile) -> tuple[FileContent, bytes, float | None]:
     """Open a file, unpacked if it is packed by gzip, bzip2 or xz, and as UTF-8 if it is UTF-16.
 
-    Returns:
-        The content, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
-        which the file was last written, in seconds since the epoch, or None if that says nothing. NUL bytes at the
-        beginning of the file are left out: a log that was truncated while a program had it open begins with them.
-
-    Raises:
-        OSError: the file cannot be opened, or is no regular file any more.
+    Return the content, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
+    which the file was last written, in seconds since the epoch, or None if that says nothing. NUL bytes at the
+    beginning of the file are left out: a log that was truncated while a program had it open begins with them. Raises
+    OSError if the file cannot be opened, or is no regular file any more.
     """
     content = FileContent(file.path)
     head, skipped = content.fill(HEAD_BYTES), 0

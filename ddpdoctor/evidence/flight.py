@@ -71,11 +71,7 @@ class _Gathered:
 def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
     """Return the calls of a dump, or None if it has none of a dump's keys.
 
-    Args:
-        body: The content of the dump.
-        rank: The rank that the name of the file says.
-        source: The name of the file.
-        problem: What is wrong with the file.
+    ``rank`` is what the name of the file says, and ``problem`` what is wrong with the file.
     """
     if not body.keys() & {"entries", "pg_config"}:
         return None

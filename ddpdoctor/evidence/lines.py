@@ -384,13 +384,9 @@ class _Shape:
 
 
 def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line:
-    """Return a line without its colors and without prefixes of known formats.
+    """Return a line, given without its end, without its colors and without prefixes of known formats.
 
-    Args:
-        raw: The line as it stands, without its end.
-        number: Its number in the source, from 1.
-        source: The name of the file.
-        known: What the path of the file says about the writer of all its lines. Prefixes add to it.
+    ``number`` counts from 1. ``known`` is what the path of the file says about the writer; prefixes add to it.
     """
     return LogSplitter(source, known).split(raw, number)
 

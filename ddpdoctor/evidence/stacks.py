@@ -360,8 +360,7 @@ JSON_STACKS = DocumentFormat("stacks", _is_json_of_py_spy, _read_json_stacks)
 def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
     """Return the stack of the main thread of each process in py-spy's JSON.
 
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: it is damaged.
+    Raises ValueError, KeyError, TypeError or AttributeError if it is damaged.
     """
     by_pid: dict[int, _Process] = {}
     for one in threads:

@@ -52,10 +52,8 @@ MAX_ANCESTORS = 100
 def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
     """Start the launcher; recorders write to ``folder``. Streams are inherited.
 
-    ``in_child`` runs in the new process before it becomes the launcher, and must not raise.
-
-    Raises:
-        UserError: the system cannot run the command, for example a script without a ``#!`` line.
+    ``in_child`` runs in the new process before it becomes the launcher, and must not raise. Raises ``UserError`` if the
+    system cannot run the command, for example a script without a ``#!`` line.
     """
     command, placement = launch_command(options), options.placement
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
@@ -181,8 +179,7 @@ def find_outer_run(env: Mapping[str, str]) -> Path | None:
 def become_launcher(options: WrapOptions) -> NoReturn:
     """Replace this process with the launcher, so that streams, signals and exit status are the launcher's own.
 
-    Raises:
-        UserError: the system cannot run the command.
+    Raises ``UserError`` if the system cannot run the command.
     """
     command = launch_command(options)
     sys.stdout.flush()
