@@ -33,10 +33,8 @@ def read_text(reader, text, who=None):
     facts = [fact for line in LogSplitter("job.log", who or Who()).lines(text, 1) for fact in reader.read(line)]
     facts += reader.end()
     if any(not isinstance(fact, Moving | Finished) for fact in facts):
-        condensed = condense(text.encode())
-        assert any(trigger in condensed for trigger in condensed_triggers(frozenset(reader.triggers))), (
-            f"no trigger of {reader.name}"
-        )
+        condensed, triggers = condense(text.encode()), condensed_triggers(frozenset(reader.triggers))
+        assert any(trigger in condensed for trigger in triggers), f"no trigger of {reader.name}"
     return facts
 
 
