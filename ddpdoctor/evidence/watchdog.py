@@ -468,7 +468,7 @@ class WatchdogReader:
             closed = self._close(writer, grouped_only=True)
             if error.strip() and (writer, error) not in self._said:
                 self._said.add((writer, error))
-                self._tail = _Tail(*_failure(line, group, error))
+                self._tail = _Tail(_failure(line, group, error)[0])
             return closed
         return []
 
