@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
-from ddpdoctor.collect.rank_steps import read_first_step
+from ddpdoctor.collect.recorded import read_first_step
 from ddpdoctor.collect.run import RunFolder, SavedRun, job_of, read_run_folder
 from ddpdoctor.collect.run_files import load
 from ddpdoctor.model.consistency import Consistency
@@ -96,7 +96,7 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     owners = {
         (found.run.host or here, pid): _Owner(ticks=content.start_ticks, beat_ns=content.cells["heartbeat_ns"])
         for found in (own, *others.values())
-        for pid, content in found.rings.contents.items()
+        for pid, content in found.contents.items()
     }
     is_here = own.run.host in {here, ""}
     now_ns = time.monotonic_ns() if is_here else max((one.beat_ns for one in owners.values()), default=job.now_ns)
@@ -154,10 +154,8 @@ def is_watched(run: Run) -> bool:
 
 def _for_now(folder: RunFolder) -> RunFolder:
     """Return a run folder without what costs time to read and says nothing of now: comparing replicas, older steps."""
-    contents = {pid: content._replace(kept=[], totals=[]) for pid, content in folder.rings.contents.items()}
-    return replace(
-        folder, run=replace(folder.run, check_every=None), rings=replace(folder.rings, contents=contents)
-    )  # fmt: skip
+    contents = {pid: content._replace(kept=[], totals=[]) for pid, content in folder.contents.items()}
+    return replace(folder, run=replace(folder.run, check_every=None), contents=contents)
 
 
 def _as_now(
@@ -217,7 +215,7 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
         UserError: the run folder is damaged.
     """
     job = job_of(saved, None if is_last else attempt)
-    contents = [saved.own.rings.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
+    contents = [saved.own.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
     last = [times.ended_ns[-1] for rank in job.ranks if (times := rank.step_times) is not None and times.ended_ns]
     passes: tuple[PassSeen, ...] = ()

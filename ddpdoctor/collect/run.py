@@ -5,23 +5,20 @@ from __future__ import annotations
 from array import array
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
 from ddpdoctor.collect.rank import RankContext, believed, find_answers, read_rank
-from ddpdoctor.collect.rank_calls import read_rings
-from ddpdoctor.collect.rank_steps import errors_of_child, find_children
-from ddpdoctor.collect.recorded import read_all
+from ddpdoctor.collect.recorded import errors_of_child, find_children, read_all, read_rings
 from ddpdoctor.collect.run_files import (
     CONTROL_FLOW_NAME,
     DAMAGED,
+    FOLDERS,
     MACHINE_NAME,
     AgentLog,
     End,
-    check_folders,
     load,
     load_json,
     log_of,
@@ -67,15 +64,14 @@ from ddpdoctor.recorder.storage.files import is_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from typing import TypeVar
 
     from ddpdoctor.collect.rank import Answers
-    from ddpdoctor.collect.rank_calls import Rings
     from ddpdoctor.model.facts import NcclLine
     from ddpdoctor.recorder.storage import ring_reading
 
     Entries = Sequence[dict[str, Any]]  # what the agent of one node logged in all attempts
-    Timed = TypeVar("Timed", Job, Rank)
+    # What was seen of another node, its folder, the attempt by its own count, and its job by the reporting node's clock
+    _Node = tuple[NodeSeen, Path, int | None, Job]
 
 JUDGED_ATTEMPTS = 10  # How many earlier attempts we judge. Without a limit, each restart would make the report slower.
 NODES_NAME = "nodes.json"
@@ -99,9 +95,9 @@ class RunFolder:
     run: Run
     end: JobEnd | None  # None if the watcher was killed or the job still runs
     agent: Sequence[dict[str, Any]]  # the log of torch's elastic agent
-    rings: Rings
+    contents: dict[int, ring_reading.RingContent]  # the rings, by pid
     answers: Answers
-    lost: dict[int, str]  # why a process could not be recorded, by pid
+    lost: dict[int, str]  # why a process could not be recorded, or its ring not be read, by pid
     machine: Node | None
     control_flow: tuple[ControlFlow, ...]
     nccl_lines: tuple[NcclLine, ...]
@@ -114,17 +110,23 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
     Raises:
         UserError: the folder is not a run folder, or is damaged.
     """
-    check_folders(folder)
+    for name in FOLDERS:  # a link could lead anywhere
+        part = folder / name
+        if part.is_symlink() or (part.exists() and not is_folder(part)):
+            raise UserError(
+                f"{folder} is damaged: {name} in it is not a folder, or is a link",
+                help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
+            )
     run = _read_run(folder)
     with _wall(folder):
-        found = {}
+        contents, lost = read_rings(folder, kept=kept)
         for path in folder.glob("lost-*"):
             pid = path.name.split("-")[1]
             if pid.isascii() and pid.isdecimal():
-                found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
+                lost[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
         return RunFolder(
             path=folder, run=run, end=load(JobEnd, folder / END_NAME), agent=read_entries(folder / "agent.jsonl"),
-            rings=read_rings(folder, kept=kept), answers=find_answers(folder / "evidence"), lost=found,
+            contents=contents, answers=find_answers(folder / "evidence"), lost=lost,
             machine=load(Node, folder / MACHINE_NAME),
             control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
             nccl_lines=read_warnings(folder), reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
@@ -171,7 +173,7 @@ def _read_run(folder: Path) -> Run:
 
 
 def _job_of(folder: RunFolder, attempt: int | None) -> Job:
-    run, path, contents = folder.run, folder.path, folder.rings.contents
+    run, path, contents = folder.run, folder.path, folder.contents
     watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
     sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
     notes = [note for content in contents.values() for note in content.notes]
@@ -190,7 +192,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         folder=path, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
         watch=watch, contents=contents, children=find_children(contents),
         child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
-        answers=folder.answers, lost=folder.rings.damaged | folder.lost, agent_lacks=agent.lacks,
+        answers=folder.answers, lost=folder.lost, agent_lacks=agent.lacks,
     )  # fmt: skip
     ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
     world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
@@ -259,16 +261,6 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
-    """What another node recorded, with times on the reporting node's clock."""
-
-    seen: NodeSeen
-    folder: Path
-    attempt: int | None  # by that node's own count
-    job: Job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
     """A run folder and the records of other nodes in it, all read once."""
 
@@ -304,26 +296,20 @@ def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
     if members is None:
         return own
     members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(saved, one, members, attempt)))
-    others = [node for seen in members.nodes if (node := _read_node(saved, seen, attempt)) is not None]
+    others: list[_Node] = []
+    for seen in members.nodes:
+        other = saved.others.get(seen.number)
+        with suppress(UserError, NotThere):  # it is damaged, or of other attempts only
+            if other is not None:
+                there = attempt_elsewhere(saved.own.agent, other.agent, attempt)
+                job = job_of_node(other, there)
+                others.append((seen, other.path, there, shift_times(job, seen.clock_offset_ns or 0)))
     return _unite(own, members, others, saved.own.path, attempt)
 
 
 def read_job(folder: Path, attempt: int | None = None) -> Job:
     """Read a run folder and return the facts of one attempt; raises ``UserError`` like ``read_saved_run``."""
     return job_of(read_saved_run(folder), attempt)
-
-
-def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:
-    """Return what another node recorded, or None if that is missing, damaged, or of other attempts only."""
-    other = saved.others.get(seen.number)
-    if other is None:
-        return None
-    try:
-        there = attempt_elsewhere(saved.own.agent, other.agent, attempt)
-        job = job_of_node(other, there)
-    except (UserError, NotThere):
-        return None
-    return _Node(seen=seen, folder=other.path, attempt=there, job=shift_times(job, seen.clock_offset_ns or 0))
 
 
 def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
@@ -344,10 +330,10 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
 
 
 def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
-    jobs = [own, *(node.job for node in others)]
-    jobs_by_number = {node.seen.number: node.job for node in others}
+    jobs = [own, *(job for *_, job in others)]
+    jobs_by_number = {seen.number: job for seen, *_, job in others} | {members.own: own}
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
-    error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
+    error_ns = max((seen.clock_error_ns or 0 for seen, *_ in others), default=0)
     number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
     ranks = []
     for rank in (rank for job in jobs for rank in job.ranks):
@@ -358,7 +344,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         ranks.append(replace(rank, attempt=number, after_stop=after_stop) if is_other else rank)
     nodes = []
     for node in members.nodes:
-        job = own if node.number == members.own else jobs_by_number.get(node.number)
+        job = jobs_by_number.get(node.number)
         here = tuple(sorted({rank.rank for rank in job.ranks})) if job is not None else ()
         nodes.append(replace(node, gathered=job is not None, ranks=here or node.ranks))
     statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
@@ -373,14 +359,12 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         launcher_status=next((status for status in statuses if status), own.launcher_status),
         nccl_lines=tuple(line for job in jobs for line in job.nccl_lines),
         consistency=unite_consistency(
-            folder, attempt, [(node.folder, node.attempt) for node in others], [job.consistency for job in jobs]
+            folder, attempt, [(path, there) for _, path, there, _ in others], [job.consistency for job in jobs]
         ),
         members=replace(members, nodes=tuple(nodes)),
         elsewhere=tuple(
-            HostSeen(
-                host=node.job.host, causes=node.job.host_causes, machine=node.job.machine, reached=node.job.reached
-            )
-            for node in others
+            HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)
+            for *_, job in others
         ),
     )
 
@@ -427,22 +411,19 @@ def came_later(own: Entries, other: Entries, attempt: int | None) -> bool:
     return False
 
 
-def shift_times(record: Timed, ahead_ns: int) -> Timed:
-    """Return a job or a rank with its times moved to the reporting host's clock; its own is ``ahead_ns`` ahead."""
-    shifted: Timed = _shift(record, ahead_ns) if ahead_ns else record
-    return shifted
-
-
-def _shift(value: Any, ahead_ns: int) -> Any:
+def shift_times(value: Any, ahead_ns: int) -> Any:
+    """Return a job, or a part of it, with its times moved to the reporting host's clock; its own is ahead of it."""
+    if not ahead_ns:
+        return value
     if isinstance(value, CallLog):
         return value.shifted(ahead_ns)
     if isinstance(value, tuple):
-        return tuple(_shift(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
+        return tuple(shift_times(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
     new: dict[str, Any] = {}
-    for name in _names(type(value)):  # type: ignore[arg-type]
+    for name in (one.name for one in fields(value)):
         old = getattr(value, name)
         if not name.endswith("_ns"):
-            new[name] = _shift(old, ahead_ns) if type(old) in _HOLDERS else old
+            new[name] = shift_times(old, ahead_ns) if type(old) in _HOLDERS else old
         elif isinstance(old, tuple):
             new[name] = tuple(one - ahead_ns for one in old)
         elif isinstance(old, array):
@@ -454,11 +435,6 @@ def _shift(value: Any, ahead_ns: int) -> Any:
     return replace(value, **new)
 
 
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
-
-
 def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
     """Return each logger that the ranks use, as the lowest rank that uses it does.
 
@@ -468,7 +444,7 @@ def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
     folder = read_run_folder(run_dir)
     found: dict[str, Logger] = {}
     for rank in sorted(job_of_node(folder).ranks, key=lambda rank: rank.rank):
-        content = folder.rings.contents.get(rank.pid or 0)
+        content = folder.contents.get(rank.pid or 0)
         for note in content.notes if content is not None else ():
             name, place = note.get("logger"), note.get("place")
             if note.get("k") == "logger" and isinstance(name, str) and isinstance(place, dict):

@@ -24,9 +24,21 @@ import torch
 
 from ddpdoctor.collect import recorded
 from ddpdoctor.collect.proc import Process
-from ddpdoctor.collect.rank_calls import Recorded, device_times, pending_on_device, read_dump, read_flight
-from ddpdoctor.collect.rank_steps import read_gradient_times, read_models, read_parameters, read_process_causes, unpack
-from ddpdoctor.collect.recorded import read_all, read_frame, read_or_none, read_record
+from ddpdoctor.collect.recorded import (
+    Recorded,
+    device_times,
+    pending_on_device,
+    read_all,
+    read_dump,
+    read_flight,
+    read_gradient_times,
+    read_models,
+    read_or_none,
+    read_parameters,
+    read_process_causes,
+    read_record,
+    unpack,
+)
 from ddpdoctor.collect.run import read_job, shift_times
 from ddpdoctor.collect.run_files import (
     MAX_SOURCE_BYTES,
@@ -79,7 +91,7 @@ def damage_costs_its_field_and_no_other():
     sound = {"what": "static", "names": ["w"], "count": 1, "of": 2, "frame": WRITTEN}
     assert read_or_none(ReducerSaid, {"what": 3}) is None
     return {
-        "frames": [[f"{entry}:", read_frame(entry)] for entry in frames],
+        "frames": [[f"{entry}:", read_or_none(Frame, entry)] for entry in frames],
         "an error": read_record(Raised, note, message="m"),
         "what the reducer said": read_all(ReducerSaid, [sound, {"what": 3}, "x"]),
         "what the watcher saw": parse_watch({"now_ns": 7, "processes": {"42": SEEN, "x": SEEN, "43": 3}}).processes,

@@ -14,7 +14,7 @@ import pytest
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.launch import ByHand, effective_environment, read_node_launch, seen_launch, seen_ranks
 from ddpdoctor.collect.live import _passes_of, find_record, find_runs, is_watched, read_live
-from ddpdoctor.collect.rank_steps import read_first_step
+from ddpdoctor.collect.recorded import read_first_step
 from ddpdoctor.collect.run import (
     BEATS_NS,
     NotThere,
