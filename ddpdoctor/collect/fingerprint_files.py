@@ -112,25 +112,6 @@ class RowsRead:
         return self._known[digest]
 
 
-def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
-    """Return the stream of a table, and the rank that wrote it.
-
-    Raises:
-        ValueError, TypeError, KeyError: the table is damaged.
-    """
-    key = StreamKey(
-        clock=_CLOCKS[table["clock"]],
-        group=str(table["group"]),
-        members=tuple(sorted({_whole(rank) for rank in table["ranks"]})),
-        model=_whole(table["model"]),
-        optimizer=_whole(table["optimizer"]),
-    )
-    rank = _whole(table["rank"])
-    if rank not in key.members:
-        raise ValueError(f"rank {rank} is not in its group")
-    return key, rank
-
-
 def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
     """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds.
 
@@ -183,7 +164,17 @@ def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
         DAMAGED: it is not a fingerprint file, or it is incomplete.
     """
     file = FingerprintFile(str(path))
-    key, rank = read_key(file.table)
+    table = file.table
+    key = StreamKey(
+        clock=_CLOCKS[table["clock"]],
+        group=str(table["group"]),
+        members=tuple(sorted({_whole(rank) for rank in table["ranks"]})),
+        model=_whole(table["model"]),
+        optimizer=_whole(table["optimizer"]),
+    )
+    rank = _whole(table["rank"])
+    if rank not in key.members:
+        raise ValueError(f"rank {rank} is not in its group")
     source = OpenFile(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))
     file.rows.clear()  # RowsRead keeps one copy for all ranks
     return source

@@ -125,15 +125,6 @@ TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
 HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sleeper:
-    """A process in uninterruptible sleep, with counters that change if it runs at all."""
-
-    process: Process
-    wchan: str
-    switches: tuple[str, ...]  # its context switches
-
-
 def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
     """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
     if not is_nvidia_here(system):
@@ -156,18 +147,21 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
     blocked_s = {int(task["pid"]): float(task["seconds"]) for task in hung_tasks if task is not None}
     return tuple(
         StuckProcess(
-            pid=pid,
-            name=sleeper.process.name,
-            wchan=sleeper.wchan,
-            seconds=max(BETWEEN_READS_S, blocked_s.get(pid, 0.0)),
+            pid=process.pid,
+            name=process.name,
+            wchan=wchan,
+            seconds=max(BETWEEN_READS_S, blocked_s.get(process.pid, 0.0)),
         )
-        for sleeper in first
-        if sleeper in second and (pid := sleeper.process.pid)
+        for process, wchan, switches in first
+        if (process, wchan, switches) in second
     )
 
 
-def _sleepers(system: System) -> list[_Sleeper]:
-    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads."""
+def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
+    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads.
+
+    With each process are its wchan and its context switches; the latter change if it runs at all.
+    """
     own = os.getpid() if system.live else 0
     sleepers = []
     for pid in filter(str.isdecimal, system.names("/proc")):
@@ -178,7 +172,7 @@ def _sleepers(system: System) -> list[_Sleeper]:
         stack = system.text_or(f"/proc/{pid}/stack")
         if DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(process.name):
             switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
-            sleepers.append(_Sleeper(process=process, wchan=wchan, switches=tuple(switches)))
+            sleepers.append((process, wchan, switches))
     return sleepers
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RUN_MARK = "run.json"
 NODES = "nodes"  # the subfolder of a run folder in which other members record, if they see the same folder
@@ -60,14 +61,6 @@ class LiveRun:
     members: NodesSeen | None
     replicas: Consistency | None
     memory_bytes: dict[tuple[str, int], int]  # the resident memory of each process on this host, by its host and pid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Owner:
-    """A process that recorded something."""
-
-    ticks: int
-    beat_ns: int  # when its recorder last wrote the time
 
 
 def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
@@ -94,12 +87,13 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     job = job_of(SavedRun(own=own, members=members, others=others))
     # The processes that recorded something, by host and pid
     owners = {
-        (found.run.host or here, pid): _Owner(ticks=content.start_ticks, beat_ns=content.cells["heartbeat_ns"])
+        (found.run.host or here, pid): content
         for found in (own, *others.values())
         for pid, content in found.contents.items()
     }
+    beats_ns = [content.cells["heartbeat_ns"] for content in owners.values()]
     is_here = own.run.host in {here, ""}
-    now_ns = time.monotonic_ns() if is_here else max((one.beat_ns for one in owners.values()), default=job.now_ns)
+    now_ns = time.monotonic_ns() if is_here else max(beats_ns, default=job.now_ns)
     processes = {key: proc.read_process(key[1]) for key in owners if key[0] == here}
     ranks = tuple(_as_now(rank, here, owners, processes) for rank in job.ranks)
     job = replace(job, now_ns=now_ns, ended=False, ranks=ranks)
@@ -159,7 +153,10 @@ def _for_now(folder: RunFolder) -> RunFolder:
 
 
 def _as_now(
-    rank: Rank, here: str, owners: dict[tuple[str, int], _Owner], processes: dict[tuple[str, int], proc.Process | None]
+    rank: Rank,
+    here: str,
+    owners: dict[tuple[str, int], RingContent],
+    processes: dict[tuple[str, int], proc.Process | None],
 ) -> Rank:
     """Return a rank with what /proc says now in the place of what the watcher saw when it last took evidence."""
     key = (rank.host, rank.pid or 0)
@@ -167,8 +164,8 @@ def _as_now(
     if rank.life is not Life.RUNNING or rank.host != here or key not in owners:
         return rank
     found = processes.get(key)
-    if found is None or found.start_ticks != owners[key].ticks or found.state in "ZX":
-        return replace(rank, life=Life.GONE, ended_ns=owners[key].beat_ns)
+    if found is None or found.start_ticks != owners[key].start_ticks or found.state in "ZX":
+        return replace(rank, life=Life.GONE, ended_ns=owners[key].cells["heartbeat_ns"])
     return replace(rank, proc_state=found.state if found.state in FROZEN else None)
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from ddpdoctor.collect.run import RunFolder
     from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.collect.run_ranks import Source
     from ddpdoctor.model.call_log import CallLog
@@ -91,25 +92,22 @@ Answers = dict[tuple[int, int], list[tuple[int, str]]]
 class RankContext:
     """The inputs that all ranks of one attempt share."""
 
-    folder: Path
+    run: RunFolder
     host: str
     attempt: int
     ends: dict[int, End]
     stop_ns: int | None
     watch: WatchedJob
-    contents: dict[int, ring_reading.RingContent]
     children: dict[int, list[ring_reading.RingContent]]
     # The errors of children whose rings are still there, by the pid of their rank.
     child_errors: dict[int, list[dict[str, Any]]]
-    answers: Answers
-    lost: dict[int, str]
     agent_lacks: tuple[str, ...] = ()
 
 
 def read_rank(source: Source, context: RankContext) -> Rank:
     """Return all that is known about one rank, and what cannot be read."""
     try:
-        content, watched = context.contents.get(source.pid), context.watch.of(source.pid)
+        content, watched = context.run.contents.get(source.pid), context.watch.of(source.pid)
         # Which recorder hooks failed, for example because torch lacks the function they patch
         failed = [note for note in content.notes if note.get("k") == "defect"] if content else []
         defects = "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in failed}))
@@ -118,7 +116,7 @@ def read_rank(source: Source, context: RankContext) -> Rank:
             life=Life.RUNNING, world_size=believed(source.world_size), proc_state=watched.state,
             cpu_share=watched.cpu_share, traced_by=watched.tracer or None, frozen_since_ns=watched.frozen_since_ns,
             before_call=watched.before_call, oom_killed=watched.oom, last_progress_ns=watched.last_progress_ns,
-            starved_ns=watched.starved_ns, lost=context.lost.get(source.pid) or defects or watched.why,
+            starved_ns=watched.starved_ns, lost=context.run.lost.get(source.pid) or defects or watched.why,
             causes=read_process_causes(watched.causes, [], {}) if content is None else None,
         )  # fmt: skip
         # The agent knows how it ended, but the watcher often sees the end earlier.
@@ -151,7 +149,7 @@ def _with_ring(
     """Add what the process itself recorded."""
     log, notes, cells, raised = read_log(content.slots), content.notes, content.cells, _raised(content.notes)
     last = {str(note.get("k")): note for note in notes}  # the last note of each kind
-    evidence = {} if watched.dumps else read_answer(context.answers, content.pid, content.start_ticks)
+    evidence = {} if watched.dumps else read_answer(context.run.answers, content.pid, content.start_ticks)
     world = find_note(reversed(notes), "initialized", "init")
     rank = replace(rank, ended_by_thread=_ended_by_thread(rank, last, raised, cells))
     leaving, init = last.get("exit", {}), find_note(notes, "init")
@@ -208,7 +206,7 @@ def _with_stacks(
     """Add the stacks that the process wrote, by itself or at a signal."""
     process = find_note(content.notes, "process")
     main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
-    path = context.folder / "evidence" / f"{content.pid}-{content.start_ticks}"
+    path = context.run.path / "evidence" / f"{content.pid}-{content.start_ticks}"
     on_request, fatal, struck = split_dump(read_text(f"{path}.dump"))
     ended = find_note(reversed(content.notes), "ended_by_thread")
     if ended:  # written at the end, after any answer
@@ -265,7 +263,7 @@ def _with_device_calls(
     groups = next(fresh, inferred)
     # torch's dump is newer than the answer of a process that has ended.
     is_over = content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
-    dumped = read_dump(context.folder, content) if is_over or not evidence else None
+    dumped = read_dump(context.run.path, content) if is_over or not evidence else None
     flight = dumped or read_flight(evidence)
     on_nccl = "nccl" in str(find_note(reversed(content.notes), "initialized").get("backend")).lower()
     unread = dumped is None and evidence.get("flight_recorder") is None and not is_over
@@ -325,9 +323,9 @@ def _read_raised(note: dict[str, Any]) -> Raised:
 def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
     found = []
     for child in watched.children:
-        content = context.contents.get(child.pid)
+        content = context.run.contents.get(child.pid)
         recorded = content is not None and content.start_ticks == child.ticks
-        samples = read_samples(read_answer(context.answers, child.pid, child.ticks)) if recorded else ()
+        samples = read_samples(read_answer(context.run.answers, child.pid, child.ticks)) if recorded else ()
         # It waits for work if its last sample has a queue's frame below the last user frame.
         stacks = [stack.frames for sample in samples[-1:] for stack in sample.stacks if stack.is_main]
         below = itertools.takewhile(lambda frame: not frame.user, reversed(stacks[0] if stacks else ()))

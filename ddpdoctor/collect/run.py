@@ -189,10 +189,9 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         stops_ns.append(stop_of_others(sources, ends, watch))
     stop_ns = min(filter(None, stops_ns), default=None)
     context = RankContext(
-        folder=path, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
-        watch=watch, contents=contents, children=find_children(contents),
+        run=folder, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
+        watch=watch, children=find_children(contents), agent_lacks=agent.lacks,
         child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
-        answers=folder.answers, lost=folder.lost, agent_lacks=agent.lacks,
     )  # fmt: skip
     ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
     world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
@@ -250,13 +249,12 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
     filled = []
     for rank in found:
-        known = [members.get(group.name, ()) for group in rank.groups]
-        own = [group.ranks or ranks for group, ranks in zip(rank.groups, known, strict=True)]
-        groups = tuple(
-            group if group.ranks is of_others else replace(group, ranks=shared.get(ranks, ranks))
-            for group, of_others, ranks in zip(rank.groups, known, own, strict=True)
-        )
-        filled.append(rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=groups))
+        groups = []
+        for group in rank.groups:
+            ranks = group.ranks or members.get(group.name, ())
+            ranks = shared.get(ranks, ranks)
+            groups.append(group if group.ranks is ranks else replace(group, ranks=ranks))
+        filled.append(rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=tuple(groups)))
     return tuple(filled)
 
 

@@ -334,17 +334,14 @@ def field_hints(kind: Any) -> dict[str, Any]:
         try:
             found = typing.get_type_hints(kind, localns=names)
         except NameError as missing:
-            names[str(missing.name)] = _find_class(str(missing.name))
+            name = str(missing.name)
+            module = _modules_by_class().get(name)
+            if module is None:
+                raise TypeError(f"there is no class {name} in ddpdoctor.model") from missing
+            # Only its module is imported, because importing all is slow.
+            names[name] = getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
         else:
             return {one.name: found[one.name] for one in fields(kind)}
-
-
-def _find_class(name: str) -> Any:
-    """Return a class of ``ddpdoctor.model`` by name. Only its module is imported, because importing all is slow."""
-    module = _modules_by_class().get(name)
-    if module is None:
-        raise TypeError(f"there is no class {name} in ddpdoctor.model")
-    return getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
 
 
 @cache

@@ -52,7 +52,7 @@ from ddpdoctor.collect.run_files import (
 )
 from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
-from ddpdoctor.model.codec import _find_class, _modules_by_class, encode
+from ddpdoctor.model.codec import encode, field_hints
 from ddpdoctor.model.facts import Call, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
@@ -347,8 +347,7 @@ def fill(kind, name="", above=()):
         return None
     inner = [one for one in typing.get_args(kind) if one not in {type(None), Ellipsis}]
     if dataclasses.is_dataclass(kind):
-        names = {**vars(typing), **{name: _find_class(name) for name in _modules_by_class()}}
-        hints = typing.get_type_hints(kind, localns=names)
+        hints = field_hints(kind)
         above = (*above, kind)
         return kind(**{field.name: fill(hints[field.name], field.name, above) for field in dataclasses.fields(kind)})
     if inner:
