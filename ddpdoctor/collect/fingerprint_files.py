@@ -261,11 +261,23 @@ class StreamIndex:
 
     def note(self, number: int, seen: Mapping[int, Written]) -> None:
         """Keep a point, and drop the oldest ones if there are too many."""
-        kept = _kept(number, seen)
-        self.points.append(kept)
+        sides: dict[tuple[int, bytes], Written] = {}
+        by_rank = {}
+        for rank in sorted(seen):
+            written = seen[rank]
+            same = sides.setdefault((id(written.rows), written.fingerprints), written)
+            by_rank[rank] = Written(same.rows, same.fingerprints, written.text)
+        # Nodes share the root if all their ranks are equal; if ranks here differ, it is unique to this node.
+        root = b"".join(root_of(side.rows, side.fingerprints) for side in sides.values())
+        if len(sides) != 1:
+            root = blake2b(root + repr(sorted(by_rank)).encode(), digest_size=ROOT_SIZE).digest()
+        states = {str(written.text.get("random") or "") for written in seen.values()}
+        random = states.pop().encode() if len(states) == 1 else b""
+        size_bytes = sum(len(side.fingerprints) for side in sides.values()) + _RANK_BYTES * len(by_rank)
+        self.points.append(Kept(number=number, seen=by_rank, root=root, random=random, size_bytes=size_bytes))
         self.upto = number
         self.ranks.update(seen)
-        self._size_bytes += kept.size_bytes
+        self._size_bytes += size_bytes
         while len(self.points) > MAX_KEPT_POINTS or (self._size_bytes > MAX_KEPT_BYTES and len(self.points) > 1):
             self._forget_oldest()
 
@@ -333,27 +345,6 @@ class NodeIndex:
                 StreamRoot(stream=one.name, ranks=ranks, since=one.since, upto=one.upto, root=root, random=random)
             )
         return tuple(reports)
-
-
-def _kept(number: int, seen: Mapping[int, Written]) -> Kept:
-    sides: dict[tuple[int, bytes], Written] = {}
-    by_rank = {}
-    for rank in sorted(seen):
-        written = seen[rank]
-        same = sides.setdefault((id(written.rows), written.fingerprints), written)
-        by_rank[rank] = Written(same.rows, same.fingerprints, written.text)
-    # Nodes share the root if all their ranks are equal; if ranks here differ, it is unique to this node.
-    root = b"".join(root_of(side.rows, side.fingerprints) for side in sides.values())
-    if len(sides) != 1:
-        root = blake2b(root + repr(sorted(by_rank)).encode(), digest_size=ROOT_SIZE).digest()
-    random = {str(written.text.get("random") or "") for written in seen.values()}
-    return Kept(
-        number=number,
-        seen=by_rank,
-        root=root,
-        random=random.pop().encode() if len(random) == 1 else b"",
-        size_bytes=sum(len(side.fingerprints) for side in sides.values()) + _RANK_BYTES * len(by_rank),
-    )
 
 
 # Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.

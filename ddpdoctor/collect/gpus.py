@@ -161,31 +161,26 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
     Before we query a device, we yield facts in which it did not answer in time. If it never answers, these facts are
     the last.
     """
+    init_error = None
     try:
         nvml.call("nvmlInit")
     except NvmlError as error:
         if error.name in ABSENT:
             raise NotRead(Unread(why=Why.ABSENT, reason=ABSENT[error.name])) from None
-        yield replace(_frame(nvml, system), init_error=error.name)
-        return
-    yield from _read_devices(nvml, system, _frame(nvml, system))
-
-
-def _frame(nvml: Nvml, system: System) -> Gpus:
-    """Return the facts that do not belong to a single device."""
+        init_error = error.name
     cuda = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     host_pids = system.text_or("/proc/2/comm") == "kthreadd"  # a container does not see the host's processes
     names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
-    return Gpus(
+    gpus = Gpus(
         driver=_text(nvml, "nvmlSystemGetDriverVersion"),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None, devices=(), pairs=(),
         persistenced=system.exists(PERSISTENCED) or system.exists(f"/var{PERSISTENCED}"),
         fabric_manager=any(name == FABRIC_MANAGER for name in names) or (False if host_pids else None),
-        host_pids=host_pids, on_bus=read_on_bus(system),
+        host_pids=host_pids, on_bus=read_on_bus(system), init_error=init_error,
     )  # fmt: skip
-
-
-def _read_devices(nvml: Nvml, system: System, gpus: Gpus) -> Iterator[Gpus]:
+    if init_error is not None:
+        yield gpus
+        return
     handles: dict[int, Any] = {}
     kin = Kin(system)
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):

@@ -255,23 +255,16 @@ def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingConten
 
 def read_log(slots: Slots) -> CallLog:
     """Return all calls of a ring, including those that have not ended."""
-    return CallLog(
-        kinds=tuple(
-            CallKind(
-                op=slot.op, api=slot.api or slot.op, group=slot.group, dtype=slot.dtype or None, shape=slot.shape,
-                tensors=slot.tensors, peer=slot.peer if slot.peer >= 0 else None, redop=slot.redop or None,
-                site=read_or_none(Frame, slot.site), is_async=bool(slot.flags & ring_layout.FLAG_ASYNC),
-                failed=bool(slot.flags & ring_layout.FLAG_FAILED),
-                thread_is_main=bool(slot.flags & ring_layout.FLAG_MAIN),
-            )
-            for slot in slots.kinds
-        ),
-        which=slots.which,
-        indexes=slots.numbers,
-        numbers=slots.seqs,
-        started_ns=slots.started_ns,
-        ended_ns=slots.ended_ns,
+    kinds = tuple(
+        CallKind(
+            op=slot.op, api=slot.api or slot.op, group=slot.group, dtype=slot.dtype or None, shape=slot.shape,
+            tensors=slot.tensors, peer=slot.peer if slot.peer >= 0 else None, redop=slot.redop or None,
+            site=read_or_none(Frame, slot.site), is_async=bool(slot.flags & ring_layout.FLAG_ASYNC),
+            failed=bool(slot.flags & ring_layout.FLAG_FAILED), thread_is_main=bool(slot.flags & ring_layout.FLAG_MAIN),
+        )
+        for slot in slots.kinds
     )  # fmt: skip
+    return CallLog(kinds, (slots.which, slots.numbers, slots.seqs, slots.started_ns, slots.ended_ns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,6 +549,21 @@ def read_speed(content: RingContent) -> Speed | None:
         for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
     }
     cells, notes = content.cells, content.notes
+    # The steps that ended in the same group, by the same event
+    rows = [row for row in zip(*content.kept, strict=True) if (row[_GROUP], row[_FLAGS] & ring_layout.STEP_KIND) == key]
+    split = [parts_of(row[_FIRST_PHASE:_WAITS], row[_WAITS:_INSIDE], row[_INSIDE:], row[_FLAGS]) for row in rows]
+    parts = {part: array("f", (row[i] / 1e3 for row in split)) for i, part in enumerate(ring_layout.PARTS)}
+    unsplit = parts.pop("unsplit")
+    parts["backward"] = array("f", map(add, parts["backward"], unsplit))
+    inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
+    kept = StepParts(
+        numbers=array("Q", (row[0] for row in rows)), parts_ms=parts,
+        is_even=bytes(is_sampled(row[0], cells["sample_bits"]) for row in rows),
+        is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
+        cpu_ms={name: array("f", (value / 1e3 for value in inside[column])) for name, column in _CPU.items()},
+        reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
+        input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
+    )  # fmt: skip
     core_time = CoreTime(
         elapsed_ms=cells["trained_ns"] / 1e6,
         on_core_ms=cells["main_cpu_ns"] / 1e6,
@@ -567,7 +575,7 @@ def read_speed(content: RingContent) -> Speed | None:
         group=content.strings.get(key[0], ""),
         count=cells["steps_recorded"],
         sample_bits=cells["sample_bits"],
-        kept=_read_parts(content.kept, key, cells["sample_bits"]),
+        kept=kept,
         totals=totals,
         core_time=core_time if cells["trained_ns"] else None,
         surroundings=read_or_none(Surroundings, find_note(notes, "surroundings")),
@@ -577,24 +585,6 @@ def read_speed(content: RingContent) -> Speed | None:
         collected_at=read_or_none(Frame, find_note(reversed(notes), "collected").get("frame")),
         device=read_device_steps(notes),
     )
-
-
-def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int], bits: int) -> StepParts:
-    """Return the steps that ended in the same group, by the same event."""
-    rows = [row for row in zip(*columns, strict=True) if (row[_GROUP], row[_FLAGS] & ring_layout.STEP_KIND) == key]
-    split = [parts_of(row[_FIRST_PHASE:_WAITS], row[_WAITS:_INSIDE], row[_INSIDE:], row[_FLAGS]) for row in rows]
-    parts = {part: array("f", (row[i] / 1e3 for row in split)) for i, part in enumerate(ring_layout.PARTS)}
-    unsplit = parts.pop("unsplit")
-    parts["backward"] = array("f", map(add, parts["backward"], unsplit))
-    inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
-    return StepParts(
-        numbers=array("Q", (row[0] for row in rows)), parts_ms=parts,
-        is_even=bytes(is_sampled(row[0], bits) for row in rows),
-        is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
-        cpu_ms={name: array("f", (value / 1e3 for value in inside[key])) for name, key in _CPU.items()},
-        reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
-        input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
-    )  # fmt: skip
 
 
 def read_device_steps(notes: Sequence[dict[str, Any]]) -> DeviceSteps | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ddpdoctor.collect.rank import Answers
@@ -118,7 +118,7 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
                 help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
             )
     run = _read_run(folder)
-    with _wall(folder):
+    try:
         contents, lost = read_rings(folder, kept=kept)
         for path in folder.glob("lost-*"):
             pid = path.name.split("-")[1]
@@ -131,6 +131,8 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
             control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
             nccl_lines=read_warnings(folder), reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
         )  # fmt: skip
+    except Exception as error:
+        raise _damage(folder, error) from error
 
 
 def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
@@ -139,18 +141,57 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
     Raises:
         UserError: the folder is damaged.
     """
-    with _wall(folder.path):
-        return _job_of(folder, attempt)
-
-
-@contextmanager
-def _wall(folder: Path) -> Iterator[None]:
-    """Turn any exception into a ``UserError`` that names the folder."""
     try:
-        yield
-    except Exception as error:  # damaged files can raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder} is damaged, and cannot be judged ({reason})") from error
+        run, path, contents = folder.run, folder.path, folder.contents
+        watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
+        sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
+        notes = [note for content in contents.values() for note in content.notes]
+        coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
+        known = agent.ends | {end.pid: end for end in read_all(End, coded)}
+        pid, code = watch.launcher_pid, watch.launcher_status
+        if pid is not None and code is not None:  # the command itself may be a rank
+            known[pid] = End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
+        ends = find_ends(sources, contents, path, watch, known)
+        # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
+        stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
+        if not agent.started:
+            stops_ns.append(stop_of_others(sources, ends, watch))
+        stop_ns = min(filter(None, stops_ns), default=None)
+        context = RankContext(
+            run=folder, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
+            watch=watch, children=find_children(contents), agent_lacks=agent.lacks,
+            child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
+        )  # fmt: skip
+        ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
+        world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
+        # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
+        levels = [
+            str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")
+        ]
+        chosen = run.debug_level or "OFF"
+        writers = []
+        for one in (contents[source.pid] for source in sources if source.pid in contents):
+            began_ns, ended_ns = one.cells["started_ns"], watch.of(one.pid).ended_ns
+            writers.append(Writer(pid=one.pid, ticks=one.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
+        return Job(
+            now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
+            hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
+            world_size=believed(world_size) if world_size != 1 or not ranks else None, nnodes=nnodes,
+            local_ranks_expected=local_ranks, may_run_elsewhere=may_run_elsewhere, ended=watch.ended,
+            launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
+            interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
+            debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
+            torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
+            control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
+            speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
+        )  # fmt: skip
+    except Exception as error:
+        raise _damage(folder.path, error) from error
+
+
+def _damage(folder: Path, error: Exception) -> UserError:
+    """Return the error to raise for any exception while a run folder is read: damaged files can raise anything."""
+    return UserError(f"{folder} is damaged, and cannot be judged ({type(error).__name__}: {error})")
 
 
 def _read_run(folder: Path) -> Run:
@@ -170,56 +211,6 @@ def _read_run(folder: Path) -> Run:
         return decode(Run, plain)
     except WrongValue as wrong:
         raise UserError(f"{folder}: run.json is damaged: {wrong}") from wrong
-
-
-def _job_of(folder: RunFolder, attempt: int | None) -> Job:
-    run, path, contents = folder.run, folder.path, folder.contents
-    watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
-    sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
-    notes = [note for content in contents.values() for note in content.notes]
-    coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
-    known = agent.ends | {end.pid: end for end in read_all(End, coded)}
-    pid, code = watch.launcher_pid, watch.launcher_status
-    if pid is not None and code is not None:  # the command itself may be a rank
-        known[pid] = End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
-    ends = find_ends(sources, contents, path, watch, known)
-    # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
-    stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
-    if not agent.started:
-        stops_ns.append(stop_of_others(sources, ends, watch))
-    stop_ns = min(filter(None, stops_ns), default=None)
-    context = RankContext(
-        run=folder, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
-        watch=watch, children=find_children(contents), agent_lacks=agent.lacks,
-        child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
-    )  # fmt: skip
-    ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
-    world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
-    # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
-    levels = [str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")]
-    chosen = run.debug_level or "OFF"
-    written = [contents[source.pid] for source in sources if source.pid in contents]
-    writers = [
-        Writer(
-            pid=content.pid,
-            ticks=content.start_ticks,
-            began_ns=content.cells["started_ns"],
-            ended_ns=watch.of(content.pid).ended_ns,
-        )
-        for content in written
-    ]
-    return Job(
-        now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
-        hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
-        world_size=believed(world_size) if world_size != 1 or not ranks else None, nnodes=nnodes,
-        local_ranks_expected=local_ranks, may_run_elsewhere=may_run_elsewhere, ended=watch.ended,
-        launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
-        interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
-        debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
-        torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
-        control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
-        speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
-    )  # fmt: skip
 
 
 def _read_shape(
