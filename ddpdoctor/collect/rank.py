@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,12 @@ from ddpdoctor.collect.recorded import (
     pending_on_device,
     read_all,
     read_dump,
+    read_error,
+    read_errors,
     read_fetches,
     read_flight,
     read_gradient_times,
+    read_groups,
     read_lines,
     read_log,
     read_models,
@@ -26,6 +28,8 @@ from ddpdoctor.collect.recorded import (
     read_parameters,
     read_process_causes,
     read_record,
+    read_samples,
+    read_seconds,
     read_speed,
     read_steps,
     read_unfinished,
@@ -33,7 +37,6 @@ from ddpdoctor.collect.recorded import (
 )
 from ddpdoctor.collect.run_files import DAMAGED, read_lacks, read_text
 from ddpdoctor.collect.system import list_names
-from ddpdoctor.model.codec import INTEGERS
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     Child,
@@ -82,8 +85,6 @@ _ALONE = re.compile(r"^Stack \(most recent call first\)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
-_MESH = "mesh_"
-_MESH_OF_ALL = "mesh_default"
 # Maps a pid and its start ticks to the answers: the number of the request and the file with the answer.
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
 
@@ -147,7 +148,7 @@ def _with_ring(
     rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext, watched: WatchedRank
 ) -> Rank:
     """Add what the process itself recorded."""
-    log, notes, cells, raised = read_log(content.slots), content.notes, content.cells, _raised(content.notes)
+    log, notes, cells, raised = read_log(content.slots), content.notes, content.cells, read_errors(content.notes)
     last = {str(note.get("k")): note for note in notes}  # the last note of each kind
     evidence = {} if watched.dumps else read_answer(context.run.answers, content.pid, content.start_ticks)
     world = find_note(reversed(notes), "initialized", "init")
@@ -169,7 +170,7 @@ def _with_ring(
         exit_signal=str(leaving.get("signal") or ""), recent_calls=log.ended(), children=_children(watched, context),
         causes=read_process_causes(watched.causes, notes, evidence), raised=raised,
         helper_errors=_helper_errors(raised, evidence, source, context),
-        handled=_read_raised(handled) if handled else None, models=read_models(notes),
+        handled=read_error(handled) if handled else None, models=read_models(notes),
         parameters=read_parameters(notes), unfinished=read_unfinished(notes), loaders=read_loaders(notes, evidence),
         nonfinite=read_nonfinite(notes), step_times=read_steps(content), speed=read_speed(content),
         gradient_times=read_gradient_times(notes),
@@ -282,19 +283,6 @@ def _innermost_user(stacks: tuple[Stack, ...]) -> Frame | None:
     return next((frame for stack in ordered for frame in reversed(stack.frames) if frame.user), None)
 
 
-def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
-    """Return each exception once: it is noted when its call fails, and again when it ends the process."""
-    found: list[Raised] = []
-    for note in notes:
-        if note.get("k") != "raised":
-            continue
-        raised = _read_raised(note)
-        if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
-            found.pop()
-        found.append(raised)
-    return tuple(found)
-
-
 def _helper_errors(
     raised: tuple[Raised, ...], evidence: dict[str, Any], source: Source, context: RankContext
 ) -> tuple[HelperError, ...]:
@@ -302,22 +290,13 @@ def _helper_errors(
     found = [HelperError(who=Helper.THREAD, error=r) for r in raised if r.uncaught and not r.thread_is_main]
     for entry in dicts(evidence.get("helpers")):
         who = Helper.TASK if entry.get("who") == Helper.TASK.value else Helper.CALL
-        found.append(HelperError(who=who, name=str(entry.get("name") or ""), error=_read_raised(entry)))
+        found.append(HelperError(who=who, name=str(entry.get("name") or ""), error=read_error(entry)))
     pids = {source.pid, source.stands_for}
     rows = (context.watch.of(pid).child_errors for pid in pids if pid is not None)
     kept = {(error.name, error.error.time_ns): error for row in rows for error in row}
     still = [entry for pid in pids if pid is not None for entry in context.child_errors.get(pid, ())]
     kept |= {(error.name, error.error.time_ns): error for error in read_all(HelperError, still)}
     return tuple(sorted((*found, *kept.values()), key=lambda one: one.error.time_ns))
-
-
-def _read_raised(note: dict[str, Any]) -> Raised:
-    # An error's text. If a child passed the error on, that is the last line of the child's traceback.
-    text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
-    lines = [line for line in text.splitlines() if line.strip()]
-    return read_record(
-        Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
-    )
 
 
 def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
@@ -356,33 +335,6 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
         if isinstance(body, dict):
             return body
     return {}
-
-
-def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
-    """Return the stack samples of an answer."""
-    return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
-
-
-def read_groups(entries: Any) -> tuple[GroupState, ...]:
-    """Return the process groups that a rank reported, without damaged entries."""
-    found = []
-    for entry in dicts(entries):
-        ranks, desc = entry.get("ranks"), entry.get("desc")
-        if isinstance(ranks, list) and set(map(type, ranks)) <= {int}:
-            ranks = tuple(number for number in ranks if number in INTEGERS)
-        # A tuple comes from ``parse_group_json``, checked.
-        if "name" in entry and isinstance(entry.get("enqueued"), int) and isinstance(ranks, tuple):
-            # torch's device mesh writes the dimension into the description.
-            is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
-            mesh_dim = str(desc).removeprefix(_MESH) if is_mesh else ""
-            timeout_s = read_seconds(entry.get("timeout_s"))
-            found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
-    return tuple(found)
-
-
-def read_seconds(value: Any) -> float | None:
-    """Return a duration that a recorder wrote, or None if the value is not a positive number."""
-    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
 
 
 def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:

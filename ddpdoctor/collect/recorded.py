@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 import typing
 import zlib
@@ -31,6 +32,7 @@ from ddpdoctor.model.facts import (
     CallKind,
     DeviceState,
     DeviceTime,
+    GroupState,
     Helper,
     ModelSeen,
     ProcessCauses,
@@ -70,12 +72,12 @@ from ddpdoctor.recorder.storage.flight import (
     parse_plain_pickle,
 )
 from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
+from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.facts import GroupState
     from ddpdoctor.recorder.storage.ring_reading import RingContent, Slots
 
 Kind = TypeVar("Kind")
@@ -115,6 +117,7 @@ ENDS = {
     ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
 }
 FETCH_CELLS = 4
+_MESH, _MESH_OF_ALL = "mesh_", "mesh_default"
 # Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait.
 _NUMBER, _ENDED, _GROUP, _FLAGS, _FIRST_PHASE = range(5)
 _WAITS, _INSIDE = _FIRST_PHASE + 4, _FIRST_PHASE + 8
@@ -228,6 +231,56 @@ def _fields(kind: Any) -> dict[str, tuple[str, Any, Any]]:
             default = None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)
         found[one.name] = (keys.get(one.name, one.metadata.get("json", one.name)), hint, default)
     return found
+
+
+def read_errors(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
+    """Return each exception once: it is noted when its call fails, and again when it ends the process."""
+    found: list[Raised] = []
+    for note in notes:
+        if note.get("k") != "raised":
+            continue
+        raised = read_error(note)
+        if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
+            found.pop()
+        found.append(raised)
+    return tuple(found)
+
+
+def read_error(note: dict[str, Any]) -> Raised:
+    """Return an exception from its note."""
+    # An error's text. If a child passed the error on, that is the last line of the child's traceback.
+    text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
+    lines = [line for line in text.splitlines() if line.strip()]
+    return read_record(
+        Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
+    )
+
+
+def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
+    """Return the stack samples of an answer."""
+    return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
+
+
+def read_groups(entries: Any) -> tuple[GroupState, ...]:
+    """Return the process groups that a rank reported, without damaged entries."""
+    found = []
+    for entry in dicts(entries):
+        ranks, desc = entry.get("ranks"), entry.get("desc")
+        if isinstance(ranks, list) and set(map(type, ranks)) <= {int}:
+            ranks = tuple(number for number in ranks if number in INTEGERS)
+        # A tuple comes from ``parse_group_json``, checked.
+        if "name" in entry and isinstance(entry.get("enqueued"), int) and isinstance(ranks, tuple):
+            # torch's device mesh writes the dimension into the description.
+            is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
+            mesh_dim = str(desc).removeprefix(_MESH) if is_mesh else ""
+            timeout_s = read_seconds(entry.get("timeout_s"))
+            found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
+    return tuple(found)
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return a duration that a recorder wrote, or None if the value is not a positive number."""
+    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
 
 
 def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingContent], dict[int, str]]:

@@ -16,6 +16,7 @@ import types
 import typing
 import zlib
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from ddpdoctor.collect.run_files import (
 )
 from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
-from ddpdoctor.model.codec import encode, field_hints
+from ddpdoctor.model.codec import _modules_by_class, encode
 from ddpdoctor.model.facts import Call, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
@@ -347,7 +348,9 @@ def fill(kind, name="", above=()):
         return None
     inner = [one for one in typing.get_args(kind) if one not in {type(None), Ellipsis}]
     if dataclasses.is_dataclass(kind):
-        hints = field_hints(kind)
+        models = ((name, import_module(f"ddpdoctor.model.{module}")) for name, module in _modules_by_class().items())
+        names = {**vars(typing), **{name: getattr(module, name) for name, module in models}}
+        hints = typing.get_type_hints(kind, localns=names)
         above = (*above, kind)
         return kind(**{field.name: fill(hints[field.name], field.name, above) for field in dataclasses.fields(kind)})
     if inner:
