@@ -100,20 +100,16 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def read_rank(env: Mapping[str, str]) -> int | None:
-    """Return the rank, or None if no launcher set it."""
-    return _first_number(env, RANK_VARIABLES)
+def read_rank(env: Mapping[str, str], names: tuple[str, ...] = RANK_VARIABLES) -> int | None:
+    """Return the rank, or the number in other variables of launchers, or None if no launcher set it."""
+    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
+    in_step = is_slurm_step(env)
+    return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 
 
 def read_local_rank(env: Mapping[str, str]) -> int | None:
     """Return the local rank, or None if no launcher set it."""
-    return _first_number(env, LOCAL_RANK_VARIABLES)
-
-
-def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
-    in_step = is_slurm_step(env)
-    return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
+    return read_rank(env, LOCAL_RANK_VARIABLES)
 
 
 # First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
