@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.recorded import (
+    believed,
     device_times,
     dicts,
     find_note,
@@ -20,6 +21,7 @@ from ddpdoctor.collect.recorded import (
     read_flight,
     read_gradient_times,
     read_groups,
+    read_lacks,
     read_lines,
     read_log,
     read_models,
@@ -35,7 +37,7 @@ from ddpdoctor.collect.recorded import (
     read_unfinished,
     whole_or_0,
 )
-from ddpdoctor.collect.run_files import DAMAGED, read_lacks, read_text
+from ddpdoctor.collect.run_files import DAMAGED, read_text
 from ddpdoctor.collect.system import list_names
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
-MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
 # A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib.
 IDLE_FILES = (
     "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py", "/socketserver.py",
@@ -137,11 +138,6 @@ def read_rank(source: Source, context: RankContext) -> Rank:
             rank=source.rank, local_rank=None, host=context.host, pid=source.pid, attempt=context.attempt,
             life=Life.GONE, lost=why,
         )  # fmt: skip
-
-
-def believed(world_size: int | None) -> int | None:
-    """Return the world size, or None if only a damaged file can hold one so large: rules loop over all ranks."""
-    return world_size if world_size is not None and world_size <= MOST_RANKS else None
 
 
 def _with_ring(

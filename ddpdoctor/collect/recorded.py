@@ -116,6 +116,7 @@ ENDS = {
     ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
     ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
 }
+MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
 FETCH_CELLS = 4
 _MESH, _MESH_OF_ALL = "mesh_", "mesh_default"
 # Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait.
@@ -281,6 +282,17 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
 def read_seconds(value: Any) -> float | None:
     """Return a duration that a recorder wrote, or None if the value is not a positive number."""
     return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
+
+
+def believed(world_size: int | None) -> int | None:
+    """Return the world size, or None if only a damaged file can hold one so large: rules loop over all ranks."""
+    return world_size if world_size is not None and world_size <= MOST_RANKS else None
+
+
+def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
+    noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
+    return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
 
 
 def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingContent], dict[int, str]]:

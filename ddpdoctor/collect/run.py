@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
-from ddpdoctor.collect.rank import RankContext, believed, find_answers, read_rank
-from ddpdoctor.collect.recorded import errors_of_child, find_children, read_all, read_rings
+from ddpdoctor.collect.rank import RankContext, find_answers, read_rank
+from ddpdoctor.collect.recorded import believed, errors_of_child, find_children, read_all, read_rings
 from ddpdoctor.collect.run_files import (
     CONTROL_FLOW_NAME,
     DAMAGED,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.proc import read_environment
-from ddpdoctor.collect.recorded import damaged_fields, read_record, whole_or_0
+from ddpdoctor.collect.recorded import damaged_fields, read_lacks, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode
@@ -167,12 +167,6 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
         meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
         superseded_ns=min((e["at"] for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
-
-
-def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
-    noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
-    return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
