@@ -135,22 +135,18 @@ def safe_flags() -> list[str]:
     return [] if has_it or sys.version_info < (3, 11) else ["-P"]
 
 
-class ChildProcess:
-    """One of our Python programs, running in the background."""
-
-    def __init__(self, module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> None:
-        """Start a ddpdoctor module with its arguments, without the variables that load the recorder; raises OSError."""
-        self._process = start_program(
-            [sys.executable, *safe_flags(), *flags, "-c", _MODULE, str(os.getpid()), *module],
-            {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
-        )
-
-    def wait(self, limit_s: float) -> ChildEnd:
-        """Return how it ended, and what it wrote, within ``limit_s``."""
-        return wait_for_program(self._process, limit_s)
+ChildProcess = subprocess.Popen[bytes]
 
 
-def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_module(module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> ChildProcess:
+    """Start a ddpdoctor module with its arguments, without the variables that load the recorder; raises OSError."""
+    return start_program(
+        [sys.executable, *safe_flags(), *flags, "-c", _MODULE, str(os.getpid()), *module],
+        {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
+    )
+
+
+def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> ChildProcess:
     """Start a program without input, and capture its output; raises OSError.
 
     ``wait_for_program`` kills it at its time limit. If ddpdoctor exits before that, the program is killed at exit.
@@ -162,12 +158,12 @@ def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) 
     return process
 
 
-def start_bound_program(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_bound_program(command: Sequence[str]) -> ChildProcess:
     """Start a program, given by its path, that does not outlive this process even if that is killed; raises OSError."""
     return start_program([sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), *command])
 
 
-def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildEnd:
+def wait_for_program(process: ChildProcess, limit_s: float) -> ChildEnd:
     """Wait until it ends, at most for ``limit_s``, and return what it wrote by then.
 
     Unlike ``subprocess.run``, this does not wait for a killed process, which may be in an uninterruptible sleep.
@@ -184,12 +180,12 @@ def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildE
 
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run ``python -m module`` until it ends, at most for ``limit_s``; raises OSError."""
-    return ChildProcess((module, *arguments), env).wait(limit_s)
+    return wait_for_program(start_module((module, *arguments), env), limit_s)
 
 
 def start_torch_child(env: Mapping[str, str]) -> ChildProcess:
     """Start a Python that imports torch; callers do so before their own heavy imports. Raises OSError."""
-    return ChildProcess((TORCH_PROBE,), env)
+    return start_module((TORCH_PROBE,), env)
 
 
 def _text(data: bytes | None) -> str:

@@ -112,25 +112,6 @@ class RowsRead:
         return self._known[digest]
 
 
-def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
-    """Return the stream of a table, and the rank that wrote it.
-
-    Raises:
-        ValueError, TypeError, KeyError: the table is damaged.
-    """
-    key = StreamKey(
-        clock=_CLOCKS[table["clock"]],
-        group=str(table["group"]),
-        members=tuple(sorted({_whole(rank) for rank in table["ranks"]})),
-        model=_whole(table["model"]),
-        optimizer=_whole(table["optimizer"]),
-    )
-    rank = _whole(table["rank"])
-    if rank not in key.members:
-        raise ValueError(f"rank {rank} is not in its group")
-    return key, rank
-
-
 def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
     """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds.
 
@@ -183,7 +164,17 @@ def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
         DAMAGED: it is not a fingerprint file, or it is incomplete.
     """
     file = FingerprintFile(str(path))
-    key, rank = read_key(file.table)
+    table = file.table
+    key = StreamKey(
+        clock=_CLOCKS[table["clock"]],
+        group=str(table["group"]),
+        members=tuple(sorted({_whole(rank) for rank in table["ranks"]})),
+        model=_whole(table["model"]),
+        optimizer=_whole(table["optimizer"]),
+    )
+    rank = _whole(table["rank"])
+    if rank not in key.members:
+        raise ValueError(f"rank {rank} is not in its group")
     source = OpenFile(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))
     file.rows.clear()  # RowsRead keeps one copy for all ranks
     return source
@@ -270,11 +261,23 @@ class StreamIndex:
 
     def note(self, number: int, seen: Mapping[int, Written]) -> None:
         """Keep a point, and drop the oldest ones if there are too many."""
-        kept = _kept(number, seen)
-        self.points.append(kept)
+        sides: dict[tuple[int, bytes], Written] = {}
+        by_rank = {}
+        for rank in sorted(seen):
+            written = seen[rank]
+            same = sides.setdefault((id(written.rows), written.fingerprints), written)
+            by_rank[rank] = Written(same.rows, same.fingerprints, written.text)
+        # Nodes share the root if all their ranks are equal; if ranks here differ, it is unique to this node.
+        root = b"".join(root_of(side.rows, side.fingerprints) for side in sides.values())
+        if len(sides) != 1:
+            root = blake2b(root + repr(sorted(by_rank)).encode(), digest_size=ROOT_SIZE).digest()
+        states = {str(written.text.get("random") or "") for written in seen.values()}
+        random = states.pop().encode() if len(states) == 1 else b""
+        size_bytes = sum(len(side.fingerprints) for side in sides.values()) + _RANK_BYTES * len(by_rank)
+        self.points.append(Kept(number=number, seen=by_rank, root=root, random=random, size_bytes=size_bytes))
         self.upto = number
         self.ranks.update(seen)
-        self._size_bytes += kept.size_bytes
+        self._size_bytes += size_bytes
         while len(self.points) > MAX_KEPT_POINTS or (self._size_bytes > MAX_KEPT_BYTES and len(self.points) > 1):
             self._forget_oldest()
 
@@ -342,27 +345,6 @@ class NodeIndex:
                 StreamRoot(stream=one.name, ranks=ranks, since=one.since, upto=one.upto, root=root, random=random)
             )
         return tuple(reports)
-
-
-def _kept(number: int, seen: Mapping[int, Written]) -> Kept:
-    sides: dict[tuple[int, bytes], Written] = {}
-    by_rank = {}
-    for rank in sorted(seen):
-        written = seen[rank]
-        same = sides.setdefault((id(written.rows), written.fingerprints), written)
-        by_rank[rank] = Written(same.rows, same.fingerprints, written.text)
-    # Nodes share the root if all their ranks are equal; if ranks here differ, it is unique to this node.
-    root = b"".join(root_of(side.rows, side.fingerprints) for side in sides.values())
-    if len(sides) != 1:
-        root = blake2b(root + repr(sorted(by_rank)).encode(), digest_size=ROOT_SIZE).digest()
-    random = {str(written.text.get("random") or "") for written in seen.values()}
-    return Kept(
-        number=number,
-        seen=by_rank,
-        root=root,
-        random=random.pop().encode() if len(random) == 1 else b"",
-        size_bytes=sum(len(side.fingerprints) for side in sides.values()) + _RANK_BYTES * len(by_rank),
-    )
 
 
 # Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.

@@ -86,11 +86,6 @@ JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]
 FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
 
 
-def sees_host_pids(system: System) -> bool:
-    """Return whether we see the host's processes: outside containers, process 2 is the kernel's kthreadd."""
-    return system.text_or("/proc/2/comm") == "kthreadd"
-
-
 class Kin:
     """The processes of the job that this process belongs to."""
 
@@ -166,30 +161,26 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
     Before we query a device, we yield facts in which it did not answer in time. If it never answers, these facts are
     the last.
     """
+    init_error = None
     try:
         nvml.call("nvmlInit")
     except NvmlError as error:
         if error.name in ABSENT:
             raise NotRead(Unread(why=Why.ABSENT, reason=ABSENT[error.name])) from None
-        yield replace(_frame(nvml, system), init_error=error.name)
-        return
-    yield from _read_devices(nvml, system, _frame(nvml, system))
-
-
-def _frame(nvml: Nvml, system: System) -> Gpus:
-    """Return the facts that do not belong to a single device."""
-    cuda, host_pids = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2"), sees_host_pids(system)
+        init_error = error.name
+    cuda = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+    host_pids = system.text_or("/proc/2/comm") == "kthreadd"  # a container does not see the host's processes
     names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
-    return Gpus(
+    gpus = Gpus(
         driver=_text(nvml, "nvmlSystemGetDriverVersion"),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None, devices=(), pairs=(),
         persistenced=system.exists(PERSISTENCED) or system.exists(f"/var{PERSISTENCED}"),
         fabric_manager=any(name == FABRIC_MANAGER for name in names) or (False if host_pids else None),
-        host_pids=host_pids, on_bus=read_on_bus(system),
+        host_pids=host_pids, on_bus=read_on_bus(system), init_error=init_error,
     )  # fmt: skip
-
-
-def _read_devices(nvml: Nvml, system: System, gpus: Gpus) -> Iterator[Gpus]:
+    if init_error is not None:
+        yield gpus
+        return
     handles: dict[int, Any] = {}
     kin = Kin(system)
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
@@ -228,9 +219,9 @@ def read_gpu(nvml: Nvml, handle: Any, index: int, kin: Kin) -> Gpu:
                 counted = [count for count in counts if count is not None]
                 links.append(NvLink(index=link, active=bool(state), errors=sum(counted) if counted else None))
         known["nvlinks"] = tuple(links)
-        info = _fill(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, "c_nvmlGpuFabricInfoV_t")
+        info = _ask(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, struct="c_nvmlGpuFabricInfoV_t")
         if info is None:
-            info = _fill(nvml, "nvmlDeviceGetGpuFabricInfo", handle, "c_nvmlGpuFabricInfo_t")
+            info = _ask(nvml, "nvmlDeviceGetGpuFabricInfo", handle, struct="c_nvmlGpuFabricInfo_t")
         if info is not None:
             status = "success" if info.status == 0 else nvml.error_name(info.status).replace("_", " ").lower()
             known |= {"fabric_state": FABRIC_STATES.get(info.state, str(info.state)), "fabric_status": status}
@@ -244,19 +235,13 @@ def _words(error: NvmlError) -> str:
     return error.name.replace("_", " ").capitalize().replace("Gpu", "GPU")
 
 
-def _ask(nvml: Nvml, function: str, *arguments: Any) -> Any:
-    """Return an answer, or None for an error; raises ``NvmlError`` only if the device is gone."""
-    return _or_none(nvml.call, function, *arguments)
+def _ask(nvml: Nvml, function: str, *arguments: Any, struct: str = "") -> Any:
+    """Return an answer (of a function that fills in a struct, that struct), or None for an error.
 
-
-def _fill(nvml: Nvml, function: str, handle: Any, struct: str) -> Any:
-    """Return a struct that NVML filled in, or None for an error, like ``_ask``."""
-    return _or_none(nvml.fill, function, handle, struct)
-
-
-def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
+    Raises ``NvmlError`` only if the device is gone.
+    """
     try:
-        return ask(*arguments)
+        return nvml.fill(function, *arguments, struct) if struct else nvml.call(function, *arguments)
     except NvmlError as error:
         if error.name in GONE:
             raise
@@ -286,7 +271,7 @@ def _memory_health(nvml: Nvml, handle: Any) -> dict[str, Any]:
     rows = _ask(nvml, "nvmlDeviceGetRemappedRows", handle) or (None, None, None, None)
     pages = [_ask(nvml, "nvmlDeviceGetRetiredPages", handle, cause) for cause in PAGE_CAUSES]
     counted = [len(page) for page in pages if page is not None]
-    sram = _fill(nvml, "nvmlDeviceGetSramEccErrorStatus", handle, "c_nvmlEccSramErrorStatus_v1_t")
+    sram = _ask(nvml, "nvmlDeviceGetSramEccErrorStatus", handle, struct="c_nvmlEccSramErrorStatus_v1_t")
     return {
         "vbios": _text(nvml, "nvmlDeviceGetVbiosVersion", handle),
         "ecc_enabled": None if ecc is None else bool(ecc[0]),

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,19 +40,11 @@ XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)
 MAX_TEXT = 200  # how many characters of the driver's message we keep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRecord:
-    """A record of the kernel's log."""
-
-    age_s: float | None
-    text: str
-
-
 def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
     """Return the GPU errors since boot; raises ``NotRead`` if the log is missing or we may not read it."""
     xids = []
-    for record in read_log(system):
-        xid = XID.search(record.text)
+    for age_s, text in read_log(system):
+        xid = XID.search(text)
         if xid:
             bus_id = xid["bus"].lower()  # "0000:1b:00", and in the older form "0000:1b:00.0"
             xids.append(
@@ -60,7 +52,7 @@ def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: A
                     bus_id=bus_id if "." in bus_id else f"{bus_id}.0",
                     code=int(xid["code"]),
                     text=xid["text"].strip()[:MAX_TEXT],
-                    age_s=record.age_s,
+                    age_s=age_s,
                 )
             )
     return KernelView(xids=tuple(xids))
@@ -72,11 +64,11 @@ def read_kernel_oom_pids() -> frozenset[int] | None:
         lines = read_log(System())
     except NotRead:
         return None
-    return frozenset(int(pid) for line in lines for pid in re.findall(r"Killed process (\d+)", line.text))
+    return frozenset(int(pid) for _, text in lines for pid in re.findall(r"Killed process (\d+)", text))
 
 
-def read_log(system: System) -> tuple[LogRecord, ...]:
-    """Return the records that are still in the kernel's log; raises ``NotRead``.
+def read_log(system: System) -> tuple[tuple[float | None, str], ...]:
+    """Return the age in seconds and the text of each record that is still in the kernel's log; raises ``NotRead``.
 
     A record is "6,1234,5678901234,-;text": priority, number, microseconds since boot.
     """
@@ -93,7 +85,7 @@ def read_log(system: System) -> tuple[LogRecord, ...]:
         fields = head.split(",")
         if separator and len(fields) >= 3 and fields[2].isdecimal():
             age_s = max(0.0, float(uptime[0]) - int(fields[2]) / 1e6) if uptime else None
-            log.append(LogRecord(age_s=age_s, text=text))
+            log.append((age_s, text))
     return tuple(log)
 
 
@@ -125,15 +117,6 @@ TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
 HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sleeper:
-    """A process in uninterruptible sleep, with counters that change if it runs at all."""
-
-    process: Process
-    wchan: str
-    switches: tuple[str, ...]  # its context switches
-
-
 def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
     """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
     if not is_nvidia_here(system):
@@ -149,25 +132,28 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
     wait(BETWEEN_READS_S)
     second = _sleepers(system)
     try:
-        hung_tasks = [HUNG_TASK.search(record.text) for record in read_log(system)]
+        hung_tasks = [HUNG_TASK.search(text) for _, text in read_log(system)]
     except NotRead:
         hung_tasks = []
     # The kernel repeats the message with longer times: the last line counts.
     blocked_s = {int(task["pid"]): float(task["seconds"]) for task in hung_tasks if task is not None}
     return tuple(
         StuckProcess(
-            pid=pid,
-            name=sleeper.process.name,
-            wchan=sleeper.wchan,
-            seconds=max(BETWEEN_READS_S, blocked_s.get(pid, 0.0)),
+            pid=process.pid,
+            name=process.name,
+            wchan=wchan,
+            seconds=max(BETWEEN_READS_S, blocked_s.get(process.pid, 0.0)),
         )
-        for sleeper in first
-        if sleeper in second and (pid := sleeper.process.pid)
+        for process, wchan, switches in first
+        if (process, wchan, switches) in second
     )
 
 
-def _sleepers(system: System) -> list[_Sleeper]:
-    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads."""
+def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
+    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads.
+
+    With each process are its wchan and its context switches; the latter change if it runs at all.
+    """
     own = os.getpid() if system.live else 0
     sleepers = []
     for pid in filter(str.isdecimal, system.names("/proc")):
@@ -178,7 +164,7 @@ def _sleepers(system: System) -> list[_Sleeper]:
         stack = system.text_or(f"/proc/{pid}/stack")
         if DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(process.name):
             switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
-            sleepers.append(_Sleeper(process=process, wchan=wchan, switches=tuple(switches)))
+            sleepers.append((process, wchan, switches))
     return sleepers
 
 

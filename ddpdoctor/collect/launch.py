@@ -100,20 +100,16 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def read_rank(env: Mapping[str, str]) -> int | None:
-    """Return the rank, or None if no launcher set it."""
-    return _first_number(env, RANK_VARIABLES)
+def read_rank(env: Mapping[str, str], names: tuple[str, ...] = RANK_VARIABLES) -> int | None:
+    """Return the rank, or the number in other variables of launchers, or None if no launcher set it."""
+    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
+    in_step = is_slurm_step(env)
+    return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 
 
 def read_local_rank(env: Mapping[str, str]) -> int | None:
     """Return the local rank, or None if no launcher set it."""
-    return _first_number(env, LOCAL_RANK_VARIABLES)
-
-
-def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
-    in_step = is_slurm_step(env)
-    return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
+    return read_rank(env, LOCAL_RANK_VARIABLES)
 
 
 # First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
@@ -168,23 +164,39 @@ DEFAULT_PORT = 29500  # torchrun's default
 OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByHand:
-    """The values of --nnodes, --node-rank, --master-addr and --master-port."""
-
-    nnodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-
-
-def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
+def seen_launch(
+    env: Mapping[str, str],
+    *,
+    nnodes: int | None = None,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+) -> Launch:
     """Return the launch from the environment or the options; without a launcher, that is a single process.
 
     torchrun wins over a Slurm step and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher do not
     count as a launch; rules check their values. Raises ``UserError`` for options that do not go together.
     """
-    return torchrun_launch(env) or _by_hand(env, by_hand) or _slurm_launch(env) or Launch()
+    started = torchrun_launch(env)
+    if started is not None:
+        return started
+    if nnodes is None and node_rank is not None:
+        raise UserError("--node-rank needs --nnodes", help="Start the command on every node with both.")
+    if nnodes is None or nnodes == 1:
+        return _slurm_launch(env) or Launch()
+    address = master_addr or env.get("MASTER_ADDR")
+    if node_rank is None or not address:
+        raise UserError(
+            "--nnodes needs --node-rank and --master-addr",
+            help="On node 0 of 2: ddpdoctor check-env --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
+        )
+    if node_rank >= nnodes:
+        raise UserError(f"--node-rank {node_rank} is not below --nnodes {nnodes}", help="Nodes count from 0.")
+    port = master_port or number(env, "MASTER_PORT") or DEFAULT_PORT
+    return Launch(
+        launcher=Launcher.NNODES, rank=node_rank, world_size=nnodes, local_rank=0, nnodes=nnodes, hosts=(address,),
+        port=port, run=f"nnodes {nnodes}",
+    )  # fmt: skip
 
 
 def seen_ranks(env: Mapping[str, str]) -> Launch:
@@ -221,30 +233,6 @@ def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
         run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
-
-
-def _by_hand(env: Mapping[str, str], options: ByHand) -> Launch | None:
-    if options.nnodes is None:
-        if options.node_rank is not None:
-            raise UserError("--node-rank needs --nnodes", help="Start the command on every node with both.")
-        return None
-    if options.nnodes == 1:
-        return None
-    address = options.master_addr or env.get("MASTER_ADDR")
-    if options.node_rank is None or not address:
-        raise UserError(
-            "--nnodes needs --node-rank and --master-addr",
-            help="On node 0 of 2: ddpdoctor check-env --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
-        )
-    if options.node_rank >= options.nnodes:
-        raise UserError(
-            f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}", help="Nodes count from 0."
-        )
-    return Launch(
-        launcher=Launcher.NNODES, rank=options.node_rank, world_size=options.nnodes, local_rank=0,
-        nnodes=options.nnodes, hosts=(address,), port=options.master_port or number(env, "MASTER_PORT") or DEFAULT_PORT,
-        run=f"nnodes {options.nnodes}",
-    )  # fmt: skip
 
 
 def _slurm_launch(env: Mapping[str, str]) -> Launch | None:

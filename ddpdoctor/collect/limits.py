@@ -204,11 +204,10 @@ def parse_meminfo(text: str) -> dict[str, int]:
 def read_shared() -> Space | None:
     """Return the size and use of /dev/shm, or None if it does not exist or has no limit."""
     try:
-        stat = os.statvfs(SHARED)
+        total, free = System().calls.statvfs(SHARED)
     except OSError:
         return None
-    total = stat.f_frsize * stat.f_blocks
-    return Space(limit_bytes=total, used_bytes=total - stat.f_frsize * stat.f_bavail) if total else None
+    return Space(limit_bytes=total, used_bytes=total - free) if total else None
 
 
 # The readers by field of ``HostCauses``.

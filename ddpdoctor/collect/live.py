@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
-from ddpdoctor.collect.rank_steps import read_first_step
+from ddpdoctor.collect.recorded import read_first_step
 from ddpdoctor.collect.run import RunFolder, SavedRun, job_of, read_run_folder
 from ddpdoctor.collect.run_files import load
 from ddpdoctor.model.consistency import Consistency
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RUN_MARK = "run.json"
 NODES = "nodes"  # the subfolder of a run folder in which other members record, if they see the same folder
@@ -60,14 +61,6 @@ class LiveRun:
     members: NodesSeen | None
     replicas: Consistency | None
     memory_bytes: dict[tuple[str, int], int]  # the resident memory of each process on this host, by its host and pid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Owner:
-    """A process that recorded something."""
-
-    ticks: int
-    beat_ns: int  # when its recorder last wrote the time
 
 
 def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
@@ -94,12 +87,13 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     job = job_of(SavedRun(own=own, members=members, others=others))
     # The processes that recorded something, by host and pid
     owners = {
-        (found.run.host or here, pid): _Owner(ticks=content.start_ticks, beat_ns=content.cells["heartbeat_ns"])
+        (found.run.host or here, pid): content
         for found in (own, *others.values())
-        for pid, content in found.rings.contents.items()
+        for pid, content in found.contents.items()
     }
+    beats_ns = [content.cells["heartbeat_ns"] for content in owners.values()]
     is_here = own.run.host in {here, ""}
-    now_ns = time.monotonic_ns() if is_here else max((one.beat_ns for one in owners.values()), default=job.now_ns)
+    now_ns = time.monotonic_ns() if is_here else max(beats_ns, default=job.now_ns)
     processes = {key: proc.read_process(key[1]) for key in owners if key[0] == here}
     ranks = tuple(_as_now(rank, here, owners, processes) for rank in job.ranks)
     job = replace(job, now_ns=now_ns, ended=False, ranks=ranks)
@@ -154,14 +148,15 @@ def is_watched(run: Run) -> bool:
 
 def _for_now(folder: RunFolder) -> RunFolder:
     """Return a run folder without what costs time to read and says nothing of now: comparing replicas, older steps."""
-    contents = {pid: content._replace(kept=[], totals=[]) for pid, content in folder.rings.contents.items()}
-    return replace(
-        folder, run=replace(folder.run, check_every=None), rings=replace(folder.rings, contents=contents)
-    )  # fmt: skip
+    contents = {pid: content._replace(kept=[], totals=[]) for pid, content in folder.contents.items()}
+    return replace(folder, run=replace(folder.run, check_every=None), contents=contents)
 
 
 def _as_now(
-    rank: Rank, here: str, owners: dict[tuple[str, int], _Owner], processes: dict[tuple[str, int], proc.Process | None]
+    rank: Rank,
+    here: str,
+    owners: dict[tuple[str, int], RingContent],
+    processes: dict[tuple[str, int], proc.Process | None],
 ) -> Rank:
     """Return a rank with what /proc says now in the place of what the watcher saw when it last took evidence."""
     key = (rank.host, rank.pid or 0)
@@ -169,8 +164,8 @@ def _as_now(
     if rank.life is not Life.RUNNING or rank.host != here or key not in owners:
         return rank
     found = processes.get(key)
-    if found is None or found.start_ticks != owners[key].ticks or found.state in "ZX":
-        return replace(rank, life=Life.GONE, ended_ns=owners[key].beat_ns)
+    if found is None or found.start_ticks != owners[key].start_ticks or found.state in "ZX":
+        return replace(rank, life=Life.GONE, ended_ns=owners[key].cells["heartbeat_ns"])
     return replace(rank, proc_state=found.state if found.state in FROZEN else None)
 
 
@@ -217,7 +212,7 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
         UserError: the run folder is damaged.
     """
     job = job_of(saved, None if is_last else attempt)
-    contents = [saved.own.rings.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
+    contents = [saved.own.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
     last = [times.ended_ns[-1] for rank in job.ranks if (times := rank.step_times) is not None and times.ended_ns]
     passes: tuple[PassSeen, ...] = ()

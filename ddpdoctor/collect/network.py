@@ -77,8 +77,18 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
     """Return sysfs's interfaces in the kernel's order, then aliases such as eth0:1; without sysfs, those of psutil."""
     names = system.names(FOLDER)
     names = tuple(name for name in names if system.exists(f"{FOLDER}/{name}/flags"))  # bonding_masters is a file
-    if not names:
-        return _interfaces_without_sysfs(system, addresses)
+    if not names:  # on a Mac, or in a sandbox without /sys
+        try:
+            states = system.calls.interface_states()
+        except OSError:
+            return ()
+        return tuple(
+            Interface(
+                name=name, up=up, operstate="up" if up else "down", carrier=None, loopback=name.startswith("lo"),
+                virtual=False, mtu=mtu, speed_mb_s=speed_mb_s or None, addresses=addresses.get(name, ()), link_type=0,
+            )
+            for name, (up, mtu, speed_mb_s) in states.items()
+        )  # fmt: skip
     aliases = [name for name in addresses if name not in names and name.partition(":")[0] in names]
     by_index = sorted(names, key=lambda name: (_number(system, name, "ifindex", LAST), name))
     interfaces = []
@@ -107,29 +117,6 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
 def _number(system: System, device: str, file: str, default: int) -> int:
     number = system.number_or_none(f"{FOLDER}/{device}/{file}")
     return default if number is None else number
-
-
-def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
-    """Return the interfaces from psutil, on a Mac or in a sandbox without /sys."""
-    try:
-        states = system.calls.interface_states()
-    except OSError:
-        return ()
-    return tuple(
-        Interface(
-            name=name,
-            up=up,
-            operstate="up" if up else "down",
-            carrier=None,
-            loopback=name.startswith("lo"),
-            virtual=False,
-            mtu=mtu,
-            speed_mb_s=speed_mb_s or None,
-            addresses=addresses.get(name, ()),
-            link_type=0,
-        )
-        for name, (up, mtu, speed_mb_s) in states.items()
-    )
 
 
 # Ports of Istio's proxy for outgoing and incoming connections

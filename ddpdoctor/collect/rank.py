@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank_calls import device_times, noted_times, pending_on_device, read_dump, read_flight, read_log
-from ddpdoctor.collect.rank_steps import (
+from ddpdoctor.collect.recorded import (
+    believed,
+    device_times,
+    dicts,
+    find_note,
+    pending_on_device,
+    read_all,
+    read_dump,
+    read_error,
+    read_errors,
     read_fetches,
+    read_flight,
     read_gradient_times,
+    read_groups,
+    read_lacks,
     read_lines,
+    read_log,
     read_models,
     read_nonfinite,
+    read_or_none,
     read_parameters,
     read_process_causes,
+    read_record,
+    read_samples,
+    read_seconds,
     read_speed,
     read_steps,
     read_unfinished,
+    whole_or_0,
 )
-from ddpdoctor.collect.recorded import dicts, find_note, read_all, read_frame, read_or_none, read_record, whole_or_0
-from ddpdoctor.collect.run_files import DAMAGED, read_lacks, read_text
+from ddpdoctor.collect.run_files import DAMAGED, read_text
 from ddpdoctor.collect.system import list_names
-from ddpdoctor.model.codec import INTEGERS
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     Child,
@@ -49,12 +63,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from ddpdoctor.collect.run import RunFolder
     from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.collect.run_ranks import Source
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
-MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
 # A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib.
 IDLE_FILES = (
     "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py", "/socketserver.py",
@@ -72,8 +86,6 @@ _ALONE = re.compile(r"^Stack \(most recent call first\)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
-_MESH = "mesh_"
-_MESH_OF_ALL = "mesh_default"
 # Maps a pid and its start ticks to the answers: the number of the request and the file with the answer.
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
 
@@ -82,25 +94,44 @@ Answers = dict[tuple[int, int], list[tuple[int, str]]]
 class RankContext:
     """The inputs that all ranks of one attempt share."""
 
-    folder: Path
+    run: RunFolder
     host: str
     attempt: int
     ends: dict[int, End]
     stop_ns: int | None
     watch: WatchedJob
-    contents: dict[int, ring_reading.RingContent]
     children: dict[int, list[ring_reading.RingContent]]
     # The errors of children whose rings are still there, by the pid of their rank.
     child_errors: dict[int, list[dict[str, Any]]]
-    answers: Answers
-    lost: dict[int, str]
     agent_lacks: tuple[str, ...] = ()
 
 
 def read_rank(source: Source, context: RankContext) -> Rank:
     """Return all that is known about one rank, and what cannot be read."""
     try:
-        return _read_rank(source, context)
+        content, watched = context.run.contents.get(source.pid), context.watch.of(source.pid)
+        # Which recorder hooks failed, for example because torch lacks the function they patch
+        failed = [note for note in content.notes if note.get("k") == "defect"] if content else []
+        defects = "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in failed}))
+        rank = Rank(
+            rank=source.rank, local_rank=source.local_rank, host=context.host, pid=source.pid, attempt=context.attempt,
+            life=Life.RUNNING, world_size=believed(source.world_size), proc_state=watched.state,
+            cpu_share=watched.cpu_share, traced_by=watched.tracer or None, frozen_since_ns=watched.frozen_since_ns,
+            before_call=watched.before_call, oom_killed=watched.oom, last_progress_ns=watched.last_progress_ns,
+            starved_ns=watched.starved_ns, lost=context.run.lost.get(source.pid) or defects or watched.why,
+            causes=read_process_causes(watched.causes, [], {}) if content is None else None,
+        )  # fmt: skip
+        # The agent knows how it ended, but the watcher often sees the end earlier.
+        end, gone_ns = context.ends.get(source.pid), watched.ended_ns
+        if end is not None or gone_ns is not None:
+            ended_ns = min(filter(None, (gone_ns, end.at))) if end is not None else gone_ns or 0
+            after_stop = context.stop_ns is not None and ended_ns >= context.stop_ns
+            rank = replace(rank, life=Life.GONE, ended_ns=ended_ns, after_stop=after_stop)
+        if end is not None and end.code >= 0:
+            rank = replace(rank, life=Life.EXITED, exit_code=end.code)
+        elif end is not None:
+            rank = replace(rank, life=Life.SIGNALED, signal=signal_name(-end.code))
+        return rank if content is None else _with_ring(rank, content, source, context, watched)
     except Exception as error:  # noqa: BLE001 - damaged data of one rank must not hide the others
         why = f"what was collected of it is damaged ({type(error).__name__}: {error})"
         return Rank(
@@ -109,71 +140,33 @@ def read_rank(source: Source, context: RankContext) -> Rank:
         )  # fmt: skip
 
 
-def _read_rank(source: Source, context: RankContext) -> Rank:
-    content = context.contents.get(source.pid)
-    watched = context.watch.of(source.pid)
-    # Which recorder hooks failed, for example because torch lacks the function they patch
-    failed = [note for note in content.notes if note.get("k") == "defect"] if content else []
-    defects = "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in failed}))
-    seen = Rank(
-        rank=source.rank, local_rank=source.local_rank, host=context.host, pid=source.pid, attempt=context.attempt,
-        life=Life.RUNNING, world_size=believed(source.world_size), proc_state=watched.state,
-        cpu_share=watched.cpu_share, traced_by=watched.tracer or None, frozen_since_ns=watched.frozen_since_ns,
-        before_call=watched.before_call, oom_killed=watched.oom, last_progress_ns=watched.last_progress_ns,
-        starved_ns=watched.starved_ns, lost=context.lost.get(source.pid) or defects or watched.why,
-        causes=read_process_causes(watched.causes, [], {}) if content is None else None,
-    )  # fmt: skip
-    ended = _with_end(seen, context, watched)
-    return ended if content is None else _with_ring(ended, content, source, context)
-
-
-def believed(world_size: int | None) -> int | None:
-    """Return the world size, or None if only a damaged file can hold one so large: rules loop over all ranks."""
-    return world_size if world_size is not None and world_size <= MOST_RANKS else None
-
-
-def _with_end(rank: Rank, context: RankContext, watched: WatchedRank) -> Rank:
-    """Add how and when the rank ended: the agent knows how, but the watcher often sees the end earlier."""
-    end = context.ends.get(rank.pid or 0)
-    gone_ns = watched.ended_ns
-    if end is None and gone_ns is None:
-        return rank
-    ended_ns = min(filter(None, (gone_ns, end.at))) if end is not None else gone_ns or 0
-    after_stop = context.stop_ns is not None and ended_ns >= context.stop_ns
-    rank = replace(rank, life=Life.GONE, ended_ns=ended_ns, after_stop=after_stop)
-    if end is None:
-        return rank
-    if end.code >= 0:
-        return replace(rank, life=Life.EXITED, exit_code=end.code)
-    return replace(rank, life=Life.SIGNALED, signal=signal_name(-end.code))
-
-
-def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext) -> Rank:
+def _with_ring(
+    rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext, watched: WatchedRank
+) -> Rank:
     """Add what the process itself recorded."""
-    watched = context.watch.of(content.pid)
-    log, notes, cells = read_log(content.slots), content.notes, content.cells
-    evidence = {} if watched.dumps else read_answer(context.answers, content.pid, content.start_ticks)
+    log, notes, cells, raised = read_log(content.slots), content.notes, content.cells, read_errors(content.notes)
+    last = {str(note.get("k")): note for note in notes}  # the last note of each kind
+    evidence = {} if watched.dumps else read_answer(context.run.answers, content.pid, content.start_ticks)
     world = find_note(reversed(notes), "initialized", "init")
-    rank = replace(rank, ended_by_thread=_ended_by_thread(rank, notes, cells))
-    leaving = find_note(reversed(notes), "exit")
-    init = find_note(notes, "init")
+    rank = replace(rank, ended_by_thread=_ended_by_thread(rank, last, raised, cells))
+    leaving, init = last.get("exit", {}), find_note(notes, "init")
     in_handler = any(call.started_ns == cells["handling_ns"] for call in log.open())
-    handled = evidence.get("handled") or (find_note(reversed(notes), "handled") if in_handler else None)
+    handled = evidence.get("handled") or (last.get("handled") if in_handler else None)
     children = context.children.get(content.pid, ())
     began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
     return replace(
-        _with_device_calls(_with_stacks(rank, content, context, evidence), content, context, evidence, log),
+        _with_device_calls(_with_stacks(rank, content, context, watched, evidence), content, context, evidence, log),
         recorded=True, answered=bool(evidence), started_ns=cells["started_ns"],
         world_size=believed(world.get("world_size") or source.world_size),
-        init_timeout_s=read_seconds(find_note(reversed(notes), "init").get("timeout_s")),
+        init_timeout_s=read_seconds(last.get("init", {}).get("timeout_s")),
         init_ns=init.get("at") if isinstance(init.get("at"), int) else None,
         meeting=read_or_none(MeetingFile, init.get("meeting")), initialized=bool(cells["initialized"]),
-        main_ended_ns=cells["main_ended_ns"] or None, exit_call=read_frame(leaving.get("frame")),
+        main_ended_ns=cells["main_ended_ns"] or None, exit_call=read_or_none(Frame, leaving.get("frame")),
         exit_asked=hide_in_text(leaving["status"]) if isinstance(leaving.get("status"), str) else None,
         exit_signal=str(leaving.get("signal") or ""), recent_calls=log.ended(), children=_children(watched, context),
-        causes=read_process_causes(watched.causes, notes, evidence), raised=_raised(notes),
-        helper_errors=_helper_errors(notes, evidence, source, context),
-        handled=_read_raised(handled) if handled else None, models=read_models(notes),
+        causes=read_process_causes(watched.causes, notes, evidence), raised=raised,
+        helper_errors=_helper_errors(raised, evidence, source, context),
+        handled=read_error(handled) if handled else None, models=read_models(notes),
         parameters=read_parameters(notes), unfinished=read_unfinished(notes), loaders=read_loaders(notes, evidence),
         nonfinite=read_nonfinite(notes), step_times=read_steps(content), speed=read_speed(content),
         gradient_times=read_gradient_times(notes),
@@ -185,32 +178,33 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
     )  # fmt: skip
 
 
-def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str, int]) -> EndedByThread | None:
+def _ended_by_thread(
+    rank: Rank, last: dict[str, dict[str, Any]], raised: tuple[Raised, ...], cells: Mapping[str, int]
+) -> EndedByThread | None:  # fmt: skip
     """Return the thread that ended a process, or None if its main thread may have left or been stopped from outside."""
     if rank.life not in (Life.EXITED, Life.SIGNALED) or rank.exit_code == 0 or rank.after_stop:
         return None
     if rank.signal in {"SIGALRM", "SIGVTALRM", "SIGPROF"}:  # of its own timers
         return EndedByThread()
-    noted = find_note(reversed(notes), "ended_by_thread")
+    noted = last.get("ended_by_thread")
     if noted and rank.life is Life.EXITED:
-        of_thread = (r.time_ns for r in _raised(notes) if r.uncaught and not r.thread_is_main)
+        of_thread = (r.time_ns for r in raised if r.uncaught and not r.thread_is_main)
         ended_ns = rank.ended_ns or 0  # its own error is the reason, and no limit
         failed = any(ended_ns - THREAD_ERROR_NS < time_ns <= ended_ns for time_ns in of_thread)
-        return None if failed else EndedByThread(place=read_frame(noted.get("frame")))
+        return None if failed else EndedByThread(place=read_or_none(Frame, noted.get("frame")))
     limit_ns = cells["own_limit_ns"]
     by_limit = rank.exit_code == 1 and limit_ns and (rank.ended_ns or 0) > limit_ns - LIMIT_SLACK_NS
-    return EndedByThread() if by_limit and not cells["main_ended_ns"] and not find_note(notes, "exit") else None
+    return EndedByThread() if by_limit and not cells["main_ended_ns"] and "exit" not in last else None
 
 
 def _with_stacks(
-    rank: Rank, content: ring_reading.RingContent, context: RankContext, evidence: dict[str, Any]
-) -> Rank:  # fmt: skip
+    rank: Rank, content: ring_reading.RingContent, context: RankContext, watched: WatchedRank, evidence: dict[str, Any]
+) -> Rank:
     """Add the stacks that the process wrote, by itself or at a signal."""
     process = find_note(content.notes, "process")
     main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
-    path = context.folder / "evidence" / f"{content.pid}-{content.start_ticks}"
-    on_request, fatal = split_fatal(read_text(f"{path}.dump"))
-    struck = struck_thread(fatal)
+    path = context.run.path / "evidence" / f"{content.pid}-{content.start_ticks}"
+    on_request, fatal, struck = split_dump(read_text(f"{path}.dump"))
     ended = find_note(reversed(content.notes), "ended_by_thread")
     if ended:  # written at the end, after any answer
         stack = {"thread": "MainThread", "main": 1, "frames": ended.get("stack")}
@@ -219,7 +213,7 @@ def _with_stacks(
     if not samples:  # those that a signal triggered, one for each part of the dump file
         parts = (
             (time_ns, parse_stacks(on_request[start:end], main if isinstance(main, int) else None, roots))
-            for start, end, time_ns in context.watch.of(content.pid).dumps
+            for start, end, time_ns in watched.dumps
         )
         samples = tuple(StackSample(time_ns=at, by="signal", stacks=stacks) for at, stacks in parts if stacks)
     if not samples and (stacks := parse_stacks(read_text(f"{path}.term"), None, roots)):
@@ -230,7 +224,7 @@ def _with_stacks(
     looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
     last_place = Frame(file=place[0], line=place[1], function=place[2], user=True) if place else None
     if last is not None and last.site is not None and (place is None or last.started_ns > looked_ns):
-        last_place = read_frame(last.site)
+        last_place = read_or_none(Frame, last.site)
     return replace(
         rank,
         samples=samples,
@@ -266,7 +260,7 @@ def _with_device_calls(
     groups = next(fresh, inferred)
     # torch's dump is newer than the answer of a process that has ended.
     is_over = content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
-    dumped = read_dump(context.folder, content) if is_over or not evidence else None
+    dumped = read_dump(context.run.path, content) if is_over or not evidence else None
     flight = dumped or read_flight(evidence)
     on_nccl = "nccl" in str(find_note(reversed(content.notes), "initialized").get("backend")).lower()
     unread = dumped is None and evidence.get("flight_recorder") is None and not is_over
@@ -276,7 +270,7 @@ def _with_device_calls(
         device_unread=(on_nccl and unread) or (flight.untold is not None and flight.idle is None),
         device_idle=flight.idle,
         open_calls=(*log.open(), *pending_on_device(flight, log, groups)),
-        device_times=device_times(flight) or noted_times(content.notes),
+        device_times=device_times(flight, content.notes),
     )
 
 
@@ -285,27 +279,14 @@ def _innermost_user(stacks: tuple[Stack, ...]) -> Frame | None:
     return next((frame for stack in ordered for frame in reversed(stack.frames) if frame.user), None)
 
 
-def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
-    """Return each exception once: it is noted when its call fails, and again when it ends the process."""
-    found: list[Raised] = []
-    for note in notes:
-        if note.get("k") != "raised":
-            continue
-        raised = _read_raised(note)
-        if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
-            found.pop()
-        found.append(raised)
-    return tuple(found)
-
-
 def _helper_errors(
-    notes: list[dict[str, Any]], evidence: dict[str, Any], source: Source, context: RankContext
+    raised: tuple[Raised, ...], evidence: dict[str, Any], source: Source, context: RankContext
 ) -> tuple[HelperError, ...]:
     """Return the errors of a rank's threads, tasks, pools and children; the watcher kept those of ended children."""
-    found = [HelperError(who=Helper.THREAD, error=r) for r in _raised(notes) if r.uncaught and not r.thread_is_main]
+    found = [HelperError(who=Helper.THREAD, error=r) for r in raised if r.uncaught and not r.thread_is_main]
     for entry in dicts(evidence.get("helpers")):
         who = Helper.TASK if entry.get("who") == Helper.TASK.value else Helper.CALL
-        found.append(HelperError(who=who, name=str(entry.get("name") or ""), error=_read_raised(entry)))
+        found.append(HelperError(who=who, name=str(entry.get("name") or ""), error=read_error(entry)))
     pids = {source.pid, source.stands_for}
     rows = (context.watch.of(pid).child_errors for pid in pids if pid is not None)
     kept = {(error.name, error.error.time_ns): error for row in rows for error in row}
@@ -314,21 +295,12 @@ def _helper_errors(
     return tuple(sorted((*found, *kept.values()), key=lambda one: one.error.time_ns))
 
 
-def _read_raised(note: dict[str, Any]) -> Raised:
-    # An error's text. If a child passed the error on, that is the last line of the child's traceback.
-    text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
-    lines = [line for line in text.splitlines() if line.strip()]
-    return read_record(
-        Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
-    )
-
-
 def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
     found = []
     for child in watched.children:
-        content = context.contents.get(child.pid)
+        content = context.run.contents.get(child.pid)
         recorded = content is not None and content.start_ticks == child.ticks
-        samples = read_samples(read_answer(context.answers, child.pid, child.ticks)) if recorded else ()
+        samples = read_samples(read_answer(context.run.answers, child.pid, child.ticks)) if recorded else ()
         # It waits for work if its last sample has a queue's frame below the last user frame.
         stacks = [stack.frames for sample in samples[-1:] for stack in sample.stacks if stack.is_main]
         below = itertools.takewhile(lambda frame: not frame.user, reversed(stacks[0] if stacks else ()))
@@ -361,33 +333,6 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
     return {}
 
 
-def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
-    """Return the stack samples of an answer."""
-    return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
-
-
-def read_groups(entries: Any) -> tuple[GroupState, ...]:
-    """Return the process groups that a rank reported, without damaged entries."""
-    found = []
-    for entry in dicts(entries):
-        ranks, desc = entry.get("ranks"), entry.get("desc")
-        if isinstance(ranks, list) and set(map(type, ranks)) <= {int}:
-            ranks = tuple(number for number in ranks if number in INTEGERS)
-        # A tuple comes from ``parse_group_json``, checked.
-        if "name" in entry and isinstance(entry.get("enqueued"), int) and isinstance(ranks, tuple):
-            # torch's device mesh writes the dimension into the description.
-            is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
-            mesh_dim = str(desc).removeprefix(_MESH) if is_mesh else ""
-            timeout_s = read_seconds(entry.get("timeout_s"))
-            found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
-    return tuple(found)
-
-
-def read_seconds(value: Any) -> float | None:
-    """Return a duration that a recorder wrote, or None if the value is not a positive number."""
-    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
-
-
 def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:
     """Return the stacks of one dump; ``roots`` are the folders of the rank's standard library."""
     stacks: list[Stack] = []
@@ -410,16 +355,14 @@ def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> t
     return tuple(stacks)
 
 
-def split_fatal(text: str) -> tuple[str, str]:
-    """Return what was dumped on request, and the part from the fatal error on (empty if there was none)."""
-    before, mark, after = text.partition(FATAL)
-    return before, mark + after if mark else ""
+def split_dump(text: str) -> tuple[str, str, str]:
+    """Return what was dumped on request, the part from the fatal error on, and of that the thread that the signal hit.
 
-
-def struck_thread(fatal: str) -> str:
-    """Return the part of a fatal dump about the thread that the signal hit, empty if that thread runs no Python."""
-    _, mark, after = fatal.partition(_CURRENT)
-    return mark + after.partition("\n\n")[0] if mark else ""
+    The second is empty if there was no fatal error, and the third if the thread runs no Python.
+    """
+    on_request, fatal, after = text.partition(FATAL)
+    _, current, struck = after.partition(_CURRENT)
+    return on_request, fatal + after, current + struck.partition("\n\n")[0]
 
 
 def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
@@ -440,19 +383,17 @@ def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> t
     if not loaders:
         return None
     calls = [note for _, note in sorted(strays.items()) if not note.get("used")]
-    return tuple(_read_loader(note, passes.get(number, {}), calls) for number, note in sorted(loaders.items()))
-
-
-def _read_loader(
-    note: dict[str, Any], passes: dict[int, dict[str, Any]], calls: Iterable[dict[str, Any]]
-) -> LoaderSeen:  # fmt: skip
-    ordered = [passes[number] for number in sorted(passes)]
-    epochs = tuple(read_record(EpochSeen, entry, trained=whole_or_0(entry.get("bw")) > 0) for entry in ordered)
-    strays = [call for call in calls if call.get("N") == note.get("N") is not None]
-    loader = read_record(
-        LoaderSeen, note, indices_seen=not note.get("it") and any(epoch.drawn for epoch in epochs), epochs=epochs,
-        passes=max(passes, default=0),
-        trained_batches=max((whole_or_0(entry.get("tb")) for entry in ordered), default=0),
-        in_join=any(bool(entry.get("j")) for entry in ordered), stray_calls=read_all(EpochCall, strays),
-    )  # fmt: skip
-    return replace(loader, samples=None) if any(entry.get("w") for entry in ordered) else loader
+    found = []
+    for number, note in sorted(loaders.items()):
+        of_loader = sorted(passes.get(number, {}).items())
+        ordered = [entry for _, entry in of_loader]
+        epochs = tuple(read_record(EpochSeen, entry, trained=whole_or_0(entry.get("bw")) > 0) for entry in ordered)
+        loader = read_record(
+            LoaderSeen, note, indices_seen=not note.get("it") and any(epoch.drawn for epoch in epochs), epochs=epochs,
+            passes=of_loader[-1][0] if of_loader else 0,
+            trained_batches=max((whole_or_0(entry.get("tb")) for entry in ordered), default=0),
+            in_join=any(bool(entry.get("j")) for entry in ordered),
+            stray_calls=read_all(EpochCall, [call for call in calls if call.get("N") == note.get("N") is not None]),
+        )  # fmt: skip
+        found.append(replace(loader, samples=None) if any(entry.get("w") for entry in ordered) else loader)
+    return tuple(found)

@@ -1,25 +1,84 @@
-"""Reads records from notes, answers and watch.json, field by field: a damaged value costs its field and no other.
+"""What a rank recorded: how its records are read, its calls, its steps and their times, and what its recorder noted.
 
-A field that is missing or damaged takes its default, or the empty value of its type. A record that lacks a field
+Records from notes, answers and watch.json are read field by field, so that a damaged value costs its field and no
+other. A field that is missing or damaged takes its default, or the empty value of its type. A record that lacks a field
 without either, such as an enum, is damaged as a whole. ``model/codec.py`` reads our own files more strictly.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import math
+import re
 import typing
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, lru_cache, partial
+import zlib
+from array import array
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache, lru_cache
+from itertools import compress
+from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddpdoctor.collect.blocked import ended_child, lock_of
+from ddpdoctor.model.call_log import CallLog, shared_fields
 from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, field_hints
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
-from ddpdoctor.model.facts import AtError, ModelSeen, Raised, ReducerSaid, StoreSought
+from ddpdoctor.model.facts import (
+    AtError,
+    Call,
+    CallKind,
+    DeviceState,
+    DeviceTime,
+    GroupState,
+    Helper,
+    ModelSeen,
+    ProcessCauses,
+    Raised,
+    ReducerSaid,
+    StoreSought,
+    TensorSeen,
+)
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.model.steps import DataParallelSeen, GradientTimes, HandReduced
+from ddpdoctor.model.steps import (
+    CoreTime,
+    DataParallelSeen,
+    DeviceSteps,
+    FetchTimes,
+    GradientTimes,
+    HandReduced,
+    LineSeen,
+    PartTotal,
+    Phase,
+    Speed,
+    StepEnd,
+    StepParts,
+    StepTimes,
+    Surroundings,
+)
+from ddpdoctor.model.words import dtype_name, grouped, op_name
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.files import read_plain
+from ddpdoctor.recorder.storage.flight import (
+    HOOKED,
+    MOST_BYTES,
+    backend_of,
+    chosen,
+    is_pending,
+    is_untold,
+    op_of,
+    parse_plain_pickle,
+)
+from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
+from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from ddpdoctor.recorder.storage.ring_reading import RingContent, Slots
 
 Kind = TypeVar("Kind")
 
@@ -47,6 +106,33 @@ KEYS: dict[Any, dict[str, str]] = {
                  "drop_last": "dl", "iterable": "it", "workers": "w", "part_of": "of"},
 }  # fmt: skip
 _EMPTY = {str: "", int: 0, float: 0.0, bool: False}
+# The columns of a ``device_times`` note: group, sequence number, operation, milliseconds.
+_ROWS = ([str, int, str, float], [str, int, str, int])
+# From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source.
+_POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
+ENDS = {
+    ring_layout.STEP_COLLECTIVE: StepEnd.COLLECTIVE,
+    ring_layout.STEP_BACKWARD: StepEnd.BACKWARD,
+    ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
+    ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
+}
+MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
+FETCH_CELLS = 4
+_MESH, _MESH_OF_ALL = "mesh_", "mesh_default"
+# Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait.
+_NUMBER, _ENDED, _GROUP, _FLAGS, _FIRST_PHASE = range(5)
+_WAITS, _INSIDE = _FIRST_PHASE + 4, _FIRST_PHASE + 8
+_CPU = {
+    "before": "cpu_before_us",
+    "forward": "cpu_forward_us",
+    "between": "cpu_between_us",
+    "backward": "cpu_backward_us",
+    "data": "data_cpu_us",
+}
+# How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch.
+MOST_CHILDREN = 16
+# Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows.
+MAX_TEXT_BYTES = 64 * 2**20
 
 
 def read_record(kind: type[Kind], entry: Any, **known: Any) -> Kind:
@@ -56,10 +142,9 @@ def read_record(kind: type[Kind], entry: Any, **known: Any) -> Kind:
         WrongValue: a field that has neither a default nor an empty value is damaged.
     """
     written = entry if isinstance(entry, dict) else {}
-    keys = _keys(kind)  # type: ignore[arg-type]
     found = {
-        name: _read_or(hint, written.get(keys[name], MISSING), default)
-        for name, (hint, default) in _fields(kind).items()  # type: ignore[arg-type]
+        name: _read_or(hint, written.get(key, MISSING), default)
+        for name, (key, hint, default) in _fields(kind).items()  # type: ignore[arg-type]
         if name not in known
     }
     return kind(**found, **known)
@@ -73,12 +158,7 @@ def read_or_none(kind: type[Kind], entry: Any) -> Kind | None:
 
 def read_all(kind: type[Kind], entries: Any) -> tuple[Kind, ...]:
     """Return the records in a list, without damaged ones."""
-    return tuple(one for one in map(partial(read_or_none, kind), dicts(entries)) if one is not None)
-
-
-def read_frame(entry: Any) -> Frame | None:
-    """Return a frame, or None if the entry is empty or damaged."""
-    return read_or_none(Frame, entry)
+    return tuple(one for entry in dicts(entries) if (one := read_or_none(kind, entry)) is not None)
 
 
 def find_note(notes: Iterable[dict[str, Any]], *kinds: str) -> dict[str, Any]:
@@ -98,9 +178,8 @@ def dicts(value: Any) -> list[dict[str, Any]]:
 
 def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
     """Return the keys whose values are damaged."""
-    keys = _keys(kind)
-    hints = {keys[name]: hint for name, (hint, _) in _fields(kind).items()}
-    return [key for key, hint in hints.items() if key in entry and _read_or(hint, entry[key], MISSING) is MISSING]
+    read = ((key, _read_or(hint, entry[key], MISSING)) for key, hint, _ in _fields(kind).values() if key in entry)
+    return [key for key, value in read if value is MISSING]
 
 
 def _read_or(hint: Any, value: Any, default: Any) -> Any:
@@ -122,8 +201,8 @@ def _read(hint: Any, value: Any) -> Any:
             return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
         parts = [value.get(key) for key in KEYS[Frame].values()] if isinstance(value, dict) else []
         if [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
-            return _share_frame(*parts)
-    members, is_record = _parts_of(hint)
+            return _shared_frame(file=parts[0], line=parts[1], function=parts[2], user=bool(parts[3]))
+    members, is_record = typing.get_args(hint), is_dataclass(hint)
     if is_record and isinstance(value, list) and len(value) == len(_fields(hint)):
         value = dict(zip(_fields(hint), value, strict=True))
     if is_record and isinstance(value, dict) and value:
@@ -136,22 +215,14 @@ def _read(hint: Any, value: Any) -> Any:
     return decode(hint, value)
 
 
-@lru_cache(maxsize=4096)
-def _share_frame(file: str, line: int, function: str, user: int) -> Frame:
-    """Return a frame; thousands of ranks have equal ones."""
-    return Frame(file=file, line=line, function=function, user=bool(user))
+_shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
 
 
 @cache
-def _parts_of(hint: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the types that a type is made of, and whether it is a record."""
-    return typing.get_args(hint), is_dataclass(hint)
-
-
-@cache
-def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the type and the default of each field; the default is ``WrongValue`` if there is none."""
+def _fields(kind: Any) -> dict[str, tuple[str, Any, Any]]:
+    """Return the key, the type and the default of each field; the default is ``WrongValue`` if there is none."""
     found = {}
+    keys = KEYS.get(kind, {})
     for one in fields(kind):
         hint = field_hints(kind)[one.name]
         default: Any = one.default
@@ -159,11 +230,560 @@ def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
             default = ()
         elif default is MISSING:
             default = None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)
-        found[one.name] = (hint, default)
+        found[one.name] = (keys.get(one.name, one.metadata.get("json", one.name)), hint, default)
     return found
 
 
-@cache
-def _keys(kind: Any) -> dict[str, str]:
-    known = KEYS.get(kind, {})
-    return {one.name: known.get(one.name, one.metadata.get("json", one.name)) for one in fields(kind)}
+def read_errors(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
+    """Return each exception once: it is noted when its call fails, and again when it ends the process."""
+    found: list[Raised] = []
+    for note in notes:
+        if note.get("k") != "raised":
+            continue
+        raised = read_error(note)
+        if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
+            found.pop()
+        found.append(raised)
+    return tuple(found)
+
+
+def read_error(note: dict[str, Any]) -> Raised:
+    """Return an exception from its note."""
+    # An error's text. If a child passed the error on, that is the last line of the child's traceback.
+    text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
+    lines = [line for line in text.splitlines() if line.strip()]
+    return read_record(
+        Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
+    )
+
+
+def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
+    """Return the stack samples of an answer."""
+    return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
+
+
+def read_groups(entries: Any) -> tuple[GroupState, ...]:
+    """Return the process groups that a rank reported, without damaged entries."""
+    found = []
+    for entry in dicts(entries):
+        ranks, desc = entry.get("ranks"), entry.get("desc")
+        if isinstance(ranks, list) and set(map(type, ranks)) <= {int}:
+            ranks = tuple(number for number in ranks if number in INTEGERS)
+        # A tuple comes from ``parse_group_json``, checked.
+        if "name" in entry and isinstance(entry.get("enqueued"), int) and isinstance(ranks, tuple):
+            # torch's device mesh writes the dimension into the description.
+            is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
+            mesh_dim = str(desc).removeprefix(_MESH) if is_mesh else ""
+            timeout_s = read_seconds(entry.get("timeout_s"))
+            found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
+    return tuple(found)
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return a duration that a recorder wrote, or None if the value is not a positive number."""
+    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
+
+
+def believed(world_size: int | None) -> int | None:
+    """Return the world size, or None if only a damaged file can hold one so large: rules loop over all ranks."""
+    return world_size if world_size is not None and world_size <= MOST_RANKS else None
+
+
+def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
+    noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
+    return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
+
+
+def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingContent], dict[int, str]]:
+    """Return the rings of a run folder by pid, and why that of a process without a readable one cannot be read.
+
+    If a pid was reused, the latest ring counts. With ``kept``, a copy that was kept before a signal replaces the ring.
+    """
+    contents: dict[int, ring_reading.RingContent] = {}
+    damaged: dict[int, str] = {}
+    copies = sorted((folder / "evidence").glob("*.held")) if kept else ()
+    for path in (*sorted((folder / "rings").glob("*.ring")), *copies):
+        try:
+            content = ring_reading.read_ring_file(path)
+        except (OSError, ring_reading.DamagedRingError) as error:
+            pid = path.name.partition("-")[0]
+            if pid.isdigit():
+                why = (error.strerror or "not to be read") if isinstance(error, OSError) else str(error)
+                damaged[int(pid)] = f"its record cannot be read: {why}"
+            continue
+        known = contents.get(content.pid)
+        if known is None or known.start_ticks <= content.start_ticks:
+            contents[content.pid] = content
+    return contents, {pid: why for pid, why in damaged.items() if pid not in contents}
+
+
+def read_log(slots: Slots) -> CallLog:
+    """Return all calls of a ring, including those that have not ended."""
+    kinds = tuple(
+        CallKind(
+            op=slot.op, api=slot.api or slot.op, group=slot.group, dtype=slot.dtype or None, shape=slot.shape,
+            tensors=slot.tensors, peer=slot.peer if slot.peer >= 0 else None, redop=slot.redop or None,
+            site=read_or_none(Frame, slot.site), is_async=bool(slot.flags & ring_layout.FLAG_ASYNC),
+            failed=bool(slot.flags & ring_layout.FLAG_FAILED), thread_is_main=bool(slot.flags & ring_layout.FLAG_MAIN),
+        )
+        for slot in slots.kinds
+    )  # fmt: skip
+    return CallLog(kinds, (slots.which, slots.numbers, slots.seqs, slots.started_ns, slots.ended_ns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the flight recorders of one rank hold: the oldest pending entries, and the last timed ones."""
+
+    entries: tuple[dict[str, Any], ...] = ()
+    # How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown.
+    wall_ahead_ns: int | None = None
+    timed: bool = False  # Whether torch knows when a kernel starts. If so, "scheduled" means queued.
+    # Whether the default streams of its devices have nothing left to do; None if that was not asked or not known.
+    idle: bool | None = None
+
+    @property
+    def untold(self) -> dict[str, Any] | None:
+        """The last call of which torch does not tell whether it has completed, or None if torch tells."""
+        return next(filter(is_untold, self.entries), None)
+
+
+def read_flight(evidence: dict[str, Any]) -> Recorded:
+    """Return the flight recorder's entries from a rank's answer; earlier versions wrote a bare list of entries."""
+    body = evidence.get("flight_recorder")
+    if not isinstance(body, dict):
+        return Recorded(entries=tuple(chosen(body)))
+    wall, at = body.get("wall_ns"), body.get("at")
+    ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
+    entries = chosen(body.get("entries"))
+    timed, idle = body.get("timed") == 1 or _shows_times(entries), body.get("idle")
+    idle = bool(idle) if idle in (0, 1) else None
+    return Recorded(entries=tuple(entries), wall_ahead_ns=ahead, timed=timed, idle=idle)
+
+
+def read_dump(folder: Path, content: RingContent) -> Recorded | None:
+    """Return what torch dumped when it aborted a process, or None if there is no readable dump."""
+    for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
+        try:
+            body = parse_plain_pickle(read_plain(path, MOST_BYTES))
+        except (OSError, ValueError):
+            continue
+        if isinstance(body, dict):
+            ahead_ns = content.cells["started_wall_ns"] - content.cells["started_ns"]
+            entries = chosen(body.get("entries"))
+            return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=_shows_times(entries))
+    return None
+
+
+def _shows_times(entries: Sequence[dict[str, Any]]) -> bool:
+    """Return whether torch timed kernels: under DETAIL it does that without being asked."""
+    return any(entry["state"] == "started" or "duration_ms" in entry for entry in entries)
+
+
+def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupState]) -> tuple[Call, ...]:
+    """Return the oldest operation of each group, and of each pair of ranks, that has not completed on the device.
+
+    The oldest comes first and has the highest index, because it holds the rank up. If the recorder saw the call,
+    the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
+    Where torch does not tell what has completed, the last call counts as long as its device has work.
+    """
+    pending = [entry for entry in recorded.entries if is_pending(entry)]
+    untold = recorded.untold if recorded.idle is False else None
+    if untold is not None and all(entry["time_created_ns"] < untold["time_created_ns"] for entry in pending):
+        pending.append(untold)
+    last = max(log.indexes, default=0)
+    return tuple(_as_call(entry, recorded, log, groups, last + len(pending) - at) for at, entry in enumerate(pending))
+
+
+def device_times(recorded: Recorded, notes: Sequence[dict[str, Any]] = ()) -> tuple[DeviceTime, ...]:
+    """Return how long the last completed collectives ran on the device.
+
+    Where the flight recorder does not tell, the note counts that a rank writes before it destroys its groups.
+    """
+    rows = [
+        (entry["process_group"][0], entry["collective_seq_id"], _op(entry), entry["duration_ms"])
+        for entry in recorded.entries
+        if entry["state"] == "completed" and 0 <= entry.get("duration_ms", -1) < 1e12
+    ]
+    if not rows:
+        noted = find_note(reversed(notes), "device_times").get("rows") or ()
+        sound = (row for row in noted if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12)
+        rows = [(group, seq, op_name(op), ran_ms) for group, seq, op, ran_ms in sound]
+    return tuple(DeviceTime(group=group, seq=seq, op=op, ran_ms=float(ran_ms)) for group, seq, op, ran_ms in rows)
+
+
+def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Sequence[GroupState], index: int) -> Call:
+    group, ahead_ns = entry["process_group"][0], recorded.wall_ahead_ns
+    created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
+    # The global rank of the peer, or None for any source or if the group's ranks are unknown
+    match = _POINT_TO_POINT.fullmatch(op_of(entry))
+    place = int(match[2]) if match is not None and match[2].isdigit() else None
+    ranks = next((state.ranks for state in groups if state.name == group), ())
+    peer = ranks[place] if place is not None and place < len(ranks) else None
+    known = _known_call(entry, log, peer, created_ns)
+    if known:
+        shared = shared_fields(known)
+    else:  # C++ made it: what the entry says about its kind, with dtype and shape of the first input
+        sizes: Any = entry.get("input_sizes")
+        dtypes: Any = entry.get("input_dtypes")
+        has_inputs = bool(isinstance(sizes, list) and isinstance(dtypes, list) and sizes and dtypes)
+        first = sizes[0] if has_inputs else None
+        shape = tuple(first) if isinstance(first, list) and set(map(type, first)) <= {int} else None
+        dtype = f"torch.{dtype_name(str(dtypes[0]))}" if has_inputs else None
+        shared = {"op": _op(entry), "api": "", "dtype": dtype, "shape": shape, "peer": None, "redop": None,
+                  "tensors": len(sizes) if has_inputs else 0, "site": None}  # fmt: skip
+    shared |= {"op": _op(entry), "peer": peer} if entry["is_p2p"] else {}
+    is_scheduled = entry["state"] == "scheduled" and recorded.timed
+    state = DeviceState.SCHEDULED if is_scheduled else DeviceState.UNKNOWN
+    if entry["state"] == "started":
+        state = DeviceState.STARTED
+    elif backend_of(entry) in HOOKED:
+        state = DeviceState.UNTOLD if is_untold(entry) else DeviceState.UNTIMED
+    return Call(
+        **{**shared, "group": group, "is_async": False, "failed": False, "thread_is_main": True},
+        index=index,
+        seq=None if entry["is_p2p"] else entry["collective_seq_id"],
+        started_ns=created_ns if created_ns is not None else known.started_ns if known else 0,
+        ended_ns=None,
+        device_state=state,
+        native=known is None,
+    )
+
+
+def _op(entry: dict[str, Any]) -> str:
+    name = op_of(entry)
+    match = _POINT_TO_POINT.fullmatch(name)
+    return match[1] if match else op_name(name)
+
+
+def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
+    """Return the recorded call that made an entry, or None if C++ made it.
+
+    For a send or receive, that is the last one with this peer that began before the entry was made.
+    """
+    op, group, number = _op(entry), entry["process_group"][0], entry.get("collective_seq_id")
+    single = op.removesuffix("_single") if backend_of(entry) in HOOKED else None
+    kinds = set()
+    for place, kind in enumerate(log.kinds):
+        if entry["is_p2p"]:
+            made_it = (kind.op in (op, f"i{op}") and kind.peer == peer) or kind.op == "batch_isend_irecv"
+        else:  # a hook keeps its own count, which may differ from the group's
+            made_it = kind.numbered and single in {None, kind.op.removesuffix("_single")}
+        if made_it and kind.group == group:
+            kinds.add(place)
+    for at in range(len(log) - 1, -1, -1) if kinds else ():
+        if log.which[at] in kinds and (
+            (created_ns is None or log.started_ns[at] <= created_ns) if entry["is_p2p"] else log.numbers[at] == number
+        ):
+            return log[at]
+    return None
+
+
+def read_steps(content: RingContent) -> StepTimes | None:
+    """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
+    columns = content.steps
+    if not columns:
+        return None
+    group, kind = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
+    alike = [row == (group, kind) for row in zip(columns[_GROUP], columns[_FLAGS], strict=True)]
+    kept = columns if all(alike) else [array(column.typecode, compress(column, alike)) for column in columns]
+    return StepTimes(
+        ends_with=ENDS[kind],
+        group=content.strings.get(group, ""),
+        unknown=columns[_FLAGS].count(kind | ring_layout.STEP_WAIT_UNKNOWN),
+        numbers=kept[_NUMBER],
+        ended_ns=kept[_ENDED],
+        phases_us=kept[_FIRST_PHASE:_WAITS],
+        waits_us=kept[_WAITS:_INSIDE],
+    )
+
+
+def read_first_step(content: RingContent) -> int | None:
+    """Return when a process ended its first step, or None if it ended none.
+
+    Of a long run the record has a sample of the steps and the last ones. Then it is inferred from the first known step
+    and the pace between that and the last one.
+    """
+    known: list[tuple[int, int]] = sorted(
+        (number, ended_ns)
+        for columns in (content.kept, content.steps)
+        for number, ended_ns in zip(*columns[: _ENDED + 1], strict=True)
+    )
+    if not known:
+        return None
+    (first, first_ns), (last, last_ns) = known[0], known[-1]
+    pace_ns = (last_ns - first_ns) / (last - first) if last > first else 0
+    inferred_ns = first_ns - round((first - 1) * pace_ns)
+    return max(content.cells["started_ns"], inferred_ns)
+
+
+def read_lines(
+    content: RingContent, children: Iterable[RingContent], ended: Iterable[tuple[str, int, str, int]] = ()
+) -> tuple[LineSeen, ...]:
+    """Return the lines at which the sampler saw a rank and its children, the most frequent first.
+
+    ``ended`` is what the watcher kept from children that have ended: file, line, function and count.
+    """
+    found = []
+    for seen, in_child in ((content, False), *((child, True) for child in children)):
+        for one in seen.lines:
+            place = read_or_none(Frame, one.site)
+            calls_module, phase = divmod(one.phase, ring_layout.CALLS_MODULE)
+            if place is not None and calls_module in {0, 1}:
+                calls = bool(calls_module)
+                found.append(
+                    LineSeen(frame=place, phase=Phase(phase), times=one.times, in_child=in_child, calls_module=calls)
+                )
+    for file, line, function, times in ended:
+        frame = Frame(file=file, line=line, function=function, user=True)
+        found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
+    return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
+
+
+def read_fetches(
+    children: Iterable[RingContent], ended: tuple[int, ...] = (), workers: int | None = None
+) -> FetchTimes | None:
+    """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers.
+
+    ``workers`` is how many it has at a time, if known.
+    """
+    current = [fetch_cells(child) for child in children]
+    known = len(ended) in {FETCH_CELLS - 1, FETCH_CELLS}  # older versions kept no processor time
+    before = (*ended, 0)[:FETCH_CELLS] if known else (0,) * FETCH_CELLS
+    batches, making_ns, pauses_ns, cpu_ns = map(sum, zip(before, *current, strict=True))
+    if not batches:
+        return None
+    return FetchTimes(
+        batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6, cpu_ms=cpu_ns / 1e6, workers=workers
+    )
+
+
+def fetch_cells(content: RingContent) -> tuple[int, int, int, int]:
+    """Return how many batches a child has made, how long that took, its pauses, and its processor time.
+
+    Times are nanoseconds.
+    """
+    cells = content.cells
+    return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"], cells["fetching_cpu_ns"]
+
+
+def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
+    """Return the recorded children of each process, by its pid; a fork server's children count as its parent's."""
+    owners = ((owner_of(content, contents.get), content) for content in contents.values())
+    return grouped((owner, content) for owner, content in owners if owner is not None)
+
+
+def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Yield the errors that ended a child's main thread, as watch.json has them, each with the pid of its rank."""
+    if content.role == ring_layout.ROLE_CHILD:
+        note = find_note(content.notes, "process")
+        rank = note.get("rank_pid") or note.get("ppid")
+        if not isinstance(rank, int):
+            return
+        for raised in content.notes:
+            is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
+            if is_end and raised.get("type") != "KeyboardInterrupt":
+                yield rank, {"who": Helper.CHILD.value, "name": str(content.pid), "error": raised}
+
+
+def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
+    """Return the pid of the process that a child works for, or None for a rank.
+
+    A fork server starts children for the process that started it. ``find`` returns the ring of a pid.
+    """
+    parent = parent_of(content)
+    between = find(parent) if parent is not None else None
+    return (parent_of(between) or parent) if between is not None else parent
+
+
+def parent_of(content: RingContent) -> int | None:
+    """Return the pid of the process that started a child, or None for a rank."""
+    parent = find_note(content.notes, "process").get("ppid")
+    return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None
+
+
+def read_speed(content: RingContent) -> Speed | None:
+    """Return the speed of a rank, or None if no steps were recorded, or an older version recorded them."""
+    columns = content.steps
+    if not columns or len(columns) < _INSIDE + len(ring_layout.STEP_INSIDE):
+        return None
+    key = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
+    totals = {
+        part: PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
+        for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
+    }
+    cells, notes = content.cells, content.notes
+    # The steps that ended in the same group, by the same event
+    rows = [row for row in zip(*content.kept, strict=True) if (row[_GROUP], row[_FLAGS] & ring_layout.STEP_KIND) == key]
+    split = [parts_of(row[_FIRST_PHASE:_WAITS], row[_WAITS:_INSIDE], row[_INSIDE:], row[_FLAGS]) for row in rows]
+    parts = {part: array("f", (row[i] / 1e3 for row in split)) for i, part in enumerate(ring_layout.PARTS)}
+    unsplit = parts.pop("unsplit")
+    parts["backward"] = array("f", map(add, parts["backward"], unsplit))
+    inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
+    kept = StepParts(
+        numbers=array("Q", (row[0] for row in rows)), parts_ms=parts,
+        is_even=bytes(is_sampled(row[0], cells["sample_bits"]) for row in rows),
+        is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
+        cpu_ms={name: array("f", (value / 1e3 for value in inside[column])) for name, column in _CPU.items()},
+        reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
+        input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
+    )  # fmt: skip
+    core_time = CoreTime(
+        elapsed_ms=cells["trained_ns"] / 1e6,
+        on_core_ms=cells["main_cpu_ns"] / 1e6,
+        queued_ms=cells["run_delay_ns"] / 1e6,
+        others_queued_ms=cells["others_delay_ns"] / 1e6,
+    )
+    return Speed(
+        ends_with=ENDS[key[1]],
+        group=content.strings.get(key[0], ""),
+        count=cells["steps_recorded"],
+        sample_bits=cells["sample_bits"],
+        kept=kept,
+        totals=totals,
+        core_time=core_time if cells["trained_ns"] else None,
+        surroundings=read_or_none(Surroundings, find_note(notes, "surroundings")),
+        data_parallel=read_all(DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
+        hand_reduced=read_or_none(HandReduced, find_note(notes, "hand_reduced")),
+        # The last note counts: it is written again from time to time.
+        collected_at=read_or_none(Frame, find_note(reversed(notes), "collected").get("frame")),
+        device=read_device_steps(notes),
+    )
+
+
+def read_device_steps(notes: Sequence[dict[str, Any]]) -> DeviceSteps | None:
+    """Return the steps, or None if none was measured. The last note counts."""
+    columns = unpack_columns(str(find_note(reversed(notes), "device_steps").get("columns", "")))
+    rows = [row for row in _lists(columns.get("rows")) if len(row) == len(DEVICE_COLUMNS)]
+    if not rows:
+        return None
+    by_name = dict(zip(DEVICE_COLUMNS, zip(*rows, strict=True), strict=True))
+    return DeviceSteps(
+        numbers=by_name["number"], device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in DEVICE_PHASES},
+        host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in DEVICE_PHASES}, data_ms=_ms(by_name["data_us"]),
+        data_cpu_ms=_ms(by_name["data_cpu_us"]), gc_ms=_ms(by_name["gc_us"]), input_rows=by_name["rows"],
+        input_numel=by_name["numel"], reductions=by_name["reductions"], backwards=by_name["backwards"],
+        behind=by_name["behind"],
+        exposed_ms={row[0]: row[1] / 1e3 for row in _lists(columns.get("reduced")) if len(row) == 2},
+    )  # fmt: skip
+
+
+def _lists(value: Any) -> list[list[int]]:
+    rows = value if isinstance(value, list) else []
+    return [row for row in rows if isinstance(row, list) and all(isinstance(one, int) for one in row)]
+
+
+def _ms(column_us: Sequence[int]) -> tuple[float, ...]:
+    return tuple(us / 1e3 for us in column_us)
+
+
+def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...]:
+    """Return what was read of each DDP model, in the order of their first reductions. A model's last note counts."""
+    last = {whole_or_0(note.get("n")): note for note in notes if note.get("k") == "gradient_times"}
+    found = []
+    for _, note in sorted(last.items()):
+        columns = unpack_columns(str(note.get("columns", "")))
+        columns = {name: column for name, column in columns.items() if isinstance(column, list)}
+        sizes, ready, buckets = (
+            tuple(n for n in columns.get(name, ()) if isinstance(n, int)) for name in ("sizes", "ready", "buckets")
+        )
+        if sizes and len(sizes) == len(ready):  # else it is damaged
+            found.append(
+                read_record(
+                    GradientTimes,
+                    note,
+                    sizes_bytes=sizes,
+                    ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),
+                    bucket_bytes=buckets,
+                    compute_end_ms=whole_or_0(note.get("compute_us")) / 1e3,
+                    exposed_ms=whole_or_0(note.get("exposed_us")) / 1e3,
+                )
+            )
+    return tuple(found)
+
+
+def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
+    """Return the models in the order of their construction. Equal models have their rows in one note only."""
+    wrapped = [note for note in notes if note.get("k") == "ddp" and note.get("digest")]
+    packed = {str(note["digest"]): str(note["rows"]) for note in wrapped if note.get("rows")}
+    return tuple(read_record(ModelSeen, note, tensors=unpack(packed.get(str(note["digest"]), ""))) for note in wrapped)
+
+
+def read_parameters(notes: list[dict[str, Any]]) -> tuple[TensorSeen, ...]:
+    """Return the parameters that optimizers train without DDP."""
+    packed = [str(note["rows"]) for note in notes if note.get("k") == "named" and note.get("rows")]
+    return tuple(tensor for rows in packed for tensor in unpack(rows))
+
+
+@lru_cache(maxsize=64)
+def unpack(packed: str) -> tuple[TensorSeen, ...]:
+    """Return the rows of a model, or () if they are missing or damaged; ranks with equal models share the cache."""
+    try:
+        return tuple(
+            TensorSeen(
+                name=str(name),
+                shape=None if shape is None else tuple(map(int, shape)),
+                dtype=str(dtype),
+                requires_grad=bool(requires_grad),
+                is_buffer=kind == "b",
+            )
+            for kind, name, shape, dtype, requires_grad in _unpacked(packed)
+        )
+    except (ValueError, TypeError):
+        return ()
+
+
+def unpack_columns(packed: str) -> dict[str, Any]:
+    """Return the packed part of a note, or {} if it is damaged."""
+    columns = _unpacked(packed)
+    return columns if isinstance(columns, dict) else {}
+
+
+def _unpacked(packed: str) -> Any:
+    try:
+        return json.loads(zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES))
+    except (binascii.Error, zlib.error, ValueError):
+        return []
+
+
+def read_unfinished(notes: list[dict[str, Any]]) -> ReducerSaid | None:
+    """Return what the last backward left out, for the first model whose last note still says so."""
+    last: dict[tuple[str, Any], ReducerSaid | None] = {}
+    for note in notes:
+        if note.get("k") == "unfinished":
+            last[str(note.get("group")), note.get("model")] = read_or_none(ReducerSaid, note)
+    return next((said for said in last.values() if said is not None), None)
+
+
+def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
+    """Return the findings in the order in which they were made, or None if gradients were not checked.
+
+    The recorder notes a finding again when it learns more about it, so the last note of each counts.
+    """
+    found = {note["id"]: note for note in notes if note.get("k") == "nonfinite" and isinstance(note.get("id"), int)}
+    if not found and not any(note.get("k") == "gradients" for note in notes):
+        return None
+    return read_all(NonFinite, list(found.values()))
+
+
+def read_process_causes(
+    seen: ProcessCauses | None, notes: list[dict[str, Any]], evidence: dict[str, Any]
+) -> ProcessCauses | None:  # fmt: skip
+    """Return all known causes for one rank, or None if there are none; ``seen`` is what the watcher saw."""
+    ends = [note for note in notes if note.get("k") == "child_end" and isinstance(note.get("code"), int)]
+    reaped = [ended_child(int(note["pid"]), note["code"], reaped=True) for note in ends]
+    noted = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
+    at_error = read_or_none(AtError, noted)
+    path = lock_of(evidence)[0]
+    sought = evidence.get("store")  # the store that it is connecting to, as its recorder says
+    store = None
+    if isinstance(sought, dict) and isinstance(sought.get("port"), int) and isinstance(sought.get("rank"), int):
+        store = read_record(StoreSought, sought, given=sought.get("given") or None)
+    if seen is None and not reaped and at_error is None and not path and store is None:
+        return None
+    seen = seen or ProcessCauses()
+    ended = {child.pid: child for child in (*seen.lost_children, *reaped)}
+    return replace(
+        seen, lost_children=tuple(ended.values())[-MOST_CHILDREN:], lock_path=path, store=store, at_error=at_error
+    )

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
-from ddpdoctor.collect.rank import RankContext, believed, find_answers, read_rank
-from ddpdoctor.collect.rank_calls import read_rings
-from ddpdoctor.collect.rank_steps import errors_of_child, find_children
-from ddpdoctor.collect.recorded import read_all
+from ddpdoctor.collect.rank import RankContext, find_answers, read_rank
+from ddpdoctor.collect.recorded import believed, errors_of_child, find_children, read_all, read_rings
 from ddpdoctor.collect.run_files import (
     CONTROL_FLOW_NAME,
     DAMAGED,
+    FOLDERS,
     MACHINE_NAME,
     AgentLog,
     End,
-    check_folders,
     load,
     load_json,
     log_of,
@@ -65,17 +62,16 @@ from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-    from typing import TypeVar
 
     from ddpdoctor.collect.rank import Answers
-    from ddpdoctor.collect.rank_calls import Rings
     from ddpdoctor.model.facts import NcclLine
     from ddpdoctor.recorder.storage import ring_reading
 
     Entries = Sequence[dict[str, Any]]  # what the agent of one node logged in all attempts
-    Timed = TypeVar("Timed", Job, Rank)
+    # What was seen of another node, its folder, the attempt by its own count, and its job by the reporting node's clock
+    _Node = tuple[NodeSeen, Path, int | None, Job]
 
 JUDGED_ATTEMPTS = 10  # How many earlier attempts we judge. Without a limit, each restart would make the report slower.
 NODES_NAME = "nodes.json"
@@ -99,9 +95,9 @@ class RunFolder:
     run: Run
     end: JobEnd | None  # None if the watcher was killed or the job still runs
     agent: Sequence[dict[str, Any]]  # the log of torch's elastic agent
-    rings: Rings
+    contents: dict[int, ring_reading.RingContent]  # the rings, by pid
     answers: Answers
-    lost: dict[int, str]  # why a process could not be recorded, by pid
+    lost: dict[int, str]  # why a process could not be recorded, or its ring not be read, by pid
     machine: Node | None
     control_flow: tuple[ControlFlow, ...]
     nccl_lines: tuple[NcclLine, ...]
@@ -114,21 +110,29 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
     Raises:
         UserError: the folder is not a run folder, or is damaged.
     """
-    check_folders(folder)
+    for name in FOLDERS:  # a link could lead anywhere
+        part = folder / name
+        if part.is_symlink() or (part.exists() and not is_folder(part)):
+            raise UserError(
+                f"{folder} is damaged: {name} in it is not a folder, or is a link",
+                help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
+            )
     run = _read_run(folder)
-    with _wall(folder):
-        found = {}
+    try:
+        contents, lost = read_rings(folder, kept=kept)
         for path in folder.glob("lost-*"):
             pid = path.name.split("-")[1]
             if pid.isascii() and pid.isdecimal():
-                found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
+                lost[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
         return RunFolder(
             path=folder, run=run, end=load(JobEnd, folder / END_NAME), agent=read_entries(folder / "agent.jsonl"),
-            rings=read_rings(folder, kept=kept), answers=find_answers(folder / "evidence"), lost=found,
+            contents=contents, answers=find_answers(folder / "evidence"), lost=lost,
             machine=load(Node, folder / MACHINE_NAME),
             control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
             nccl_lines=read_warnings(folder), reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
         )  # fmt: skip
+    except Exception as error:
+        raise _damage(folder, error) from error
 
 
 def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
@@ -137,18 +141,57 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
     Raises:
         UserError: the folder is damaged.
     """
-    with _wall(folder.path):
-        return _job_of(folder, attempt)
-
-
-@contextmanager
-def _wall(folder: Path) -> Iterator[None]:
-    """Turn any exception into a ``UserError`` that names the folder."""
     try:
-        yield
-    except Exception as error:  # damaged files can raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder} is damaged, and cannot be judged ({reason})") from error
+        run, path, contents = folder.run, folder.path, folder.contents
+        watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
+        sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
+        notes = [note for content in contents.values() for note in content.notes]
+        coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
+        known = agent.ends | {end.pid: end for end in read_all(End, coded)}
+        pid, code = watch.launcher_pid, watch.launcher_status
+        if pid is not None and code is not None:  # the command itself may be a rank
+            known[pid] = End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
+        ends = find_ends(sources, contents, path, watch, known)
+        # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
+        stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
+        if not agent.started:
+            stops_ns.append(stop_of_others(sources, ends, watch))
+        stop_ns = min(filter(None, stops_ns), default=None)
+        context = RankContext(
+            run=folder, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
+            watch=watch, children=find_children(contents), agent_lacks=agent.lacks,
+            child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
+        )  # fmt: skip
+        ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
+        world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
+        # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
+        levels = [
+            str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")
+        ]
+        chosen = run.debug_level or "OFF"
+        writers = []
+        for one in (contents[source.pid] for source in sources if source.pid in contents):
+            began_ns, ended_ns = one.cells["started_ns"], watch.of(one.pid).ended_ns
+            writers.append(Writer(pid=one.pid, ticks=one.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
+        return Job(
+            now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
+            hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
+            world_size=believed(world_size) if world_size != 1 or not ranks else None, nnodes=nnodes,
+            local_ranks_expected=local_ranks, may_run_elsewhere=may_run_elsewhere, ended=watch.ended,
+            launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
+            interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
+            debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
+            torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
+            control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
+            speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
+        )  # fmt: skip
+    except Exception as error:
+        raise _damage(folder.path, error) from error
+
+
+def _damage(folder: Path, error: Exception) -> UserError:
+    """Return the error to raise for any exception while a run folder is read: damaged files can raise anything."""
+    return UserError(f"{folder} is damaged, and cannot be judged ({type(error).__name__}: {error})")
 
 
 def _read_run(folder: Path) -> Run:
@@ -168,57 +211,6 @@ def _read_run(folder: Path) -> Run:
         return decode(Run, plain)
     except WrongValue as wrong:
         raise UserError(f"{folder}: run.json is damaged: {wrong}") from wrong
-
-
-def _job_of(folder: RunFolder, attempt: int | None) -> Job:
-    run, path, contents = folder.run, folder.path, folder.rings.contents
-    watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
-    sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
-    notes = [note for content in contents.values() for note in content.notes]
-    coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
-    known = agent.ends | {end.pid: end for end in read_all(End, coded)}
-    pid, code = watch.launcher_pid, watch.launcher_status
-    if pid is not None and code is not None:  # the command itself may be a rank
-        known[pid] = End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
-    ends = find_ends(sources, contents, path, watch, known)
-    # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
-    stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
-    if not agent.started:
-        stops_ns.append(stop_of_others(sources, ends, watch))
-    stop_ns = min(filter(None, stops_ns), default=None)
-    context = RankContext(
-        folder=path, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
-        watch=watch, contents=contents, children=find_children(contents),
-        child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
-        answers=folder.answers, lost=folder.rings.damaged | folder.lost, agent_lacks=agent.lacks,
-    )  # fmt: skip
-    ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
-    world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
-    # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
-    levels = [str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")]
-    chosen = run.debug_level or "OFF"
-    written = [contents[source.pid] for source in sources if source.pid in contents]
-    writers = [
-        Writer(
-            pid=content.pid,
-            ticks=content.start_ticks,
-            began_ns=content.cells["started_ns"],
-            ended_ns=watch.of(content.pid).ended_ns,
-        )
-        for content in written
-    ]
-    return Job(
-        now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
-        hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
-        world_size=believed(world_size) if world_size != 1 or not ranks else None, nnodes=nnodes,
-        local_ranks_expected=local_ranks, may_run_elsewhere=may_run_elsewhere, ended=watch.ended,
-        launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
-        interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
-        debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
-        torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
-        control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
-        speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
-    )  # fmt: skip
 
 
 def _read_shape(
@@ -248,24 +240,13 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
     filled = []
     for rank in found:
-        known = [members.get(group.name, ()) for group in rank.groups]
-        own = [group.ranks or ranks for group, ranks in zip(rank.groups, known, strict=True)]
-        groups = tuple(
-            group if group.ranks is of_others else replace(group, ranks=shared.get(ranks, ranks))
-            for group, of_others, ranks in zip(rank.groups, known, own, strict=True)
-        )
-        filled.append(rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=groups))
+        groups = []
+        for group in rank.groups:
+            ranks = group.ranks or members.get(group.name, ())
+            ranks = shared.get(ranks, ranks)
+            groups.append(group if group.ranks is ranks else replace(group, ranks=ranks))
+        filled.append(rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=tuple(groups)))
     return tuple(filled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
-    """What another node recorded, with times on the reporting node's clock."""
-
-    seen: NodeSeen
-    folder: Path
-    attempt: int | None  # by that node's own count
-    job: Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,26 +285,20 @@ def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
     if members is None:
         return own
     members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(saved, one, members, attempt)))
-    others = [node for seen in members.nodes if (node := _read_node(saved, seen, attempt)) is not None]
+    others: list[_Node] = []
+    for seen in members.nodes:
+        other = saved.others.get(seen.number)
+        with suppress(UserError, NotThere):  # it is damaged, or of other attempts only
+            if other is not None:
+                there = attempt_elsewhere(saved.own.agent, other.agent, attempt)
+                job = job_of_node(other, there)
+                others.append((seen, other.path, there, shift_times(job, seen.clock_offset_ns or 0)))
     return _unite(own, members, others, saved.own.path, attempt)
 
 
 def read_job(folder: Path, attempt: int | None = None) -> Job:
     """Read a run folder and return the facts of one attempt; raises ``UserError`` like ``read_saved_run``."""
     return job_of(read_saved_run(folder), attempt)
-
-
-def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:
-    """Return what another node recorded, or None if that is missing, damaged, or of other attempts only."""
-    other = saved.others.get(seen.number)
-    if other is None:
-        return None
-    try:
-        there = attempt_elsewhere(saved.own.agent, other.agent, attempt)
-        job = job_of_node(other, there)
-    except (UserError, NotThere):
-        return None
-    return _Node(seen=seen, folder=other.path, attempt=there, job=shift_times(job, seen.clock_offset_ns or 0))
 
 
 def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
@@ -344,10 +319,10 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
 
 
 def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
-    jobs = [own, *(node.job for node in others)]
-    jobs_by_number = {node.seen.number: node.job for node in others}
+    jobs = [own, *(job for *_, job in others)]
+    jobs_by_number = {seen.number: job for seen, *_, job in others} | {members.own: own}
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
-    error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
+    error_ns = max((seen.clock_error_ns or 0 for seen, *_ in others), default=0)
     number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
     ranks = []
     for rank in (rank for job in jobs for rank in job.ranks):
@@ -358,7 +333,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         ranks.append(replace(rank, attempt=number, after_stop=after_stop) if is_other else rank)
     nodes = []
     for node in members.nodes:
-        job = own if node.number == members.own else jobs_by_number.get(node.number)
+        job = jobs_by_number.get(node.number)
         here = tuple(sorted({rank.rank for rank in job.ranks})) if job is not None else ()
         nodes.append(replace(node, gathered=job is not None, ranks=here or node.ranks))
     statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
@@ -373,14 +348,12 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         launcher_status=next((status for status in statuses if status), own.launcher_status),
         nccl_lines=tuple(line for job in jobs for line in job.nccl_lines),
         consistency=unite_consistency(
-            folder, attempt, [(node.folder, node.attempt) for node in others], [job.consistency for job in jobs]
+            folder, attempt, [(path, there) for _, path, there, _ in others], [job.consistency for job in jobs]
         ),
         members=replace(members, nodes=tuple(nodes)),
         elsewhere=tuple(
-            HostSeen(
-                host=node.job.host, causes=node.job.host_causes, machine=node.job.machine, reached=node.job.reached
-            )
-            for node in others
+            HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)
+            for *_, job in others
         ),
     )
 
@@ -427,22 +400,19 @@ def came_later(own: Entries, other: Entries, attempt: int | None) -> bool:
     return False
 
 
-def shift_times(record: Timed, ahead_ns: int) -> Timed:
-    """Return a job or a rank with its times moved to the reporting host's clock; its own is ``ahead_ns`` ahead."""
-    shifted: Timed = _shift(record, ahead_ns) if ahead_ns else record
-    return shifted
-
-
-def _shift(value: Any, ahead_ns: int) -> Any:
+def shift_times(value: Any, ahead_ns: int) -> Any:
+    """Return a job, or a part of it, with its times moved to the reporting host's clock; its own is ahead of it."""
+    if not ahead_ns:
+        return value
     if isinstance(value, CallLog):
         return value.shifted(ahead_ns)
     if isinstance(value, tuple):
-        return tuple(_shift(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
+        return tuple(shift_times(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
     new: dict[str, Any] = {}
-    for name in _names(type(value)):  # type: ignore[arg-type]
+    for name in (one.name for one in fields(value)):
         old = getattr(value, name)
         if not name.endswith("_ns"):
-            new[name] = _shift(old, ahead_ns) if type(old) in _HOLDERS else old
+            new[name] = shift_times(old, ahead_ns) if type(old) in _HOLDERS else old
         elif isinstance(old, tuple):
             new[name] = tuple(one - ahead_ns for one in old)
         elif isinstance(old, array):
@@ -454,11 +424,6 @@ def _shift(value: Any, ahead_ns: int) -> Any:
     return replace(value, **new)
 
 
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
-
-
 def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
     """Return each logger that the ranks use, as the lowest rank that uses it does.
 
@@ -468,7 +433,7 @@ def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
     folder = read_run_folder(run_dir)
     found: dict[str, Logger] = {}
     for rank in sorted(job_of_node(folder).ranks, key=lambda rank: rank.rank):
-        content = folder.rings.contents.get(rank.pid or 0)
+        content = folder.contents.get(rank.pid or 0)
         for note in content.notes if content is not None else ():
             name, place = note.get("logger"), note.get("place")
             if note.get("k") == "logger" and isinstance(name, str) and isinstance(place, dict):

@@ -15,24 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.proc import read_environment
-from ddpdoctor.collect.recorded import damaged_fields, read_record, whole_or_0
+from ddpdoctor.collect.recorded import damaged_fields, read_lacks, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
 from ddpdoctor.model.words import grouped
-from ddpdoctor.recorder.storage.files import (
-    check_json,
-    is_folder,
-    make_folder,
-    parse_json,
-    read_end,
-    read_plain,
-    write_whole,
-)
+from ddpdoctor.recorder.storage.files import check_json, make_folder, parse_json, read_end, read_plain, write_whole
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -113,17 +104,6 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return ""
 
 
-def check_folders(folder: Path) -> None:
-    """Raise ``UserError`` if a subfolder of a run folder is a link, which could lead anywhere."""
-    for name in FOLDERS:
-        part = folder / name
-        if part.is_symlink() or (part.exists() and not is_folder(part)):
-            raise UserError(
-                f"{folder} is damaged: {name} in it is not a folder, or is a link",
-                help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart:
     """The start of a worker."""
@@ -174,11 +154,6 @@ class AgentLog:
         return min((start.at for start in self.started.values()), default=None)
 
 
-def read_agent_log(path: Path) -> AgentLog:
-    """Return what the agent logged about the last attempt."""
-    return log_of(read_entries(path))
-
-
 def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> AgentLog:
     """Return what the agent logged about one attempt, by default the last."""
     wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
@@ -192,12 +167,6 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
         meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
         superseded_ns=min((e["at"] for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
-
-
-def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
-    noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
-    return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:

@@ -98,17 +98,20 @@ def _of_agent(
     begun_ns = min(start.at for start in started.values())
     of_attempt = {pid: c for pid, c in contents.items() if until_ns is None or _began(c) < until_ns}
     later = {pid: c for pid, c in of_attempt.items() if pid not in started and begun_ns <= _began(c)}
-    above = {pid: _ancestors(c, contents) for pid, c in later.items()}
-    worlds = [c for c in later.values() if _made_world(c) and not _is_helper(c, contents)]
+    above = {pid: set(_ancestors(c, contents)) for pid, c in later.items()}
+    outside = [c for c in later.values() if not _is_helper(c, contents)]
+    worlds = [c for c in outside if _made_world(c)]
     sources: list[Source] = []
     spawned: dict[int, RingContent] = {}
     for pid, start in started.items():
-        shell = pid not in contents
-        own = (
-            _behind_shell(start, [c for c in later.values() if not _is_helper(c, contents)], above)
-            if shell
-            else contents[pid]
-        )
+        own = contents.get(pid)
+        if own is None:
+            # The Python process that a shell runs as this rank: one that joined a group, else the latest. Of processes
+            # below each other, it is the outermost.
+            ranks = (c for c in outside if c.role == ring_layout.ROLE_RANK)
+            mine = [c for c in ranks if _number(_environment(c), RANK_VARIABLES) == start.rank]
+            outermost = [c for c in mine if above[c.pid].isdisjoint(one.pid for one in mine)]
+            own = max(outermost, key=lambda c: (_made_world(c), _began(c)), default=None)
         top = pid if own is None else own.pid
         below = [c for c in worlds if top in above[c.pid]]
         instead = _hands_over(own, start.rank, start.world_size, below, alone=len(started) == 1) if own else []
@@ -161,20 +164,6 @@ def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> boo
             if not any(isinstance(at, int) and at < _began(content) for at in left):
                 return True
     return False
-
-
-def _behind_shell(
-    start: WorkerStart, candidates: Iterable[RingContent], above: Mapping[int, list[int]]
-) -> RingContent | None:
-    """Return the Python process that a shell runs as this rank: one that joined a group, else the latest.
-
-    Of processes below each other, it is the outermost.
-    """
-    numbered = [c for c in candidates if c.role == ring_layout.ROLE_RANK]
-    mine = [c for c in numbered if _number(_environment(c), RANK_VARIABLES) == start.rank]
-    pids = {c.pid for c in mine}
-    outermost = [c for c in mine if not pids.intersection(above[c.pid])]
-    return max(outermost, key=lambda c: (_made_world(c), _began(c)), default=None)
 
 
 def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[Source]:

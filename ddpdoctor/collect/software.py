@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import start_torch_child
+from ddpdoctor.collect.bounded import start_torch_child, wait_for_program
 from ddpdoctor.model.launch import hide_login, is_listed
 from ddpdoctor.model.node import ConfFile, Software, TorchBuild
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -209,7 +209,7 @@ def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
     from ddpdoctor.collect.recorded import read_record
     from ddpdoctor.model.facts import signal_name
 
-    ended = child.wait(limit_s)
+    ended = wait_for_program(child, limit_s)
     status = ended.status
     said = [json.loads(line.removeprefix(MARK)) for line in ended.out.splitlines() if line.startswith(MARK)]
     if not said and status is None:

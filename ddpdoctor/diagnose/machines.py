@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side, start_torch_child
-from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_launch, seen_ranks
+from ddpdoctor.collect.launch import read_identity, read_process, seen_launch, seen_ranks
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
 from ddpdoctor.diagnose.report import check_report
@@ -458,10 +458,10 @@ def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report
     started_at = now()
     for text in wanted.expect_version:
         read_expected(text)
-    by_hand = ByHand(
-        nnodes=wanted.nnodes, node_rank=wanted.node_rank, master_addr=wanted.master_addr, master_port=wanted.master_port
-    )
-    launch = Launch() if wanted.alone else seen_launch(env, by_hand)
+    launch = Launch() if wanted.alone else seen_launch(
+        env, nnodes=wanted.nnodes, node_rank=wanted.node_rank, master_addr=wanted.master_addr,
+        master_port=wanted.master_port,
+    )  # fmt: skip
     rules = choose_rules(wanted.checks, wanted.skip)
     plan = ReadingPlan(
         sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch, torch_child=wanted.torch_child

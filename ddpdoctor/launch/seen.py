@@ -14,7 +14,7 @@ from ddpdoctor.collect.blocked import HostFacts, read_causes, read_lock_files, r
 from ddpdoctor.collect.connections import read_received, read_rows, read_sockets
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.limits import MEMORY_READERS
-from ddpdoctor.collect.rank_steps import FETCH_CELLS, errors_of_child, fetch_cells, owner_of
+from ddpdoctor.collect.recorded import FETCH_CELLS, errors_of_child, fetch_cells, owner_of
 from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import Memory, ProcessCauses, Receiving, Space, Work, WorkingChild

@@ -17,7 +17,7 @@ from ddpdoctor.collect import proc
 from ddpdoctor.collect.kernel import read_kernel_oom_pids
 from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.rank import find_answers, read_answer
-from ddpdoctor.collect.run_files import AgentLog, read_agent_log
+from ddpdoctor.collect.run_files import AgentLog, log_of, read_entries
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, Followed, describe
 from ddpdoctor.launch.node_messages import NodeProgress
 from ddpdoctor.launch.seen import CausesSeen, HoldUps, Receptions, Strangers, WorkersSeen
@@ -241,7 +241,7 @@ class JobWatch:
             return
         interval_s = (now_ns - self._followed_ns) / 1e9 if self._followed_ns else FOLLOW_EVERY_S
         self._followed_ns = now_ns
-        self.agent = read_agent_log(self.folder / "agent.jsonl")
+        self.agent = log_of(read_entries(self.folder / "agent.jsonl"))
         open_rings(self.folder / "rings", self.followed, now_ns)
         processes = proc.read_processes()
         alive = [process for process in self.followed.values() if process.ended_ns is None]

@@ -21,29 +21,18 @@ _SHARED = tuple(one.name for one in fields(CallKind))
 class CallLog(Sequence[Call]):
     """Calls in the order in which they began. A ``Call`` is built on access and is not kept.
 
-    Each column has one entry per call. ``which`` is the position in ``kinds``. ``numbers`` is the call's number within
-    the group; for a phase, it is how many collectives had begun (negative if unknown). Times are in nanoseconds.
+    The columns are ``which``, ``indexes``, ``numbers``, ``started_ns`` and ``ended_ns``, each with one entry per call.
+    ``which`` is the position in ``kinds``. ``numbers`` is the call's number within the group; for a phase, it is how
+    many collectives had begun (negative if unknown). Times are in nanoseconds.
     ``ended_ns`` is 0 while a call is open. ``ahead_ns`` is how far the clock of the columns is ahead of that of the
     calls: logs of a job with thousands of ranks share their columns with the rings instead of copying them.
     """
 
-    def __init__(
-        self,
-        *,
-        kinds: tuple[CallKind, ...],
-        which: Sequence[int],
-        indexes: Sequence[int],
-        numbers: Sequence[int],
-        started_ns: Sequence[int],
-        ended_ns: Sequence[int],
-    ) -> None:
+    def __init__(self, kinds: tuple[CallKind, ...], columns: Iterable[Sequence[int]], ahead_ns: int = 0) -> None:
         self.kinds = kinds
-        self.which = which
-        self.indexes = indexes
-        self.numbers = numbers
-        self.ahead_ns = 0
-        self._started_ns = started_ns
-        self._ended_ns = ended_ns
+        self.ahead_ns = ahead_ns
+        self._columns = tuple(columns)
+        self.which, self.indexes, self.numbers, self._started_ns, self._ended_ns = self._columns
 
     @property
     def started_ns(self) -> Sequence[int]:
@@ -70,16 +59,16 @@ class CallLog(Sequence[Call]):
     def __getitem__(self, at: int | slice) -> Call | CallLog:
         """Return one call, or a packed slice of calls."""
         if isinstance(at, slice):
-            return self._of_columns((column[at] for column in self._columns()), self.ahead_ns)
+            return CallLog(self.kinds, (column[at] for column in self._columns), self.ahead_ns)
         kind = self.kinds[self.which[at]]
-        number, ended_ns = self.numbers[at], self._ended_ns[at]
+        number, ended_ns, is_phase = self.numbers[at], self._ended_ns[at], kind.op in PHASES
         return Call(
             **shared_fields(kind),
             index=self.indexes[at],
-            seq=number if kind.numbered and number > 0 else None,
+            seq=number if kind.group and not is_phase and number > 0 else None,
             started_ns=self._started_ns[at] - self.ahead_ns,
             ended_ns=ended_ns - self.ahead_ns if ended_ns else None,
-            begun=number if kind.op in PHASES and kind.op != "work_wait" and number >= 0 else None,
+            begun=number if is_phase and kind.op != "work_wait" and number >= 0 else None,
             awaits=number if kind.op == "work_wait" and number > 0 else None,
         )
 
@@ -91,12 +80,13 @@ class CallLog(Sequence[Call]):
         """Return the calls that have ended."""
         places, before = self._open_places, len(self) - len(self._open_places)
         if not places or places[0] == before:  # the first entries of each column, without a copy
-            views = (memoryview(one) if isinstance(one, array) else one for one in self._columns())
-            return self._of_columns((view[:before] for view in views), self.ahead_ns)
+            views = (memoryview(one) if isinstance(one, array) else one for one in self._columns)
+            return CallLog(self.kinds, (view[:before] for view in views), self.ahead_ns)
         chosen = bytearray(b"\1") * len(self)
         for at in places:
             chosen[at] = 0
-        return self._of_columns((array("q", compress(column, chosen)) for column in self._columns()), self.ahead_ns)
+        columns = (array("q", compress(column, chosen)) for column in self._columns)
+        return CallLog(self.kinds, columns, self.ahead_ns)
 
     def open(self) -> tuple[Call, ...]:
         """Return the calls that have not ended."""
@@ -104,7 +94,7 @@ class CallLog(Sequence[Call]):
 
     def shifted(self, ahead_ns: int) -> CallLog:
         """Return the calls by another clock; that of this log is ``ahead_ns`` ahead of it."""
-        return self._of_columns(self._columns(), self.ahead_ns + ahead_ns)
+        return CallLog(self.kinds, self._columns, self.ahead_ns + ahead_ns)
 
     @cached_property
     def _open_places(self) -> list[int]:
@@ -136,17 +126,6 @@ class CallLog(Sequence[Call]):
         at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
         return None if at is None else self[at]
 
-    def _columns(self) -> tuple[Sequence[int], ...]:
-        return self.which, self.indexes, self.numbers, self._started_ns, self._ended_ns
-
-    def _of_columns(self, columns: Iterable[Sequence[int]], ahead_ns: int) -> CallLog:
-        which, indexes, numbers, started_ns, ended_ns = columns
-        log = CallLog(
-            kinds=self.kinds, which=which, indexes=indexes, numbers=numbers, started_ns=started_ns, ended_ns=ended_ns
-        )
-        log.ahead_ns = ahead_ns
-        return log
-
 
 def pack_calls(calls: Sequence[Call]) -> CallLog:
     """Return calls packed. A ``CallLog`` is returned unchanged."""
@@ -155,14 +134,14 @@ def pack_calls(calls: Sequence[Call]) -> CallLog:
     places: dict[CallKind, int] = {}
     which = array("L", [places.setdefault(kind_of(call), len(places)) for call in calls])
     known = ((call.seq, call.begun, call.awaits) for call in calls)
-    return CallLog(
-        kinds=tuple(places),
-        which=which,
-        indexes=array("Q", [call.index for call in calls]),
-        numbers=array("q", [next((one for one in numbers if one is not None), -1) for numbers in known]),
-        started_ns=array("Q", [call.started_ns for call in calls]),
-        ended_ns=array("Q", [call.ended_ns or 0 for call in calls]),
+    columns = (
+        which,
+        array("Q", [call.index for call in calls]),
+        array("q", [next((one for one in numbers if one is not None), -1) for numbers in known]),
+        array("Q", [call.started_ns for call in calls]),
+        array("Q", [call.ended_ns or 0 for call in calls]),
     )
+    return CallLog(tuple(places), columns)
 
 
 def kind_of(call: Call) -> CallKind:

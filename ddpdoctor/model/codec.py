@@ -166,21 +166,15 @@ def _decoder(hint: Any) -> Convert:
     raise TypeError(f"{hint!r} cannot be received")
 
 
-def _plain_decoder(kind: type, name: str) -> Convert:
+def _plain_decoder(kind: type) -> Convert:
     def decode_plain(plain: Any) -> Any:
         if type(plain) is not kind:
-            raise _wrong(name, plain)
+            raise _wrong(_name(kind), plain)
+        if kind is int and plain not in INTEGERS:
+            raise WrongValue("it has more than 64 bits")
         return plain
 
     return decode_plain
-
-
-def _decode_int(plain: Any) -> int:
-    if type(plain) is not int:
-        raise _wrong("a whole number", plain)
-    if plain not in INTEGERS:
-        raise WrongValue("it has more than 64 bits")
-    return plain
 
 
 def _decode_float(plain: Any) -> float:
@@ -204,10 +198,7 @@ def _decode_any(plain: Any) -> Any:
 
 _PLAIN: dict[Any, Convert] = {
     Any: _decode_any,
-    str: _plain_decoder(str, "a text"),
-    int: _decode_int,
-    bool: _plain_decoder(bool, "true or false"),
-    type(None): _plain_decoder(type(None), "nothing"),
+    **{kind: _plain_decoder(kind) for kind in (str, int, bool, type(None))},
     float: _decode_float,
 }
 
@@ -334,17 +325,14 @@ def field_hints(kind: Any) -> dict[str, Any]:
         try:
             found = typing.get_type_hints(kind, localns=names)
         except NameError as missing:
-            names[str(missing.name)] = _find_class(str(missing.name))
+            name = str(missing.name)
+            module = _modules_by_class().get(name)
+            if module is None:
+                raise TypeError(f"there is no class {name} in ddpdoctor.model") from missing
+            # Only its module is imported, because importing all is slow.
+            names[name] = getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
         else:
             return {one.name: found[one.name] for one in fields(kind)}
-
-
-def _find_class(name: str) -> Any:
-    """Return a class of ``ddpdoctor.model`` by name. Only its module is imported, because importing all is slow."""
-    module = _modules_by_class().get(name)
-    if module is None:
-        raise TypeError(f"there is no class {name} in ddpdoctor.model")
-    return getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
 
 
 @cache

@@ -6,7 +6,7 @@ stood in for. ProcessGroupNCCL, which is "nccl" in 2.6 and 2.13, needs a GPU: it
 
 from dataclasses import dataclass, replace
 
-from ddpdoctor.collect.rank_calls import device_times, noted_times, pending_on_device, read_flight
+from ddpdoctor.collect.recorded import device_times, pending_on_device, read_flight
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.evidence import Called, Operation, Seen, Spot, Trouble, Who
@@ -191,11 +191,11 @@ def paced(b, durations_ms, count=120, members=(0, 1, 2)):
 
 def test_what_a_rank_noted_before_it_ended_its_groups_is_read_and_damage_passed_over():
     rows = [["0", 1, "all_reduce", 2.5], ["0", 2, "_all_gather_base", 3], ["0", "2", "x", 1.0], 7, ["0", 3, "y", -1.0]]
-    found = noted_times([{"k": "device_times", "rows": rows, "at": 1}])
+    found = device_times(read_flight({}), [{"k": "device_times", "rows": rows, "at": 1}])
     assert [(one.seq, one.op, one.ran_ms) for one in found] == [
         (1, "all_reduce", 2.5), (2, "all_gather_into_tensor", 3.0),
     ]  # fmt: skip
-    assert noted_times([]) == noted_times([{"k": "device_times", "rows": None}]) == ()
+    assert device_times(read_flight({})) == device_times(read_flight({}), [{"k": "device_times", "rows": None}]) == ()
 
 
 def slow_kernel(b):

@@ -15,7 +15,7 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.collect import gpus as facts
-from ddpdoctor.collect.bounded import TORCH_PROBE, ChildEnd, ChildProcess, start_torch_child
+from ddpdoctor.collect.bounded import TORCH_PROBE, ChildEnd, start_module, start_torch_child
 from ddpdoctor.collect.bounded import run_child as run_nvml_child
 from ddpdoctor.collect.gpus import (
     HUNG,
@@ -284,7 +284,7 @@ def test_a_child_that_was_started_before_and_no_torch_at_all(tmp_path):
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
     env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
-    build = wait_for_torch(ChildProcess((TORCH_PROBE,), env, flags=("-S",)), 60.0)
+    build = wait_for_torch(start_module((TORCH_PROBE,), env, flags=("-S",)), 60.0)
     assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
 
 

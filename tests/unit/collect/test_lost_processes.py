@@ -29,7 +29,7 @@ from ddpdoctor.collect.launch import read_identity
 from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.proc import read_exit_code
-from ddpdoctor.collect.rank import parse_stacks, split_fatal, struck_thread
+from ddpdoctor.collect.rank import parse_stacks, split_dump
 from ddpdoctor.collect.run_files import End, WatchedJob, parse_watch
 from ddpdoctor.collect.run_ranks import Source, find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.system import ReadingPlan, System, read_text
@@ -293,12 +293,12 @@ ROOTS = ("/usr/lib/python3.11/",)
 @CASES
 def fatal_dumps():
     """A thread of C++ alone is not the one that was hit, and damaged text gives no stack."""
-    before, fatal = split_fatal("Thread 0x1 (most recent call first):\n" + FATAL)
-    assert split_fatal("nothing of note\n") == ("nothing of note\n", "")
+    before, fatal, struck = split_dump("Thread 0x1 (most recent call first):\n" + FATAL)
+    assert split_dump("nothing of note\n") == ("nothing of note\n", "", "")
     return {
         "before it": before, "fatal": parse_stacks(fatal, 0x7F22, ROOTS),
-        "the thread that was hit": parse_stacks(struck_thread(FATAL), 0x7F11, ROOTS),
-        "a thread of C++ alone": struck_thread(FATAL.replace("Current thread", "Thread")),
+        "the thread that was hit": parse_stacks(struck, 0x7F11, ROOTS),
+        "a thread of C++ alone": split_dump(FATAL.replace("Current thread", "Thread"))[2],
         "damaged": parse_stacks("\x00\x01 File nonsense\n  File broken line\n", 1, ROOTS),
     }  # fmt: skip
 
@@ -327,9 +327,9 @@ time.sleep(60)
 def test_a_real_abort_shows_whether_python_sent_it(who: str) -> None:
     program = f"import faulthandler; faulthandler.enable()\n{ABORTS[who]}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    fatal = split_fatal(done.stderr)[1]
+    _, fatal, struck = split_dump(done.stderr)
     assert fatal
-    assert bool(struck_thread(fatal)) is (who == "the main thread")
+    assert bool(struck) is (who == "the main thread")
 
 
 # What the kernel says a connection has received, of both families.

@@ -16,6 +16,7 @@ import types
 import typing
 import zlib
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,21 @@ import torch
 
 from ddpdoctor.collect import recorded
 from ddpdoctor.collect.proc import Process
-from ddpdoctor.collect.rank_calls import Recorded, device_times, pending_on_device, read_dump, read_flight
-from ddpdoctor.collect.rank_steps import read_gradient_times, read_models, read_parameters, read_process_causes, unpack
-from ddpdoctor.collect.recorded import read_all, read_frame, read_or_none, read_record
+from ddpdoctor.collect.recorded import (
+    Recorded,
+    device_times,
+    pending_on_device,
+    read_all,
+    read_dump,
+    read_flight,
+    read_gradient_times,
+    read_models,
+    read_or_none,
+    read_parameters,
+    read_process_causes,
+    read_record,
+    unpack,
+)
 from ddpdoctor.collect.run import read_job, shift_times
 from ddpdoctor.collect.run_files import (
     MAX_SOURCE_BYTES,
@@ -40,7 +53,7 @@ from ddpdoctor.collect.run_files import (
 )
 from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
-from ddpdoctor.model.codec import _find_class, _modules_by_class, encode
+from ddpdoctor.model.codec import _modules_by_class, encode
 from ddpdoctor.model.facts import Call, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
@@ -79,7 +92,7 @@ def damage_costs_its_field_and_no_other():
     sound = {"what": "static", "names": ["w"], "count": 1, "of": 2, "frame": WRITTEN}
     assert read_or_none(ReducerSaid, {"what": 3}) is None
     return {
-        "frames": [[f"{entry}:", read_frame(entry)] for entry in frames],
+        "frames": [[f"{entry}:", read_or_none(Frame, entry)] for entry in frames],
         "an error": read_record(Raised, note, message="m"),
         "what the reducer said": read_all(ReducerSaid, [sound, {"what": 3}, "x"]),
         "what the watcher saw": parse_watch({"now_ns": 7, "processes": {"42": SEEN, "x": SEEN, "43": 3}}).processes,
@@ -335,7 +348,8 @@ def fill(kind, name="", above=()):
         return None
     inner = [one for one in typing.get_args(kind) if one not in {type(None), Ellipsis}]
     if dataclasses.is_dataclass(kind):
-        names = {**vars(typing), **{name: _find_class(name) for name in _modules_by_class()}}
+        models = ((name, import_module(f"ddpdoctor.model.{module}")) for name, module in _modules_by_class().items())
+        names = {**vars(typing), **{name: getattr(module, name) for name, module in models}}
         hints = typing.get_type_hints(kind, localns=names)
         above = (*above, kind)
         return kind(**{field.name: fill(hints[field.name], field.name, above) for field in dataclasses.fields(kind)})

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from ddpdoctor.collect import proc
-from ddpdoctor.collect.launch import ByHand, effective_environment, read_node_launch, seen_launch, seen_ranks
+from ddpdoctor.collect.launch import effective_environment, read_node_launch, seen_launch, seen_ranks
 from ddpdoctor.collect.live import _passes_of, find_record, find_runs, is_watched, read_live
-from ddpdoctor.collect.rank_steps import read_first_step
+from ddpdoctor.collect.recorded import read_first_step
 from ddpdoctor.collect.run import (
     BEATS_NS,
     NotThere,
@@ -62,28 +62,24 @@ SALLOC_SHELL = {
 BATCH_SHELL = {**SALLOC_SHELL, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2"}
 
 
-def seen(env, **options):
-    return seen_launch(env, ByHand(**options))
-
-
 OWN = {**ENV, "MASTER_ADDR": "127.0.0.1", "DDPDOCTOR_RANKS": "4711"}
 
 
 def launched(env, **options):
     """Return the launch that is seen, and whether it gathers its nodes."""
-    launch = seen(env, **options)
+    launch = seen_launch(env, **options)
     return [launch, f"gathers: {launch.gathers}"]
 
 
 def test_ranks_are_seen_where_their_launch_is():
-    assert (seen_ranks(TORCHRUN), seen_ranks(STEP)) == (seen(TORCHRUN), seen(STEP))
+    assert (seen_ranks(TORCHRUN), seen_ranks(STEP)) == (seen_launch(TORCHRUN), seen_launch(STEP))
 
 
 def test_the_port_of_a_step_is_below_those_that_linux_hands_out():
-    ports = {seen({**STEP, "SLURM_JOB_ID": str(job)}).port for job in range(0, 10**6, 997)}
+    ports = {seen_launch({**STEP, "SLURM_JOB_ID": str(job)}).port for job in range(0, 10**6, 997)}
     assert min(ports) >= 16384
     assert max(ports) < 32768
-    assert seen(STEP).port != seen({**STEP, "SLURM_STEP_ID": "3"}).port
+    assert seen_launch(STEP).port != seen_launch({**STEP, "SLURM_STEP_ID": "3"}).port
 
 
 NONE = [
@@ -95,7 +91,7 @@ NONE = [
 
 
 def test_no_launcher_and_a_rank_that_does_not_know_all_is_none():
-    assert [(seen(env), seen(env).gathers) for env in NONE] == [(Launch(), False)] * len(NONE)
+    assert [(seen_launch(env), seen_launch(env).gathers) for env in NONE] == [(Launch(), False)] * len(NONE)
     for missing in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env = {name: value for name, value in OWN.items() if name != missing}
         assert seen_ranks(env).launcher is Launcher.NONE

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.launch import EXCHANGE_PORTS, ByHand, seen_launch
+from ddpdoctor.collect.launch import EXCHANGE_PORTS, seen_launch
 from ddpdoctor.exchange.wire import job_token
 from ddpdoctor.launch.command_line import TORCHRUN_OPTIONS, ask_torchrun, split_command
 from ddpdoctor.launch.placement import is_own_host, number_first, place
@@ -88,7 +88,7 @@ def test_a_node_where_the_store_is_to_be_is_the_first() -> None:
 
 
 def test_a_step_meets_where_all_verbs_of_it_do_with_one_token() -> None:
-    found, launch = placed("t.py | STEP"), seen_launch(STEP, ByHand())
+    found, launch = placed("t.py | STEP"), seen_launch(STEP)
     assert (found.port, found.hosts) == (launch.port, launch.hosts)
     assert found.token == job_token(launch, {})
     first, count = EXCHANGE_PORTS

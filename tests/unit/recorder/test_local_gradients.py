@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.collect.rank_steps import read_nonfinite
+from ddpdoctor.collect.recorded import read_nonfinite
 from ddpdoctor.model.consistency import Origin
 from ddpdoctor.recorder import gradient_checks
 from ddpdoctor.recorder.gradient_checks import LONG_ROW, MAX_NOTED, has_finite_sum, pieces_of, tensors_in

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.collect.rank_steps import read_device_steps
+from ddpdoctor.collect.recorded import read_device_steps
 from ddpdoctor.recorder import calls, device_times, fingerprinting, functional, gradient_checks, step_clock, steps
 from ddpdoctor.recorder.device_times import STEPS_ONE_IN, GpuClock
 from ddpdoctor.recorder.fingerprint import Reader, _of_known_dtype

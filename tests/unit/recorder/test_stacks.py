@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from torch.utils.file_baton import FileBaton
 
 from ddpdoctor.collect.proc import read_io
-from ddpdoctor.collect.rank_steps import errors_of_child
+from ddpdoctor.collect.recorded import errors_of_child
 from ddpdoctor.recorder import errors, frames, waits
 from ddpdoctor.recorder.errors import reason_of
 from ddpdoctor.recorder.sampler import Sampler, write_quietly

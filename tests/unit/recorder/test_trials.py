@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from ddpdoctor.collect.rank_steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
+from ddpdoctor.collect.recorded import fetch_cells, find_children, read_fetches, read_lines, read_steps
 from ddpdoctor.launch.seen import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
 from ddpdoctor.recorder import loaders, step_clock, steps, tune_trial
