@@ -266,7 +266,16 @@ def check_rank_set(fleet: Fleet) -> Answer:
     if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
         problems += misnumbered(fleet, fleet.world_size)
         return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
-    problems += [*_twice(fleet, fleet.world_size), *_too_high(fleet, fleet.world_size)]
+    problems += _twice(fleet, fleet.world_size)
+    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < fleet.world_size]
+    if outside:
+        problems.append(Problem(
+            summary=f"{rank_list(rank for _, rank in outside)} {verb(outside, 'is', 'are')} out of range: ranks range "
+            f"from 0 to {fleet.world_size - 1}",
+            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
+            ranks=tuple(sorted({rank for _, rank in outside})),
+            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
+        ))  # fmt: skip
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
     seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
     return judged(problems, seen)
@@ -346,18 +355,6 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
         ranks=tuple(doubled),
         hosts=tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those)),
     )
-
-
-def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
-    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < size]
-    if outside:
-        ranks = [rank for _, rank in outside]
-        yield Problem(
-            summary=f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} out of range: ranks range from 0 to {size - 1}",
-            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
-            ranks=tuple(sorted(set(ranks))),
-            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
-        )
 
 
 NODE_RANK = "PET_NODE_RANK"  # torchrun reads --node-rank from this variable. It stands for that option here too.
@@ -548,9 +545,8 @@ def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem
 def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
     world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
     if world is not None and world != tasks and (tasks != nodes or rank is not None):
-        consequence = "there are more tasks than ranks"
-        if world > tasks:
-            consequence = f"they wait for {world - tasks} ranks that never start"
+        more = f"they wait for {world - tasks} ranks that never start"
+        consequence = more if world > tasks else "there are more tasks than ranks"
         yield Problem(
             summary=f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}",
             evidence=(show_variables(process, _SHOWN_OF_SLURM),),
