@@ -269,11 +269,12 @@ def check_rank_set(fleet: Fleet) -> Answer:
     problems += _twice(fleet, fleet.world_size)
     outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < fleet.world_size]
     if outside:
+        high = tuple(sorted({rank for _, rank in outside}))
         problems.append(Problem(
-            summary=f"{rank_list(rank for _, rank in outside)} {verb(outside, 'is', 'are')} out of range: ranks range "
-            f"from 0 to {fleet.world_size - 1}",
+            summary=f"{rank_list(high)} {verb(high, 'is', 'are')} out of range: ranks range from 0 to "
+            f"{fleet.world_size - 1}",
             fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
-            ranks=tuple(sorted({rank for _, rank in outside})),
+            ranks=high,
             hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
         ))  # fmt: skip
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
