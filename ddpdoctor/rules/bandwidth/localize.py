@@ -436,12 +436,9 @@ def _range(measure: Measure, low: float, high: float) -> str:
 
 
 @rule(
-    "DD402",
-    "slow-rank",
-    Severity.WARNING,
-    "A rank is slow with every other rank, or late to every call",
+    "DD402", "slow-rank", Severity.WARNING, "A rank is slow with every other rank, or late to every call",
     after=("wrong-data",),
-)
+)  # fmt: skip
 def check_slow_rank(measured: Measured) -> Answer:
     """Report a rank that is slow with every other rank, or that comes late to every call, while the others are fine."""
     bench, who = measured.bench, find_who(measured.bench)

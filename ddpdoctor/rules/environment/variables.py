@@ -116,15 +116,10 @@ def _draw(
 
 
 def _flaw_problem(flaw: Flaw, origin: str, fix: str, ranks: tuple[int, ...] = ()) -> Problem:
-    evidence = (origin, *flaw.evidence)
     return Problem(
-        summary=flaw.summary,
-        evidence=evidence,
-        fix=fix,
-        severity=flaw.severity,
-        confidence=flaw.confidence,
-        ranks=ranks,
-    )
+        summary=flaw.summary, evidence=(origin, *flaw.evidence), fix=fix, severity=flaw.severity,
+        confidence=flaw.confidence, ranks=ranks,
+    )  # fmt: skip
 
 
 def _shown(node: Node) -> str:
@@ -198,12 +193,8 @@ def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
             flaws = [find_unknown(name, context)]
         else:
             flaws = [question(variable, value, context) for question in QUESTIONS if variable.shown]
-        setting, line, path = (
-            f"{name}={show(value)}" if value else name,
-            file.lines.get(name, 0),
-            shlex.quote(file.path),
-        )
-        origin = f"{setting} is in line {line} of {file.path}; the environment does not show it"
+        line, path, setting = file.lines.get(name, 0), shlex.quote(file.path), f"{name}={show(value)}"
+        origin = f"{setting if value else name} is in line {line} of {file.path}; the environment does not show it"
         for flaw in flaws:
             if flaw is None:
                 continue

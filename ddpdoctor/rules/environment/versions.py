@@ -282,7 +282,8 @@ def check_nccl_loaded(node: Node) -> Answer:
         return skipped("torch is built without NCCL")
     if not build.nccl_libraries:
         return passed(f"NCCL {build.nccl}, part of torch itself")
-    path, loaded, found_by, severity = build.nccl_libraries[0], build.nccl_loaded, build.nccl_found_by, None
+    path, loaded, found_by = build.nccl_libraries[0], build.nccl_loaded, build.nccl_found_by
+    severity: Severity | None = None
     folder = path.rpartition("/")[0]
     if len(build.nccl_libraries) > 1:
         both = " and ".join(build.nccl_libraries)

@@ -186,13 +186,9 @@ HOW = {
 
 
 @rule(
-    "DD220",
-    "mesh",
-    Severity.ERROR,
-    "Nodes cannot connect to each other on the ports of Gloo and NCCL",
-    after=("iface-agree",),
-    group=CheckGroup.NETWORK,
-)
+    "DD220", "mesh", Severity.ERROR, "Nodes cannot connect to each other on the ports of Gloo and NCCL",
+    after=("iface-agree",), group=CheckGroup.NETWORK,
+)  # fmt: skip
 def check_mesh(meeting: Meeting) -> Answer:
     """Report pairs of nodes that cannot connect, and which host causes it."""
     if not meeting.rendezvous.complete:
@@ -424,18 +420,16 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
             given_up = "" if large is not None and large.contact is Contact.CONNECTED else "stopped after "
             took = f"{given_up}{took_s[key] * 1000:.0f} ms"
             lines.append(f"{_both(meeting, pairs[key])}: {say_rate(rates[key])}, {took}")
-        problems.append(
-            Problem(
-                kind="slow-link",
-                summary=f"data transfer is slow {_where(meeting, blame)}: "
-                f"{say_rate(min(rates[key] for key in blame.pairs))}, but another pair has {say_rate(rates[best])}",
-                hosts=hosts,
-                evidence=first_few(lines),
-                fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then "
-                "check the cable, the switch port and its rate limits",
-                confidence=_confidence(blame),
-            )
-        )
+        problems.append(Problem(
+            kind="slow-link",
+            summary=f"data transfer is slow {_where(meeting, blame)}: "
+            f"{say_rate(min(rates[key] for key in blame.pairs))}, but another pair has {say_rate(rates[best])}",
+            hosts=hosts,
+            evidence=first_few(lines),
+            fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then "
+            "check the cable, the switch port and its rate limits",
+            confidence=_confidence(blame),
+        ))  # fmt: skip
     return problems
 
 
@@ -450,24 +444,23 @@ def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Probl
         mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
         if mtu is not None:
             found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
+    stalled = []
+    for pair in bad:
+        if pair.small is None or pair.large is None:
+            continue
+        again = pair.large.retransmitted
+        small, large = say_size(pair.small.size_bytes), say_size(pair.large.size_bytes)
+        resent = f" ({again} segments were resent without success)" if again else ""
+        stalled.append(f"{_both(meeting, pair)}: {small} arrived, {large} stalled{resent}")
     return Problem(
         kind="mtu",
         summary=f"large packets are lost {_where(meeting, blame)}: small payloads arrive, but large ones do not",
         severity=Severity.ERROR,
         hosts=meeting.names(blame.nodes),
-        evidence=(*first_few(_stalled(meeting, pair) for pair in bad), *first_few(found)),
+        evidence=(*first_few(stalled), *first_few(found)),
         fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, is a workaround; ping -M do -s 1472 "
         f'{bad[0].address} tests the path MTU; allow ICMP "fragmentation needed" through the firewalls',
         confidence=_confidence(blame),
-    )
-
-
-def _stalled(meeting: Meeting, pair: NodePair) -> str:
-    assert pair.large is not None
-    assert pair.small is not None
-    return (
-        f"{_both(meeting, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
-        + (f" ({pair.large.retransmitted} segments were resent without success)" if pair.large.retransmitted else "")
     )
 
 
