@@ -286,14 +286,23 @@ def check_iface_up(node: Node) -> Answer:
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
     choice = choose(node, network)
-    problems = [*_nccl_down(node, network, others=bool(choice.nccl))]
+    of_nccl, of_gloo = _text(node, NCCL), _text(node, GLOO)
+    # Unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left
+    wanted = parse_nccl_list(of_nccl)
+    problems = [
+        _down("NCCL", one, network, f"{NCCL}={of_nccl}", severity=Severity.WARNING if choice.nccl else None)
+        for one in (network.interfaces if wanted.entries and not wanted.exclude else ())
+        if wanted.takes(one.name)
+        and not (one.addresses and one.running)
+        and (not choice.nccl or wanted.names(one.name))
+    ]
     by_name = {one.name: one for one in network.interfaces}
     problems += [
-        _down("Gloo", by_name[name], network, f"{GLOO}={_text(node, GLOO)}")
-        for name in parse_gloo_names(_text(node, GLOO))
+        _down("Gloo", by_name[name], network, f"{GLOO}={of_gloo}")
+        for name in parse_gloo_names(of_gloo)
         if name in by_name and not (by_name[name].addresses and by_name[name].running)
     ]
-    if not _text(node, GLOO):
+    if not of_gloo:
         idle = [pick.interface for pick in choice.gloo or () if not pick.interface.running]
         problems += [_down("Gloo", one, network, "the host name's address is on it") for one in idle]
     return judged(problems, str(choice))
@@ -302,20 +311,6 @@ def check_iface_up(node: Node) -> Answer:
 def _text(node: Node, name: str) -> str:
     setting = find_setting(node, node.first, name)
     return "" if setting is None or is_ignored(setting.value) else setting.value
-
-
-def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Problem]:
-    """Yield unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left."""
-    wanted = parse_nccl_list(_text(node, NCCL))
-    if wanted.exclude or not wanted.entries:
-        return
-    fitting = [one for one in network.interfaces if wanted.takes(one.name)]
-    unusable = [one for one in fitting if not one.addresses or not one.running]
-    named = [one for one in unusable if wanted.names(one.name)] if others else unusable
-    for interface in named:
-        yield _down(
-            "NCCL", interface, network, f"{NCCL}={_text(node, NCCL)}", severity=Severity.WARNING if others else None
-        )
 
 
 def _down(
@@ -352,7 +347,17 @@ def check_v4v6(fleet: Fleet) -> Answer:
     chosen = choices_of(fleet)
     problems = [problem for library in VARIABLES for problem in _mixed(library, chosen)]
     problems += _master_families(fleet)
-    problems += [problem for node, network, _ in chosen for problem in _without_family(node, network)]
+    for node, network, _ in chosen:
+        setting = find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
+        family = NCCL_FAMILIES.get(setting.value) if setting is not None else None
+        if setting is None or family is None:
+            continue
+        if all(pick.ip.is_loopback for pick in match_nccl(network, "^lo", family)):
+            there = (f"{one.name}: {', '.join(one.addresses) or 'no address'}" for one in network.interfaces[:8])
+            problems.append(Problem(
+                summary=f"{setting}: no interface of the node has an IPv{family} address", evidence=tuple(there),
+                fix=setting.removal, hosts=(node.host,),
+            ))  # fmt: skip
     nodes = "one node" if len(chosen) == 1 else f"{len(chosen)} nodes"
     families = sorted({f"{library} IPv{pick.ip.version}" for library, _, _, pick in first_picks(chosen)})
     return judged(problems, f"{', '.join(families) or 'no address'} on {nodes}")
@@ -407,18 +412,3 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
                 fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
                 hosts=(node.host,),
             )
-
-
-def _without_family(node: Node, network: Network) -> Iterator[Problem]:
-    setting = find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
-    family = NCCL_FAMILIES.get(setting.value) if setting is not None else None
-    if setting is None or family is None:
-        return
-    picks = [pick for pick in match_nccl(network, "^lo", family) if not pick.ip.is_loopback]
-    if not picks:
-        yield Problem(
-            summary=f"{setting}: no interface of the node has an IPv{family} address",
-            evidence=tuple(f"{one.name}: {', '.join(one.addresses) or 'no address'}" for one in network.interfaces[:8]),
-            fix=setting.removal,
-            hosts=(node.host,),
-        )

@@ -425,32 +425,31 @@ def check_driver_min(node: Node) -> Answer:
 def check_driver_lib_mismatch(node: Node) -> Answer:
     """Report driver libraries whose version differs from the kernel module's."""
     gpus = known(node.gpus)
-    if gpus is not None and gpus.init_error == MISMATCH:
-        return judged([_mismatch(node, "NVML says: driver/library version mismatch")], "NVML refuses to start")
-    if gpus is not None and gpus.devices:
-        return passed(f"NVML works with driver {driver_of(node)}")
-    if not nvidia_gpus(node):
-        return skipped("this machine or container has no NVIDIA GPU")
-    software = need(node.software)
-    versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
-    if software.driver is None or not versions:
-        return skipped("the version of the driver or its libraries is unknown")
-    seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
-    if software.driver in versions:
-        return passed(seen)
-    return judged([_mismatch(node, f"found: {', '.join(software.nvml_libraries)}")], seen)
-
-
-def _mismatch(node: Node, evidence: str) -> Problem:
     software = known(node.software)
+    if gpus is not None and gpus.init_error == MISMATCH:
+        evidence, seen = "NVML says: driver/library version mismatch", "NVML refuses to start"
+    elif gpus is not None and gpus.devices:
+        return passed(f"NVML works with driver {driver_of(node)}")
+    elif not nvidia_gpus(node):
+        return skipped("this machine or container has no NVIDIA GPU")
+    else:
+        software = need(node.software)
+        versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
+        if software.driver is None or not versions:
+            return skipped("the version of the driver or its libraries is unknown")
+        seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
+        if software.driver in versions:
+            return passed(seen)
+        evidence = f"found: {', '.join(software.nvml_libraries)}"
     driver = f" {software.driver}" if software and software.driver else ""
     reload = "sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && sudo modprobe nvidia nvidia_uvm"
     restart = " (in a container: restart it)" if software and software.container else ""
-    return Problem(
+    problem = Problem(
         summary=f"The kernel has loaded NVIDIA driver{driver}, but its libraries have another version: no GPU works",
         evidence=(evidence,),
         fix=f"reboot, or, when no process uses the GPUs: {reload}{restart}",
     )
+    return judged([problem], seen)
 
 
 @rule(

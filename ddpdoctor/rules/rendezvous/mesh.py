@@ -74,11 +74,8 @@ class Meeting:
 
     def cause(self, kinds: frozenset[str], host: str) -> Finding | None:
         """Return an error of these kinds that concerns a host, or no host in particular."""
-        for finding in self.found:
-            concerns = not finding.hosts or host in finding.hosts
-            if finding.severity is Severity.ERROR and finding.kind in kinds and concerns:
-                return finding
-        return None
+        errors = (one for one in self.found if one.severity is Severity.ERROR and one.kind in kinds)
+        return next((one for one in errors if not one.hosts or host in one.hosts), None)
 
 
 def describe(attempt: Connecting) -> str:
@@ -136,25 +133,18 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
     if not bad:
         return ()
     if len(bad) == len(tried) and len(bad) > 1:
-        return (
-            BadPairs(
-                way=PairSide.ALL, nodes=tuple(sorted({node for pair in bad for node in pair})), pairs=tuple(sorted(bad))
-            ),
-        )
+        nodes = tuple(sorted({node for pair in bad for node in pair}))
+        return (BadPairs(way=PairSide.ALL, nodes=nodes, pairs=tuple(sorted(bad))),)
     found: list[BadPairs] = []
     left = set(bad)
     # A row or column of one pair counts only if there are just two nodes.
-    columns: dict[int, set[Pair]] = {}
-    rows: dict[int, set[Pair]] = {}
-    for source, target in tried:
-        columns.setdefault(target, set()).add((source, target))
-        rows.setdefault(source, set()).add((source, target))
+    columns, rows = (grouped((pair[end], pair) for pair in tried) for end in (1, 0))
     least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
     lines = [
         BadPairs(way=way, nodes=(node,), pairs=tuple(pairs), alone=len(pairs) == 1)
         for way, lines in ((PairSide.INBOUND, columns), (PairSide.OUTBOUND, rows))
         for node, pairs in sorted(lines.items())
-        if len(pairs) >= least and pairs <= bad
+        if len(pairs) >= least and bad.issuperset(pairs)
     ]
     while left:
         best = max(lines, key=lambda line: len(left.intersection(line.pairs)), default=None)
