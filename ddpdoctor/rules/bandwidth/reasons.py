@@ -314,7 +314,7 @@ def _choices_inside(view: BenchView, place: BenchNode) -> Iterator[_Choice]:
     if ranks and len(place.members) > 1:
         effect, why = Effect.LIMIT, "because they have no usable peer access"
         fix = "nvidia-smi topo -p2p r; see p2p and acs-iommu of check-env"
-        if gpus and all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus):
+        if joined_by_nvlink(place):
             effect, why = Effect.OTHER_WAY, "although they have NVLink"
             fix = "check nvidia-smi topo -p2p n, and unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL"
         yield effect, ranks, f"NCCL uses host memory (SHM) between GPUs of this host, {why}", fix
@@ -331,6 +331,12 @@ def _choices_inside(view: BenchView, place: BenchNode) -> Iterator[_Choice]:
         needs = "a driver of CUDA 12.1 or later, and a virtual machine's host"
         fix = f"systemctl status nvidia-fabricmanager; it needs {needs}"
         yield Effect.SMALL, ranks, f"NCCL does not use NVLink SHARP (NVLS), {why}", fix
+
+
+def joined_by_nvlink(place: BenchNode) -> bool:
+    """Return whether every GPU of the machine has an NVLink that is up."""
+    gpus = _gpus(place)
+    return bool(gpus) and all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
 
 
 def _gpus(place: BenchNode) -> tuple[Gpu, ...]:

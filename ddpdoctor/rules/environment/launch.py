@@ -142,16 +142,13 @@ def check_env_complete(node: Node) -> Answer:
 
 def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
     """Yield one problem for each value that Python's int(), which torch uses, does not accept."""
-    for name in _NUMBERS:
-        for text in dict.fromkeys(text_of(process, name) for process in processes):
-            try:
-                int(text or "0")
-            except ValueError:
-                yield Problem(
-                    summary=f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError",
-                    fix=f"export {name} as an integer",
-                    ranks=ranks_of(process for process in processes if text_of(process, name) == text),
-                )
+    texts = grouped(((name, text_of(process, name)), process) for name in _NUMBERS for process in processes)
+    for (name, text), those in texts.items():
+        try:
+            int(text or "0")
+        except ValueError:
+            summary = f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError"
+            yield Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those))
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
@@ -302,16 +299,13 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
         hosts = tuple(host for host in expected if host is not None) if None not in expected else ()
     on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
-    if not hosts:
-        fix = "check on each host that its launcher is running and can reach rank 0's host"
-    else:
+    fix = "check on each host that its launcher is running and can reach rank 0's host"
+    if hosts:
         fix = f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
-    whereabouts: list[str] = []
     answered = tuple(node.host for node in fleet.nodes)
-    if silent := [host for host in hosts if host not in answered]:
-        whereabouts.append(f"no message from {name_list(silent)}")
-    if answered:
-        whereabouts.append(f"these answered: {name_list(answered)}")
+    silent = [host for host in hosts if host not in answered]
+    whereabouts = [f"no message from {name_list(silent)}"] if silent else []
+    whereabouts += [f"these answered: {name_list(answered)}"] if answered else []
     yield Problem(
         summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
         evidence=(*whereabouts, *fleet.problems),

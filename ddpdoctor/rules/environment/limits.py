@@ -203,12 +203,9 @@ def check_shm(node: Node) -> Answer:
     if shm is None:
         if software is None or software.platform != "linux":
             return skipped("this system has no /dev/shm")
-        problem = Problem(
-            summary="There is no /dev/shm: loader workers and NCCL cannot share memory",
-            fix="sudo mount -t tmpfs shm /dev/shm",
-            severity=Severity.ERROR,
-        )
-        return judged([problem], "none")
+        summary = "There is no /dev/shm: loader workers and NCCL cannot share memory"
+        fix = "sudo mount -t tmpfs shm /dev/shm"
+        return judged([Problem(summary=summary, fix=fix, severity=Severity.ERROR)], "none")
     if shm.volume.error:
         return unknown(f"/dev/shm could not be read: {shm.volume.error}")
     workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""

@@ -374,11 +374,10 @@ def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
     if host in {names.hostname, names.fqdn}:
         # With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the
         # variables already number the ranks or nodes: then only number 0 listens.
-        if differs:
-            return f"is the host's own name, but rank 0 is on another host: {_NOBODY}"
         numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
-        if numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT":
-            return f"is {given.endpoint.host}, but rank 0 is on another host: {_NOBODY}"
+        if differs or (numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT"):
+            what = "the host's own name" if differs else host
+            return f"is {what}, but rank 0 is on another host: {_NOBODY}"
         return None
     looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
     if looked_up and all(is_loopback(address) for address in looked_up):
@@ -489,30 +488,26 @@ def check_port_free(node: Node) -> Answer:
 )  # fmt: skip
 def check_firewall_local(fleet: Fleet) -> Answer:
     """Report a packet filter that refuses incoming connections from the other nodes."""
-    seen, problems, known_of = [], [], 0
-    for node, network in fleet.each(lambda node: node.network):
-        if isinstance(network.firewall, tuple):
-            known_of += 1
-            seen.append(
-                ", ".join(f"{chain.name}: {chain.refusal}" for chain in network.firewall)
-                or "no chain refuses incoming connections"
-            )
-            low, high = network.local_ports or EPHEMERAL
-            problems += [
-                Problem(
-                    summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule "
-                    f"allows the other nodes on ports {low}-{high}, which NCCL and Gloo use",
-                    evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts)
-                    or ("it accepts nothing from other hosts",),
-                    fix=open_chain(chain),
-                    confidence=Confidence.MEDIUM,
-                    hosts=(node.host,),
-                )
-                for chain in network.firewall
-                if not any(_is_wide(accepts, low, high) for accepts in chain.accepts)
-            ]
-    if not known_of:
-        need(fleet.each(lambda node: node.network)[0][1].firewall)
+    seen, problems = [], []
+    readings = fleet.each(lambda node: node.network)
+    for node, network in readings:
+        if not isinstance(network.firewall, tuple):
+            continue
+        refusals = ", ".join(f"{chain.name}: {chain.refusal}" for chain in network.firewall)
+        seen.append(refusals or "no chain refuses incoming connections")
+        low, high = network.local_ports or EPHEMERAL
+        for chain in network.firewall:
+            if any(_is_wide(accepts, low, high) for accepts in chain.accepts):
+                continue
+            accepted = tuple(f"it accepts: {rule}" for rule in chain.accepts)
+            problems.append(Problem(
+                summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule "
+                f"allows the other nodes on ports {low}-{high}, which NCCL and Gloo use",
+                evidence=accepted or ("it accepts nothing from other hosts",), fix=open_chain(chain),
+                confidence=Confidence.MEDIUM, hosts=(node.host,),
+            ))  # fmt: skip
+    if not seen:
+        need(readings[0][1].firewall)
     if not has_several_nodes(fleet):
         return passed(f"{'; '.join(dict.fromkeys(seen))}; this does not matter on one node")
     return judged(problems, "; ".join(dict.fromkeys(seen)))

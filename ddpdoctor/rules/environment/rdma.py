@@ -230,10 +230,11 @@ def check_memlock(node: Node) -> Answer:
     limit = need(node.limits).memlock
     if limit is None:
         return unknown("RLIMIT_MEMLOCK could not be read")
+    soft, hard = ("unlimited" if size is None else format_about(size) for size in (limit.soft, limit.hard))
     if limit.soft is None or limit.soft >= ENOUGH_BYTES:
-        return passed(f"limit {_size(limit.soft)}")
+        return passed(f"limit {soft}")
     if rdma.ipc_lock:
-        return passed(f"limit {_size(limit.soft)}, which does not apply: the process has CAP_IPC_LOCK")
+        return passed(f"limit {soft}, which does not apply: the process has CAP_IPC_LOCK")
     if limit.hard is None:
         unlock = "ulimit -l unlimited"
     elif "SLURM_JOB_ID" in node.first.variables:
@@ -246,9 +247,9 @@ def check_memlock(node: Node) -> Answer:
             "in a container, docker run --ulimit memlock=-1 …; otherwise: "
             "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
         )
-    limits = f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}"
+    limits = f"limit {soft}, hard limit {hard}"
     problem = Problem(
-        summary=f"RDMA can lock only {_size(limit.soft)} of memory: NCCL fails if it registers more",
+        summary=f"RDMA can lock only {soft} of memory: NCCL fails if it registers more",
         evidence=(f"RLIMIT_MEMLOCK: soft {limits}",),
         fix=unlock,
         severity=Severity.ERROR if limit.soft < LITTLE_BYTES else Severity.WARNING,
@@ -256,19 +257,14 @@ def check_memlock(node: Node) -> Answer:
     return judged([problem], limits)
 
 
-def _size(number: int | None) -> str:
-    return "unlimited" if number is None else format_about(number)
-
-
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     """Return the devices of the RDMA network, each once, and AWS's EFA, which needs device files and memory too."""
-    found = {device.name: device for device, _ in network_ports(node, rdma)}
-    found |= {
-        device.name: device
+    efas = [
+        device
         for device in rdma.devices
         if any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
-    }
-    return tuple(found.values())
+    ]
+    return tuple({device.name: device for device in (*(one for one, _ in network_ports(node, rdma)), *efas)}.values())
 
 
 @rule(
@@ -408,27 +404,22 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
 )  # fmt: skip
 def check_roce_gid(fleet: Fleet) -> Answer:
     """Report RoCE ports whose address (GID) cannot carry the traffic."""
-    roce = [
-        (node, rdma, ports)
-        for node, rdma in fleet.each(lambda node: node.rdma)
-        if (
-            ports := (
-                tuple(
-                    (device, port)
-                    for device, port in chosen_ports(node, rdma)
-                    if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
-                )
-            )
+    roce: list[tuple[Node, Ports]] = []
+    problems: list[Problem] = []
+    for node, rdma in fleet.each(lambda node: node.rdma):
+        ports = tuple(
+            (device, port)
+            for device, port in chosen_ports(node, rdma)
+            if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
         )
-    ]
+        if ports:
+            setting = _index(node)
+            roce.append((node, ports))
+            problems += _by_choice(node, ports, rdma) if setting is None else _by_index(node, ports, setting)
     if not roce:
         return skipped("no RDMA device has an active Ethernet port that NCCL would use")
-    problems: list[Problem] = []
-    for node, rdma, ports in roce:
-        setting = _index(node)
-        problems += _by_choice(node, ports, rdma) if setting is None else _by_index(node, ports, setting)
-    problems += _compare_hosts([(node, ports) for node, _, ports in roce])
-    node, _, ports = roce[0]
+    problems += _compare_hosts(roce)
+    node, ports = roce[0]
     setting = _index(node)
     how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
     return judged(problems, f"{_words_of(ports)}: {how}" + f", on {len(roce)} hosts" * (len(roce) > 1))
