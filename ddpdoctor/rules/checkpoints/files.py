@@ -111,36 +111,31 @@ def check_values(seen: Checkpoints) -> Answer:
     looked = [one for one in seen.files if one.values is not None]
     if not looked:
         return skipped("no values were checked")
-    problems = [problem for one in looked if (problem := _judge(one)) is not None]
+    problems = []
+    for one in looked:
+        values = one.values or ()
+        broken = [each for each in values if each.nan or (each.above and (each.plain or each.below))]
+        doubtful = [each for each in values if each not in broken and each.below and each.plain and not each.above]
+        worst = broken or doubtful
+        if not worst:
+            continue
+        what = "NaN" if any(each.nan for each in worst) else "inf" if broken else "-inf among other numbers"
+        total = f"; {some([each.name for each in worst], 'tensor')} in total" if len(worst) > 1 else ""
+        problems.append(Problem(
+            severity=None if broken else Severity.WARNING,
+            summary=f"{one.path} has {what}: {_words(worst[0])}{total}",
+            evidence=tuple(_words(each) for each in worst[1:4]),
+            fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
+            if broken
+            else "check whether that tensor is a mask; a weight must not have such values",
+            tensor=worst[0].name,
+        ))  # fmt: skip
     return judged(problems, f"values of {count_of(len(looked), 'file')} checked")
 
 
-def _judge(one: FileSeen) -> Problem | None:
-    values = one.values or ()
-    broken = [each for each in values if each.nan or (each.above and (each.plain or each.below))]
-    doubtful = [each for each in values if each not in broken and each.below and each.plain and not each.above]
-    if not broken and not doubtful:
-        return None
-    worst = broken or doubtful
-    first = worst[0]
-    names = [each.name for each in worst]
-    what = "NaN" if any(each.nan for each in worst) else "inf" if broken else "-inf among other numbers"
-    return Problem(
-        severity=None if broken else Severity.WARNING,
-        summary=f"{one.path} has {what}: {_words(first)}"
-        + (f"; {some(names, 'tensor')} in total" if len(names) > 1 else ""),
-        evidence=tuple(_words(each) for each in worst[1:4]),
-        fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
-        if broken
-        else "check whether that tensor is a mask; a weight must not have such values",
-        tensor=first.name,
-    )
-
-
 def _words(each: OddValues) -> str:
-    kinds = [
-        f"{number} {name}" for number, name in ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf")) if number
-    ]
+    numbers = ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf"))
+    kinds = [f"{number} {name}" for number, name in numbers if number]
     return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"
 
 
@@ -239,23 +234,20 @@ def check_keys(seen: Checkpoints) -> Answer:
     if expected is None:
         return skipped("there is no model to compare with (--model)")
     problems: list[Problem] = []
-    compared = 0
-    for one in seen.files:
-        weights = one.contents.weights if one.contents is not None else ()
-        if weights:
-            compared += 1
-            # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
-            best = max(weights, key=lambda each: match_names(each, expected)[1])
-            problems += _keys(one, best, expected)
+    compared = [(one, one.contents.weights) for one in seen.files if one.contents is not None and one.contents.weights]
+    for one, weights in compared:
+        # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
+        best = max(weights, key=lambda each: match_names(each, expected)[1])
+        problems += _keys(one, best, expected)
     if not compared:
-        empty = [one for one in seen.files if one.contents is not None and not one.contents.tensors]
         problems = [
             Problem(
                 summary=f"{one.path} does not match {expected.function}: it has no tensors",
                 evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
                 fix="pass the file with the model's state dict",
             )
-            for one in empty
+            for one in seen.files
+            if one.contents is not None and not one.contents.tensors
         ]
         return judged(problems) if problems else skipped(NO_WEIGHTS)
     return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
@@ -270,13 +262,9 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
     shapes = [name for name in wanted if name in inside and inside[name].shape != wanted[name].shape]
     if missing or unexpected or shapes:
         sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
-        first = [
-            *sizes,
-            *(f"{name} is missing" for name in missing),
-            *(f"{name} is not in the model" for name in unexpected),
-        ][0]
+        first = [*(f"{name} is missing" for name in missing), *(f"{name} is not in the model" for name in unexpected)]
         yield Problem(
-            summary=f"{_place(one, weights)} does not match {expected.function}: {first}",
+            summary=f"{_place(one, weights)} does not match {expected.function}: {[*sizes, *first][0]}",
             evidence=(
                 *(sizes[1:4]),
                 *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
@@ -368,10 +356,8 @@ def _refusal(one: FileSeen) -> Problem | None:
     if one.refused:
         last = [name.rpartition(".")[2] for name in one.refused]
         return Problem(
-            summary=(
-                f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
-                f"{first_names(one.refused)}"
-            ),
+            summary=f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
+            f"{first_names(one.refused)}",
             evidence=("to load these, torch would import and call them",),
             fix="save state_dict() and plain values instead; if you trust the file: "
             f"torch.serialization.add_safe_globals([{first_names(last)}])",
@@ -445,21 +431,11 @@ def check_leftovers(seen: Checkpoints) -> Answer:
 @rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
 def check_parts(seen: Checkpoints) -> Answer:
     """Report a checkpoint of several files if some of them are missing."""
-    problems = [
-        Problem(
-            summary=f"{one.path} is incomplete: {first_names(one.missing)}",
-            fix="use the previous checkpoint, or copy the files from the node that wrote them",
-        )
-        for one in seen.files
-        if one.missing
-    ]
-    problems += [
-        Problem(
-            summary=f"files {gap.pattern}: {first_names(gap.missing)} "
-            f"{'is' if len(gap.missing) == 1 else 'are'} missing",
-            evidence=(gap.why,),
-            fix="use the previous checkpoint, or copy the files from the node that wrote them",
-        )
-        for gap in seen.gaps
-    ]
+    fix = "use the previous checkpoint, or copy the files from the node that wrote them"
+    lacking = [one for one in seen.files if one.missing]
+    problems = [Problem(summary=f"{one.path} is incomplete: {first_names(one.missing)}", fix=fix) for one in lacking]
+    for gap in seen.gaps:
+        are_missing = f"{'is' if len(gap.missing) == 1 else 'are'} missing"
+        summary = f"files {gap.pattern}: {first_names(gap.missing)} {are_missing}"
+        problems.append(Problem(summary=summary, evidence=(gap.why,), fix=fix))
     return judged(problems, "no file is missing")

@@ -84,15 +84,11 @@ def judge_duplicates(shares: Shares) -> Answer:
     problem = Problem(
         severity=Severity.ERROR,
         ranks=tuple(one.rank for one in shares.ranks),
-        summary=(
-            f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
-            "process"
-        ),
+        summary=f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
+        "process",
         evidence=("no sampler splits the samples between the ranks",),
-        fix=(
-            "pass sampler=DistributedSampler(dataset) to the DataLoader, and call sampler.set_epoch(epoch) in each "
-            "epoch"
-        ),
+        fix="pass sampler=DistributedSampler(dataset) to the DataLoader, and call sampler.set_epoch(epoch) in each "
+        "epoch",
     )
     return judged([problem], problem.summary)
 

@@ -141,10 +141,8 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
         if local and len(local) < len(picks):
             hosts = tuple(node.host for node, _, _ in local)
             yield Problem(
-                summary=(
-                    f"{library} would use a link-local address on {name_list(hosts)}, but not on "
-                    f"{len(picks) - len(local)} others"
-                ),
+                summary=f"{library} would use a link-local address on {name_list(hosts)}, but not on "
+                f"{len(picks) - len(local)} others",
                 evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
                 fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",
                 hosts=hosts,
@@ -232,9 +230,8 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
             first, *others = setting.value.split(",")
             with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
             yield Problem(
-                summary=(
-                    f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a name"
-                ),
+                summary=f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a "
+                "name",
                 evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
                 fix=f"export {NCCL}={with_marks_once}",
                 severity=Severity.WARNING,
@@ -255,7 +252,7 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
 
 
 def _why_not(name: str, setting: Setting, there: set[str]) -> str:
-    """Say why Gloo or TensorPipe cannot use a name."""
+
     library = "Gloo" if setting.name == GLOO else "TensorPipe"
     if name[:1] and name[0] in MARKS:
         return f"{name[0]} is NCCL syntax, but {library} reads it as part of the name"
@@ -275,10 +272,8 @@ def _why_not(name: str, setting: Setting, there: set[str]) -> str:
     "DD212", "iface-up", Severity.ERROR, "An interface that NCCL or Gloo would use is down or has no address",
     after=("ifname-exists",),
     group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
-    reads=(
-        "flags, operstate and carrier in /sys/class/net, addresses, the host name's address, variables of NCCL and "
-        "Gloo"
-    ),
+    reads="flags, operstate and carrier in /sys/class/net, addresses, the host name's address, variables of NCCL and "
+    "Gloo",
 )  # fmt: skip
 def check_iface_up(node: Node) -> Answer:
     """Report interfaces that the libraries would use, or are set to use, but that cannot carry data."""

@@ -109,7 +109,7 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
 
 
 def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Problem]:
-    """Report a machine on which all InfiniBand ports are down."""
+
     cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
     gpus = known(node.gpus)
     is_dark = len(cards) >= DARK_CARDS and not any(is_active(port) for _, port in ports)
@@ -354,10 +354,8 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
         names = words([label(device, port) for _, device, port in slow])
         where = "" if alone else f" on {name_list(hosts)}"
         yield Problem(
-            summary=(
-                f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
-                f"{count_of(counts[expected], 'other')} of the same model at {expected:g} Gb/s"
-            ),
+            summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
+            f"{count_of(counts[expected], 'other')} of the same model at {expected:g} Gb/s",
             evidence=tuple(dict.fromkeys(f"rate: {port.rate_text}" for _, _, port in slow if port.rate_text)),
             fix=f"check the lanes and the cable (mlxlink -d {slow[0][1].name} -m), clean or replace the cable, and "
             "check the switch port",

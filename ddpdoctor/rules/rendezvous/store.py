@@ -236,9 +236,7 @@ def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
             f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
             for trial in failed
         ),
-        fix=(
-            "env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "
-            "unset them"
-        ),
+        fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "
+        "unset them",
         confidence=Confidence.MEDIUM if whole else Confidence.HIGH,
     )
