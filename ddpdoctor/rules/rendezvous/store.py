@@ -22,7 +22,7 @@ from ddpdoctor.rules.rendezvous.mesh import (
 )
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.launch import Connecting, StartTrial, StoreView, Visit
+    from ddpdoctor.model.launch import Connecting, StoreView, Visit
 
 
 WORDS = {
@@ -221,14 +221,9 @@ def check_start_trial(meeting: Meeting) -> Answer:
         reason = f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
     if reason:
         return skipped(f"a real start fails, as expected: {reason}")
-    return judged([_finding(meeting, failed)], worked)
-
-
-def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
     hosts = meeting.names(trial.node for trial in failed)
-    stage = STAGES.get(failed[0].stage, "it failed")
-    whole = len(failed) == len(meeting.rendezvous.trials)
-    return Problem(
+    stage, whole = STAGES.get(failed[0].stage, "it failed"), len(failed) == len(trials)
+    problem = Problem(
         summary=f"a real start with torch fails on {'all hosts' if whole else name_list(hosts)}: {stage}, "
         "although the store and all connections work",
         hosts=hosts,
@@ -240,3 +235,4 @@ def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
         "unset them",
         confidence=Confidence.MEDIUM if whole else Confidence.HIGH,
     )
+    return judged([problem], worked)

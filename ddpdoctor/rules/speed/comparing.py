@@ -78,13 +78,11 @@ def compare_steps(first: Budget, second: Budget) -> TimeChange:
 def compare_phases(first: Budget, second: Budget) -> tuple[PhaseChange, ...]:
     """Return how each phase of the step changes, in the order of the budget."""
     pairs = [(one, other) for one in first.phases for other in second.phases if one.phase == other.phase]
-    return tuple(
-        PhaseChange(
-            phase=one.phase,
-            time=_change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms),
-        )
+    changes = (
+        (one.phase, _change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms))
         for one, other in pairs
     )
+    return tuple(PhaseChange(phase=phase, time=time) for phase, time in changes)
 
 
 def _change(
