@@ -26,7 +26,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Limit, Node, SharedMemory, Volume
+    from ddpdoctor.model.node import Node, SharedMemory, Volume
 
 
 # Our choice: what training images and batch systems commonly set. A loader that shares tensors by file descriptor holds
@@ -62,27 +62,24 @@ def check_nofile(node: Node) -> Answer:
     short = limit.soft < least
     why = f"a job of {ranks} ranks needs {least} on rank 0" if short else "loader workers and large jobs need more"
     severity = Severity.WARNING if limit.soft < FEW_FILES else Severity.INFO
+    software = known(node.software)
+    container = software.container if software else None
+    own = f"ulimit -n {limit.hard}, and " if limit.hard is not None and limit.hard > limit.soft else ""
+    if limit.hard is None or limit.hard >= ENOUGH_FILES:
+        fix = f"ulimit -n {ENOUGH_FILES}"
+    elif container in {"docker", "podman"}:
+        fix = f"{own}{container} run --ulimit nofile={ENOUGH_FILES}:{ENOUGH_FILES} for the container"
+    elif container is not None:
+        fix = f"{own}raise the hard limit in the container runtime (LimitNOFILE={ENOUGH_FILES})"
+    else:
+        fix = f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
     problem = Problem(
         summary=f"The limit of open files is only {limit.soft}: {why}",
         evidence=(seen,),
-        fix=_raise_files(node, limit),
+        fix=fix,
         severity=Severity.ERROR if short else severity,
     )
     return judged([problem], seen)
-
-
-def _raise_files(node: Node, limit: Limit) -> str:
-    """Return the command that raises the soft limit, and the hard limit too if it is too low."""
-    if limit.hard is None or limit.hard >= ENOUGH_FILES:
-        return f"ulimit -n {ENOUGH_FILES}"
-    own = f"ulimit -n {limit.hard}, and " if limit.soft is not None and limit.hard > limit.soft else ""
-    software = known(node.software)
-    container = software.container if software else None
-    if container in {"docker", "podman"}:
-        return f"{own}{container} run --ulimit nofile={ENOUGH_FILES}:{ENOUGH_FILES} for the container"
-    if container is not None:
-        return f"{own}raise the hard limit in the container runtime (LimitNOFILE={ENOUGH_FILES})"
-    return f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
 
 
 @rule(

@@ -334,13 +334,13 @@ def check_acs_iommu(node: Node) -> Answer:
         return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
     if pci.virtual_machine:
         return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
-    able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
+    able = [gpu for gpu in gpus if "GeForce" not in pci.models.get(gpu.bus_id, "")]
     rdma = known(node.rdma)
-    if not (len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))):
+    if not (len(able) > 1 or (able and rdma is not None and network_ports(node, rdma))):
         return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
     problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in wrong_copies(node)]))
-    bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
-    unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
+    above = {bus_id for gpu in gpus for bus_id in gpu.upstream}
+    unread = any(device.bus_id in above and device.acs_redirect is None for device in pci.devices)
     state = "passes addresses through" if pci.iommu_passthrough else "translates"
     seen = f"the IOMMU {state}" if pci.iommu else "no IOMMU is active"
     if unread and not problems:

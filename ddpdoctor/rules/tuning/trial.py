@@ -24,7 +24,7 @@ from ddpdoctor.model.tuning import (
 )
 from ddpdoctor.rules.answers import Answer, found, passed
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, block_step_s, is_gain, measure_effect, spread_of
+from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, is_gain, measure_effect, spread_of
 from ddpdoctor.rules.speed.input import predict_workers
 from ddpdoctor.rules.speed.predictions import basis_of, predict_setting
 from ddpdoctor.rules.speed.reduction import MIB
@@ -390,12 +390,10 @@ def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
     """Return the step time of each block, by setting and round."""
     times: dict[str, dict[int, float]] = {}
     for block in trial.blocks:
+        slowest_ms: list[float] = [max(step) for step in zip(*block.ranks_ms, strict=True)]
         # With accumulation the steps differ, so that their mean counts.
-        if name_of(block.setting) == ACCUMULATE:
-            block_ms = fmean(max(step) for step in zip(*block.ranks_ms, strict=True))
-        else:
-            block_ms = block_step_s(block.ranks_ms)
-        times.setdefault(block.setting, {})[block.round] = block_ms
+        is_mean = name_of(block.setting) == ACCUMULATE
+        times.setdefault(block.setting, {})[block.round] = fmean(slowest_ms) if is_mean else median(slowest_ms)
     return times
 
 
