@@ -367,25 +367,23 @@ def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool
         if line is not None and line.us_per_byte > 0:  # a line that falls with the size has no bandwidth
             gb_s = 1 / line.us_per_byte / 1e3
             fit = Fit(alpha_us=line.alpha_us, bandwidth_gb_s=gb_s, residual=line.residual, fits=line.fits)
-        curves.append(
-            Curve(
-                collective=sweep[0].collective,
-                dtype=sweep[0].dtype,
-                redop=sweep[0].redop,
-                mode=sweep[0].mode,
-                in_place=sweep[0].in_place,
-                plateau_gb_s=plateau.gb_s if plateau else None,
-                plateau_spread=plateau.spread if plateau else None,
-                plateau_from_bytes=plateau.from_bytes if plateau else None,
-                latency_us=median(times) if len(times) > 1 else None,
-                fit=fit,
-                half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
-                assessment=assessment,
-                reference=reference,
-                share=share,
-                verdict=verdict,
-            )
-        )
+        curves.append(Curve(
+            collective=sweep[0].collective,
+            dtype=sweep[0].dtype,
+            redop=sweep[0].redop,
+            mode=sweep[0].mode,
+            in_place=sweep[0].in_place,
+            plateau_gb_s=plateau.gb_s if plateau else None,
+            plateau_spread=plateau.spread if plateau else None,
+            plateau_from_bytes=plateau.from_bytes if plateau else None,
+            latency_us=median(times) if len(times) > 1 else None,
+            fit=fit,
+            half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
+            assessment=assessment,
+            reference=reference,
+            share=share,
+            verdict=verdict,
+        ))  # fmt: skip
     return tuple(curves)
 
 
@@ -487,22 +485,20 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
             continue
         new_low, new_high = time_bounds(new)
         old_low, old_high = time_bounds(old)
-        changes.append(
-            Change(
-                collective=new.collective,
-                dtype=new.dtype,
-                redop=new.redop,
-                mode=new.mode,
-                in_place=new.in_place,
-                size_bytes=new.size_bytes,
-                now_us=new.p50_us,
-                then_us=old.p50_us,
-                ratio=old.p50_us / new.p50_us,
-                ratio_low=old_low / new_high,
-                ratio_high=old_high / new_low,
-                below=fail_below is not None and old_high / new_low < fail_below,
-            )
-        )
+        changes.append(Change(
+            collective=new.collective,
+            dtype=new.dtype,
+            redop=new.redop,
+            mode=new.mode,
+            in_place=new.in_place,
+            size_bytes=new.size_bytes,
+            now_us=new.p50_us,
+            then_us=old.p50_us,
+            ratio=old.p50_us / new.p50_us,
+            ratio_low=old_low / new_high,
+            ratio_high=old_high / new_low,
+            below=fail_below is not None and old_high / new_low < fail_below,
+        ))  # fmt: skip
     return Comparison(
         baseline=baseline.name,
         differences=_find_differences(bench, baseline),

@@ -243,14 +243,10 @@ def find_who(bench: Bench) -> SlowParts:
         if ranks_on[host_of[slow.ends[0]]] > 1 or host_of[slow.ends[0]] not in of_nodes
     ]
     blamed = {host_of[slow.ends[0]] for slow in ranks}
+    links = [link for _, those, _ in found for link in those]
     return SlowParts(
         ranks=tuple(ranks),
-        links=tuple(
-            link
-            for _, links, _ in found
-            for link in links
-            if frozenset(host_of[rank] for rank in link.ends) not in linked
-        ),
+        links=tuple(link for link in links if frozenset(host_of[rank] for rank in link.ends) not in linked),
         nodes=tuple(node for node in _once((*inside, *outside, *slow_hosts)) if node.ends[0] not in blamed),
         node_links=(*node_links, *(link for link in host_links if frozenset(link.ends) not in linked)),
         wiring=host_wiring + node_wiring + sum(wiring for _, _, wiring in found),
@@ -358,12 +354,8 @@ def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
     if len(slow.slowness) == 1:
         evidence.append(NARROW if slow.slowness[0].measure is Measure.BANDWIDTH else SLOW_TO_ANSWER)
     if part == "rank":
-        late_us = [
-            time_us
-            for pair in bench.pairs
-            for rank, time_us in zip(pair.ranks, pair.late_us, strict=True)
-            if rank == ends[0]
-        ]
+        own = (zip(pair.ranks, pair.late_us, strict=True) for pair in bench.pairs)
+        late_us = [time_us for pair in own for rank, time_us in pair if rank == ends[0]]
         if min(late_us, default=0.0) >= LATE_US:
             evidence.append(f"in its pairs, it calls at least {_time(min(late_us))} after the other rank")
         if list(host_of.values()).count(hosts[0]) == 1:
@@ -436,12 +428,9 @@ def _range(measure: Measure, low: float, high: float) -> str:
 
 
 @rule(
-    "DD402",
-    "slow-rank",
-    Severity.WARNING,
-    "A rank is slow with every other rank, or late to every call",
+    "DD402", "slow-rank", Severity.WARNING, "A rank is slow with every other rank, or late to every call",
     after=("wrong-data",),
-)
+)  # fmt: skip
 def check_slow_rank(measured: Measured) -> Answer:
     """Report a rank that is slow with every other rank, or that comes late to every call, while the others are fine."""
     bench, who = measured.bench, find_who(measured.bench)
@@ -465,10 +454,8 @@ def check_slow_rank(measured: Measured) -> Answer:
 def check_slow_link(measured: Measured) -> Answer:
     """Report two ranks or nodes that are slow only with each other."""
     settings, who = measured.bench.settings, find_who(measured.bench)
-    problems = [
-        *(_problem("link", link, measured) for link in who.links),
-        *(_problem("node link", link, measured) for link in who.node_links),
-    ]
+    problems = [_problem("link", link, measured) for link in who.links]
+    problems += [_problem("node link", link, measured) for link in who.node_links]
     if not problems and not settings.pairs and not settings.by_node:
         return skipped("neither --pairs nor --by-node was given")
     return _answer(problems, measured.bench, who, pairs=settings.pairs)

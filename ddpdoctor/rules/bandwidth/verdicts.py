@@ -82,15 +82,13 @@ def _below_references(measured: Measured) -> list[Problem]:
         source, spread = curve.reference.source, curve.plateau_spread
         shown = () if spread is None else (f"the sizes of the plateau differ by {spread:.0%}",)
         sure = source == EXPECT or (one_host and source.startswith("http"))
-        problems.append(
-            Problem(
-                summary=f"{name_case(curve)}: {curve.verdict}",
-                evidence=(*shown, *_reasons(measured)),
-                fix=_fix(measured),
-                severity=Severity.ERROR if source == EXPECT else Severity.WARNING,
-                confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
-            )
-        )
+        problems.append(Problem(
+            summary=f"{name_case(curve)}: {curve.verdict}",
+            evidence=(*shown, *_reasons(measured)),
+            fix=_fix(measured),
+            severity=Severity.ERROR if source == EXPECT else Severity.WARNING,
+            confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+        ))  # fmt: skip
     return problems
 
 
@@ -182,16 +180,14 @@ def check_wrong_data(measured: Measured) -> Answer:
         shown = [_element(one) for one in wrongs[:SHOWN_WRONG]]
         if len(wrongs) > SHOWN_WRONG:
             shown.append(f"{len(wrongs) - SHOWN_WRONG} more")
-        problems.append(
-            Problem(
-                summary=f"Wrong data: {_element(first)}{more}.",
-                evidence=(*shown, why),
-                fix=FIX_WRONG,
-                confidence=confidence,
-                ranks=ranks,
-                hosts=tuple(dict.fromkeys(member.host for member in bench.members if member.rank in ranks)),
-            )
-        )
+        problems.append(Problem(
+            summary=f"Wrong data: {_element(first)}{more}.",
+            evidence=(*shown, why),
+            fix=FIX_WRONG,
+            confidence=confidence,
+            ranks=ranks,
+            hosts=tuple(dict.fromkeys(member.host for member in bench.members if member.rank in ranks)),
+        ))  # fmt: skip
     return judged(problems, f"{len(bench.wrong)} wrong results")
 
 

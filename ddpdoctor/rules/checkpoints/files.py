@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, OddValues, Weights
+    from ddpdoctor.model.saved import Checkpoints, Contents, Expected, FileSeen, OddValues, Weights
 
 
 def some(names: Sequence[str], noun: str) -> str:
@@ -81,28 +81,27 @@ def check_truncated(seen: Checkpoints) -> Answer:
 
 
 def _truncation(one: FileSeen) -> Problem:
-    fix = (
-        "use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is complete"
-    )
-    if one.state is ReadState.EMPTY:
-        return Problem(summary=f"{one.path} is empty", evidence=("0 bytes",), fix=fix)
     evidence = [f"{one.size_bytes} bytes", *([one.detail] if one.detail else [])]
-    if one.form is Form.FOLDER:
-        summary = f"{one.path} is an incomplete distributed checkpoint: {one.detail}"
-        return Problem(summary=summary, evidence=(f"{one.size_bytes} bytes in total",), fix=fix)
-    if one.contents is None:
-        return Problem(summary=f"{one.path} is truncated before its index", evidence=tuple(evidence), fix=fix)
-    tensors = len(one.contents.tensors)
-    if not one.lost:
-        summary = f"{one.path} is truncated after its last tensor: torch.load cannot open it, but no tensor is lost"
-        return Problem(summary=summary, evidence=tuple(evidence), fix=fix)
-    verb = "is" if len(one.lost) == 1 else "are"
+    tensor: str | None = None
+    if one.state is ReadState.EMPTY:
+        what, evidence = "empty", ["0 bytes"]
+    elif one.form is Form.FOLDER:
+        what = f"an incomplete distributed checkpoint: {one.detail}"
+        evidence = [f"{one.size_bytes} bytes in total"]
+    elif one.contents is None:
+        what = "truncated before its index"
+    elif not one.lost:
+        what = "truncated after its last tensor: torch.load cannot open it, but no tensor is lost"
+    else:
+        tensors, verb, tensor = len(one.contents.tensors), "is" if len(one.lost) == 1 else "are", one.lost[0]
+        what = f"truncated: {len(one.lost)} of {count_of(tensors, 'tensor')} {verb} lost, starting with {tensor}"
+        evidence.append(f"lost: {some(one.lost, 'tensor')}")
     return Problem(
-        summary=f"{one.path} is truncated: {len(one.lost)} of {count_of(tensors, 'tensor')} {verb} lost, starting with "
-        f"{one.lost[0]}",
-        evidence=(*evidence, f"lost: {some(one.lost, 'tensor')}"),
-        fix=fix,
-        tensor=one.lost[0],
+        summary=f"{one.path} is {what}",
+        evidence=tuple(evidence),
+        fix="use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is "
+        "complete",
+        tensor=tensor,
     )
 
 
@@ -112,36 +111,31 @@ def check_values(seen: Checkpoints) -> Answer:
     looked = [one for one in seen.files if one.values is not None]
     if not looked:
         return skipped("no values were checked")
-    problems = [problem for one in looked if (problem := _judge(one)) is not None]
+    problems = []
+    for one in looked:
+        values = one.values or ()
+        broken = [each for each in values if each.nan or (each.above and (each.plain or each.below))]
+        doubtful = [each for each in values if each not in broken and each.below and each.plain and not each.above]
+        worst = broken or doubtful
+        if not worst:
+            continue
+        what = "NaN" if any(each.nan for each in worst) else "inf" if broken else "-inf among other numbers"
+        total = f"; {some([each.name for each in worst], 'tensor')} in total" if len(worst) > 1 else ""
+        problems.append(Problem(
+            severity=None if broken else Severity.WARNING,
+            summary=f"{one.path} has {what}: {_words(worst[0])}{total}",
+            evidence=tuple(_words(each) for each in worst[1:4]),
+            fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
+            if broken
+            else "check whether that tensor is a mask; a weight must not have such values",
+            tensor=worst[0].name,
+        ))  # fmt: skip
     return judged(problems, f"values of {count_of(len(looked), 'file')} checked")
 
 
-def _judge(one: FileSeen) -> Problem | None:
-    values = one.values or ()
-    broken = [each for each in values if each.nan or (each.above and (each.plain or each.below))]
-    doubtful = [each for each in values if each not in broken and each.below and each.plain and not each.above]
-    if not broken and not doubtful:
-        return None
-    worst = broken or doubtful
-    first = worst[0]
-    names = [each.name for each in worst]
-    what = "NaN" if any(each.nan for each in worst) else "inf" if broken else "-inf among other numbers"
-    return Problem(
-        severity=None if broken else Severity.WARNING,
-        summary=f"{one.path} has {what}: {_words(first)}"
-        + (f"; {some(names, 'tensor')} in total" if len(names) > 1 else ""),
-        evidence=tuple(_words(each) for each in worst[1:4]),
-        fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
-        if broken
-        else "check whether that tensor is a mask; a weight must not have such values",
-        tensor=first.name,
-    )
-
-
 def _words(each: OddValues) -> str:
-    kinds = [
-        f"{number} {name}" for number, name in ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf")) if number
-    ]
+    numbers = ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf"))
+    kinds = [f"{number} {name}" for number, name in numbers if number]
     return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"
 
 
@@ -240,23 +234,20 @@ def check_keys(seen: Checkpoints) -> Answer:
     if expected is None:
         return skipped("there is no model to compare with (--model)")
     problems: list[Problem] = []
-    compared = 0
-    for one in seen.files:
-        weights = one.contents.weights if one.contents is not None else ()
-        if weights:
-            compared += 1
-            # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
-            best = max(weights, key=lambda each: match_names(each, expected)[1])
-            problems += _keys(one, best, expected)
+    compared = [(one, one.contents.weights) for one in seen.files if one.contents is not None and one.contents.weights]
+    for one, weights in compared:
+        # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
+        best = max(weights, key=lambda each: match_names(each, expected)[1])
+        problems += _keys(one, best, expected)
     if not compared:
-        empty = [one for one in seen.files if one.contents is not None and not one.contents.tensors]
         problems = [
             Problem(
                 summary=f"{one.path} does not match {expected.function}: it has no tensors",
                 evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
                 fix="pass the file with the model's state dict",
             )
-            for one in empty
+            for one in seen.files
+            if one.contents is not None and not one.contents.tensors
         ]
         return judged(problems) if problems else skipped(NO_WEIGHTS)
     return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
@@ -271,13 +262,9 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
     shapes = [name for name in wanted if name in inside and inside[name].shape != wanted[name].shape]
     if missing or unexpected or shapes:
         sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
-        first = [
-            *sizes,
-            *(f"{name} is missing" for name in missing),
-            *(f"{name} is not in the model" for name in unexpected),
-        ][0]
+        first = [*(f"{name} is missing" for name in missing), *(f"{name} is not in the model" for name in unexpected)]
         yield Problem(
-            summary=f"{_place(one, weights)} does not match {expected.function}: {first}",
+            summary=f"{_place(one, weights)} does not match {expected.function}: {[*sizes, *first][0]}",
             evidence=(
                 *(sizes[1:4]),
                 *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
@@ -320,38 +307,25 @@ RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open",
 @rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint may lack state for a resume")
 def check_resume(seen: Checkpoints) -> Answer:
     """Report what is missing from a checkpoint that was written to resume from."""
-    training = [
-        one
-        for one in seen.files
-        if (one.contents is not None and bool(set(one.contents.parts) & set(TRAINING)) and one.form is not Form.FOLDER)
-    ]
+    files = [(one.path, one.contents) for one in seen.files if one.contents is not None and one.form is not Form.FOLDER]
+    training = [(path, contents) for path, contents in files if set(contents.parts) & set(TRAINING)]
     if not training:
         return skipped("no file to resume from: no file is known to have more than weights")
-    problems = [problem for one in training for problem in _lacks(one)]
+    problems = [problem for path, contents in training for problem in _lacks(path, contents)]
     return judged(problems, f"{count_of(len(training), 'file')} to resume from")
 
 
-def _lacks(one: FileSeen) -> list[Problem]:
-    contents = one.contents
-    assert contents is not None
-    problems = []
+def _lacks(path: str, contents: Contents) -> Iterator[Problem]:
     lacking = [part.value for part in WANTED if part not in contents.parts]
     if lacking:
         has = ", ".join(part.value for part in contents.parts)
-        problems.append(
-            Problem(
-                summary=f"{one.path} has {has}, but no {', '.join(lacking)}",
-                fix="also save those that your training uses",
-            )
-        )
+        summary = f"{path} has {has}, but no {', '.join(lacking)}"
+        yield Problem(summary=summary, fix="also save those that your training uses")
     if contents.empty_optimizer:
-        problems.append(
-            Problem(
-                summary=f"{one.path}: the optimizer had made no step when it was saved",
-                fix="if this is a resumed training, load the optimizer state before you save it again",
-            )
+        yield Problem(
+            summary=f"{path}: the optimizer had made no step when it was saved",
+            fix="if this is a resumed training, load the optimizer state before you save it again",
         )
-    return problems
 
 
 @rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
@@ -382,10 +356,8 @@ def _refusal(one: FileSeen) -> Problem | None:
     if one.refused:
         last = [name.rpartition(".")[2] for name in one.refused]
         return Problem(
-            summary=(
-                f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
-                f"{first_names(one.refused)}"
-            ),
+            summary=f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
+            f"{first_names(one.refused)}",
             evidence=("to load these, torch would import and call them",),
             fix="save state_dict() and plain values instead; if you trust the file: "
             f"torch.serialization.add_safe_globals([{first_names(last)}])",
@@ -400,15 +372,14 @@ def check_copies(seen: Checkpoints) -> Answer:
     """Report files that should be equal but hold different tensors."""
     if not seen.copies:
         return skipped("no files to compare (--same)")
-    problems = [
-        problem for group in seen.copies for problem in _compare([seen.files[n] for n in group], seen.same_asked)
-    ]
+    groups = [[seen.files[n] for n in group] for group in seen.copies]
+    problems = [problem for files in groups for problem in _compare(files, asked=seen.same_asked)]
     compared = sum(map(len, seen.copies))
     return judged(problems, f"{count_of(compared, 'file')} compared by tensor")
 
 
-def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: FBT001 - of one caller
-    first, problems = files[0], []
+def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
+    first = files[0]
     for other in files[1:]:
         if first.digests is None or other.digests is None:
             continue
@@ -416,23 +387,25 @@ def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: 
         left, right = (_without(one, prefix) for one, prefix in zip((first, other), prefixes, strict=True))
         names = [name for name in {**left, **right} if "" not in (left.get(name), right.get(name))]
         differing = [name for name in names if left.get(name) != right.get(name)]
+        count = count_of(len(names), "tensor")
         if differing:
             only = [name for name in differing if name not in left or name not in right]
-            problems.append(_difference(first, other, differing, only, len(names), asked=asked))
-        elif any(prefixes):
-            of = len(names)
-            under = [
-                f"{file.path} has them under {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key
-            ]
-            problems.append(
-                Problem(
-                    severity=Severity.WARNING if asked else Severity.INFO,
-                    summary=f"{other.path} has the same {count_of(of, 'tensor')} as {first.path} under other names",
-                    evidence=tuple(under),
-                    fix="save both in the same way, or load the part under that key",
-                )
+            yield Problem(
+                severity=None if asked else Severity.INFO,
+                summary=f"{other.path} differs from {first.path} in {len(differing)} of {count}: "
+                f"{first_names(differing)}",
+                evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
+                fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
+                tensor=differing[0],
             )
-    return problems
+        elif any(prefixes):
+            keys = zip((first, other), prefixes, strict=True)
+            yield Problem(
+                severity=Severity.WARNING if asked else Severity.INFO,
+                summary=f"{other.path} has the same {count} as {first.path} under other names",
+                evidence=tuple(f"{file.path} has them under {key!r}" for file, key in keys if key),
+                fix="save both in the same way, or load the part under that key",
+            )
 
 
 def _without(file: FileSeen, prefix: str) -> dict[str, str]:
@@ -440,19 +413,6 @@ def _without(file: FileSeen, prefix: str) -> dict[str, str]:
     listed = () if file.contents is None else file.contents.tensors
     digests = {tensor.name: "" for tensor in listed} | (file.digests or {})
     return {name.removeprefix(prefix): digest for name, digest in digests.items()}
-
-
-def _difference(
-    first: FileSeen, other: FileSeen, names: list[str], only: list[str], of: int, *, asked: bool
-) -> Problem:
-    return Problem(
-        severity=None if asked else Severity.INFO,
-        summary=f"{other.path} differs from {first.path} in {len(names)} of {count_of(of, 'tensor')}: "
-        f"{first_names(names)}",
-        evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
-        fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
-        tensor=names[0],
-    )
 
 
 @rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")
@@ -471,21 +431,11 @@ def check_leftovers(seen: Checkpoints) -> Answer:
 @rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
 def check_parts(seen: Checkpoints) -> Answer:
     """Report a checkpoint of several files if some of them are missing."""
-    problems = [
-        Problem(
-            summary=f"{one.path} is incomplete: {first_names(one.missing)}",
-            fix="use the previous checkpoint, or copy the files from the node that wrote them",
-        )
-        for one in seen.files
-        if one.missing
-    ]
-    problems += [
-        Problem(
-            summary=f"files {gap.pattern}: {first_names(gap.missing)} "
-            f"{'is' if len(gap.missing) == 1 else 'are'} missing",
-            evidence=(gap.why,),
-            fix="use the previous checkpoint, or copy the files from the node that wrote them",
-        )
-        for gap in seen.gaps
-    ]
+    fix = "use the previous checkpoint, or copy the files from the node that wrote them"
+    lacking = [one for one in seen.files if one.missing]
+    problems = [Problem(summary=f"{one.path} is incomplete: {first_names(one.missing)}", fix=fix) for one in lacking]
+    for gap in seen.gaps:
+        are_missing = f"{'is' if len(gap.missing) == 1 else 'are'} missing"
+        summary = f"files {gap.pattern}: {first_names(gap.missing)} {are_missing}"
+        problems.append(Problem(summary=summary, evidence=(gap.why,), fix=fix))
     return judged(problems, "no file is missing")

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 
 @rule(
-    "DD705",
-    "last-batch",
-    Severity.INFO,
-    "The last batch of an epoch is smaller than the others, or missing",
+    "DD705", "last-batch", Severity.INFO, "The last batch of an epoch is smaller than the others, or missing",
     after=("optimizer-drift",),
-)
+)  # fmt: skip
 def check_last_batch(shares: Shares) -> Answer:
     """Report an epoch without any batch, or with a last batch of one sample or one that is not full."""
     plan, first = shares.plan, shares.ranks[0]
@@ -60,12 +57,9 @@ def check_last_batch(shares: Shares) -> Answer:
 
 
 @rule(
-    "DD706",
-    "accumulation-rest",
-    Severity.INFO,
-    "The number of batches is not a multiple of the accumulation steps",
+    "DD706", "accumulation-rest", Severity.INFO, "The number of batches is not a multiple of the accumulation steps",
     after=("optimizer-drift",),
-)
+)  # fmt: skip
 def check_accumulation(shares: Shares) -> Answer:
     """Report an epoch whose last gradients are accumulated from fewer batches than those of other steps."""
     every, batches = shares.plan.accumulation, shares.ranks[0].batches
@@ -90,15 +84,11 @@ def judge_duplicates(shares: Shares) -> Answer:
     problem = Problem(
         severity=Severity.ERROR,
         ranks=tuple(one.rank for one in shares.ranks),
-        summary=(
-            f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
-            "process"
-        ),
+        summary=f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
+        "process",
         evidence=("no sampler splits the samples between the ranks",),
-        fix=(
-            "pass sampler=DistributedSampler(dataset) to the DataLoader, and call sampler.set_epoch(epoch) in each "
-            "epoch"
-        ),
+        fix="pass sampler=DistributedSampler(dataset) to the DataLoader, and call sampler.set_epoch(epoch) in each "
+        "epoch",
     )
     return judged([problem], problem.summary)
 

@@ -372,11 +372,6 @@ def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
 
 
-def were_compared(loaders: Iterable[EpochSeen]) -> bool:
-    """Return whether digests of delivered data were available, not only descriptions of datasets."""
-    return all(map(_has_digests, loaders))
-
-
 def _has_digests(seen: EpochSeen) -> bool:
     return bool(seen.batch_digests or seen.sample_digests)
 

@@ -14,7 +14,7 @@ from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.node import Fleet, Node
 
@@ -47,17 +47,46 @@ def check_clock(fleet: Fleet) -> Answer:
         return judged(_unsynchronized(loose, None), "the clocks could not be compared")
     values = [value for _, value in offsets]
     spread = max(values) - min(values)
-    if len(offsets) == 2:
-        who_is_off = _one_of_two(offsets)
-    else:
-        middle = median(value for _, value in offsets)
-        off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
-        far = [one for one in off if abs(one[1]) >= FAR_OFF_S]
-        rest = [one for one in off if one not in far]
-        groups = [(far, Severity.ERROR), (rest, Severity.WARNING)]
-        who_is_off = [_off(those, severity, Confidence.HIGH) for those, severity in groups if those]
-    problems = who_is_off or _unsynchronized(loose, spread)
+    problems = [*_who_is_off(offsets)] or _unsynchronized(loose, spread)
     return judged(problems, f"{len(offsets)} clocks within {spread:.2f} s")
+
+
+def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
+    """Yield the hosts that differ from the median. Of two, the one whose clock is not synchronized, else both."""
+    if len(offsets) == 2:
+        behind, ahead = sorted(offsets, key=lambda one: one[1])
+        apart, confidence = ahead[1] - behind[1], Confidence.MEDIUM
+        off = [(node, sign * apart) for (node, _), sign in ((ahead, 1), (behind, -1)) if apart > OFF_S]
+        loose = [(node, value) for node, value in off if _is_loose(node)]
+        off = loose if len(loose) == 1 else off
+    else:
+        middle, confidence = median(value for _, value in offsets), Confidence.HIGH
+        off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
+    far = [(node, value) for node, value in off if abs(value) >= FAR_OFF_S]
+    for those, severity, consequence in (
+        (far, Severity.ERROR, "from 15 s on, torchrun's rendezvous treats live nodes as dead"),
+        ([one for one in off if one not in far], Severity.WARNING, "the log times of two hosts do not match"),
+    ):
+        if not those:
+            continue
+        worst_first = sorted(those, key=lambda one: -abs(one[1]))
+        worst, evidence = worst_first[0][1], tuple(f"{node.host}: {value:+.1f} s" for node, value in worst_first[:8])
+        # Two nodes may have the same name, as containers on one host do.
+        hosts = tuple(dict.fromkeys(node.host for node, _ in worst_first))
+        who = f"clock of {hosts[0]} is" if len(hosts) == 1 else f"clocks of {name_list(hosts)} are up to"
+        what = f"The {who} {abs(worst):.1f} s {'ahead of' if worst > 0 else 'behind'} the others"
+        if len(offsets) == len(those) == 2:
+            what = f"The clock of {those[0][0].host} is {worst:.1f} s ahead of the clock of {those[1][0].host}"
+            hosts, evidence = tuple(dict.fromkeys(node.host for node, _ in offsets)), ()
+            confidence = Confidence.LOW
+        yield Problem(
+            summary=f"{what}: {consequence}",
+            evidence=evidence,
+            fix="sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd",
+            severity=severity,
+            confidence=confidence,
+            hosts=hosts,
+        )
 
 
 def _is_loose(node: Node) -> bool:
@@ -65,72 +94,17 @@ def _is_loose(node: Node) -> bool:
     return clock is not None and clock.synchronized is False
 
 
-def _hosts(offsets: Offsets) -> tuple[str, ...]:
-    """Return the hosts, each once: two nodes may have the same name, as containers on one host do."""
-    return tuple(dict.fromkeys(node.host for node, _ in offsets))
-
-
-def _one_of_two(offsets: Offsets) -> list[Problem]:
-    """Blame the host whose clock is not synchronized. If that is both or neither, blame both."""
-    behind, ahead = sorted(offsets, key=lambda one: one[1])
-    apart = ahead[1] - behind[1]
-    if apart <= OFF_S:
-        return []
-    severity = Severity.ERROR if apart >= FAR_OFF_S else Severity.WARNING
-    suspects = [(node, sign * apart) for (node, _), sign in ((ahead, 1), (behind, -1)) if _is_loose(node)]
-    if len(suspects) == 1:
-        return [_off(suspects, severity, Confidence.MEDIUM)]
-    return [
-        Problem(
-            summary=f"The clock of {ahead[0].host} is {apart:.1f} s ahead of the clock of {behind[0].host}"
-            f"{_consequence(severity)}",
-            fix=_SET_CLOCK,
-            severity=severity,
-            confidence=Confidence.LOW,
-            hosts=_hosts(offsets),
-        )
-    ]
-
-
-_SET_CLOCK = "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"
-
-
-def _consequence(severity: Severity) -> str:
-    if severity is Severity.ERROR:
-        return ": from 15 s on, torchrun's rendezvous treats live nodes as dead"
-    return ": the log times of two hosts do not match"
-
-
-def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Problem:
-    worst_first = sorted(offsets, key=lambda one: -abs(one[1]))
-    hosts, worst = _hosts(worst_first), worst_first[0][1]
-    way = "ahead of" if worst > 0 else "behind"
-    who = f"clock of {hosts[0]} is" if len(hosts) == 1 else f"clocks of {name_list(hosts)} are up to"
-    return Problem(
-        summary=f"The {who} {abs(worst):.1f} s {way} the others{_consequence(severity)}",
-        evidence=tuple(f"{node.host}: {value:+.1f} s" for node, value in worst_first[:8]),
-        fix=_SET_CLOCK,
-        severity=severity,
-        confidence=confidence,
+def _unsynchronized(loose: list[Node], spread: float | None) -> Iterator[Problem]:
+    if not loose:
+        return
+    now = "the clocks could not be compared" if spread is None else f"they currently agree within {spread:.2f} s"
+    hosts = tuple(dict.fromkeys(node.host for node in loose))
+    yield Problem(
+        summary=f"The clock of {name_list(hosts)} is not synchronized, {'and' if spread is None else 'but'} {now}",
+        fix="sudo timedatectl set-ntp true",
+        severity=Severity.WARNING if spread is None else Severity.INFO,
         hosts=hosts,
     )
-
-
-def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
-    if not loose:
-        return []
-    now = (
-        "and the clocks could not be compared" if spread is None else f"but they currently agree within {spread:.2f} s"
-    )
-    hosts = tuple(dict.fromkeys(node.host for node in loose))
-    return [
-        Problem(
-            summary=f"The clock of {name_list(hosts)} is not synchronized, {now}",
-            fix="sudo timedatectl set-ntp true",
-            severity=Severity.WARNING if spread is None else Severity.INFO,
-            hosts=hosts,
-        )
-    ]
 
 
 @rule(

@@ -13,6 +13,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import format_memory
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import (
+    SHARING_ALLOWED,
     gpu_list,
     gpu_problem,
     in_use,
@@ -50,7 +51,7 @@ MOST = 0.5  # our choice: beyond this share of the memory, a job that needs the 
 UNSEEN_BYTES = 2**30  # our choice, for memory whose owners cannot be seen: more than a screen or a driver takes
 # What the GPU test of --deep may hold at the same time: 2 GiB, the same again while it compares, and its context.
 TRIAL_BYTES = 4 * 2**30
-SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
+
 RESET = "sudo nvidia-smi -r -i {ids} when no process uses {it/them}, or reboot"
 REPLACE = "drain the node and have {it/them} replaced; for the serial number: nvidia-smi -q -i {ids} | grep -i serial"
 COOL = "nvidia-smi -q -d TEMPERATURE -i {ids}; then check the cooling"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
@@ -17,20 +17,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.node import (
-        Fleet,
-        Gpu,
-        GpuOnBus,
-        GpuProcess,
-        Gpus,
-        GpuWork,
-        Node,
-        NodeProcess,
-        PeerCopy,
-        StuckProcess,
-        TorchBuild,
-        Xid,
-    )
+    from ddpdoctor.model.node import Fleet, Gpu, GpuProcess, Gpus, Node, NodeProcess, PeerCopy, TorchBuild
 
 
 # Products that NVIDIA lists as data-center GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"). Each is one word
@@ -222,7 +209,7 @@ def gpu_problem(
     return [problem]
 
 
-def _fill(text: str, gpus: Sequence[Gpu]) -> str:
+def _fill(text: str, gpus: Sequence[object]) -> str:
     return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: verb(gpus, *forms.groups()), text)
 
 
@@ -266,14 +253,12 @@ def check_gpu_count(node: Node) -> Answer:
     problems = []
     silent = [gpu for gpu in gpus.devices if gpu.error is not None]
     if silent:
-        does = verb(silent, "does", "do")
-        problem = Problem(
-            summary=f"{gpu_list(silent)} {does} not respond: jobs that use {verb(silent, 'it', 'them')} fail",
+        problems.append(Problem(
+            summary=f"{gpu_list(silent)} {_fill('{does/do} not respond: jobs that use {it/them} fail', silent)}",
             evidence=tuple(f"{label(gpu)}: {gpu.error}" for gpu in silent),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; then sudo nvidia-smi -r -i {numbers(silent)}, or reboot",
             ranks=ranks_on(node, [gpu for gpu in silent if gpu.uuid]),
-        )
-        problems.append(problem)
+        ))  # fmt: skip
     problems += [*_unlisted(gpus), *_counts(node, gpus, torch)]
     seen = [f"NVML lists {len(gpus.devices)}"]
     seen += [f"torch sees {torch.device_count}"] if torch is not None else []
@@ -286,28 +271,25 @@ def _unlisted(gpus: Gpus) -> Iterator[Problem]:
     if any(not gpu.bus_id for gpu in gpus.devices):
         return  # one that NVML lists and that cannot report its place would count twice
     here = {gpu.bus_id for gpu in gpus.devices}
+    models = {gpu.device for gpu in gpus.on_bus if gpu.bus_id in here}
     others = [gpu for gpu in gpus.on_bus if gpu.bus_id not in here]
+    # If this process was given some of the GPUs, the rest of the node is not its business.
+    has_some = any(gpu.driver == "nvidia" for gpu in others)
     for gpu in others:
         if gpu.driver == "nvidia" and gpu.open_error not in KEPT_FROM_US:
             opens = "opens" if gpu.open_error == "ok" else f"fails with {gpu.open_error}"
-            yield _broken(gpu, f"its device file {opens}, so this process has access", Confidence.HIGH)
-    models = {gpu.device for gpu in gpus.on_bus if gpu.bus_id in here}
-    if any(gpu.driver == "nvidia" for gpu in others):
-        return  # this process was given some of the GPUs: the rest of the node is not its business
-    for gpu in others:
-        if gpu.driver is None and gpu.device in models:
-            yield _broken(
-                gpu, "the NVIDIA driver did not claim it, but claimed other GPUs of its model", Confidence.MEDIUM
-            )
-
-
-def _broken(gpu: GpuOnBus, evidence: str, confidence: Confidence) -> Problem:
-    return Problem(
-        summary=f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken",
-        evidence=(evidence,),
-        fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing",
-        confidence=confidence,
-    )
+            evidence, confidence = f"its device file {opens}, so this process has access", Confidence.HIGH
+        elif gpu.driver is None and gpu.device in models and not has_some:
+            evidence = "the NVIDIA driver did not claim it, but claimed other GPUs of its model"
+            confidence = Confidence.MEDIUM
+        else:
+            continue
+        yield Problem(
+            summary=f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken",
+            evidence=(evidence,),
+            fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing",
+            confidence=confidence,
+        )
 
 
 def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Problem]:
@@ -389,15 +371,6 @@ SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 HOST_ID = "NCCL_HOSTID"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Use:
-    """A rank on a device."""
-
-    node: Node
-    process: NodeProcess
-    device: str
-
-
 @rule(
     "DD306", "dup-gpu", Severity.ERROR, "Several ranks use the same GPU",
     group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
@@ -406,67 +379,58 @@ def check_dup_gpu(fleet: Fleet) -> Answer:
     """Report ranks that use the same GPU."""
     if not fleet.gathered:
         return skipped("there is only one process")
-    readings = fleet.each(lambda node: node.gpus)
-    uses = [use for node, gpus in readings for use in _uses(node, gpus)]
-    if not uses:
+    by_device: dict[str, list[tuple[Node, NodeProcess]]] = {}
+    for node, gpus in fleet.each(lambda node: node.gpus):
+        values = {process.variables.get(VARIABLE) for process in node.processes}
+        if values == {None} and len(gpus.devices) == 1:
+            continue  # a machine with one GPU: gpu-count compares it with the ranks
+        for process in node.processes:
+            device = device_of(process, gpus)
+            # A number may mean another device to a process with GPUs of its own than to the one that read NVML.
+            entries = visible_to(process, gpus).entries or ("0",)
+            is_sure = not sees_its_own(process) or not any(entry.isdecimal() for entry in entries)
+            if process.rank is not None and device is not None and is_sure:
+                by_device.setdefault(device, []).append((node, process))
+    if not by_device:
         return skipped("the GPUs of the ranks are unknown")
-    by_device = grouped((use.device, use) for use in uses)
-    shared = [those for those in by_device.values() if len(those) > 1]
-    seen = f"{len(uses)} ranks on {len(by_device)} GPUs"
+    shared = {device: users for device, users in by_device.items() if len(users) > 1}
+    seen = f"{sum(map(len, by_device.values()))} ranks on {len(by_device)} GPUs"
     return judged([_sharing(shared)] if shared else [], seen)
 
 
-def _uses(node: Node, gpus: Gpus) -> list[_Use]:
-    values = {process.variables.get(VARIABLE) for process in node.processes}
-    if values == {None} and len(gpus.devices) == 1:
-        return []  # a machine with one GPU: gpu-count compares it with the ranks
-    found = []
-    for process in node.processes:
-        device = device_of(process, gpus)
-        # A number may mean another device to a process with GPUs of its own than to the one that read NVML.
-        is_sure = not sees_its_own(process) or all(
-            not entry.isdecimal() for entry in visible_to(process, gpus).entries or ("0",)
-        )
-        if process.rank is not None and device is not None and is_sure:
-            found.append(_Use(node=node, process=process, device=device))
-    return found
-
-
-def _sharing(shared: list[list[_Use]]) -> Problem:
-    named = []
-    for uses in shared[:SHARED_NAMED]:
-        node, device = uses[0].node, uses[0].device
+def _sharing(shared: dict[str, list[tuple[Node, NodeProcess]]]) -> Problem:
+    named, is_allowed = [], True
+    for device, users in shared.items():
+        node, processes = users[0][0], [process for _, process in users]
         gpus = known(node.gpus)
         keys = keys_of(gpus) if gpus is not None else ()
         name = f"GPU {keys.index(device)}" if device in keys else device
-        named.append(f"{rank_list(ranks_of(use.process for use in uses))} on {name} of {node.host}")
-    if len(shared) > SHARED_NAMED:
-        named.append(f"and {len(shared) - SHARED_NAMED} more GPUs")
-    allowed = all(_is_allowed(uses) for uses in shared)
-    first = shared[0][0].process
+        named.append(f"{rank_list(ranks_of(processes))} on {name} of {node.host}")
+        # NCCL lets ranks share if a variable allows it, or if they are disguised as ranks of different hosts.
+        hosts = {process.variables.get(HOST_ID) for process in processes}
+        is_allowed &= all(process.variables.get(SHARING_ALLOWED) == "1" for process in processes) or (
+            None not in hosts and len(hosts) == len(processes)
+        )
+    if len(named) > SHARED_NAMED:
+        named[SHARED_NAMED:] = [f"and {len(named) - SHARED_NAMED} more GPUs"]
+    device, users = next(iter(shared.items()))
+    first = users[0][1]
     place = f"{VARIABLE}={first.variables.get(VARIABLE, '(not set)')}, local rank {first.local_rank}"
-    refuses = "" if allowed else ", which NCCL does not allow"
+    refuses = "" if is_allowed else ", which NCCL does not allow"
     return Problem(
         summary=f"Several ranks use one GPU{refuses}: {'; '.join(named)}",
-        evidence=(f"rank {first.rank}: {place}: {shared[0][0].device}",),
+        evidence=(f"rank {first.rank}: {place}: {device}",),
         fix=f"set the same {VARIABLE} with all GPUs for every rank on a node, and call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
-        severity=Severity.WARNING if allowed else None,
-        ranks=ranks_of(use.process for uses in shared for use in uses),
-        hosts=tuple(dict.fromkeys(use.node.host for uses in shared for use in uses)),
+        severity=Severity.WARNING if is_allowed else None,
+        ranks=ranks_of(process for users in shared.values() for _, process in users),
+        hosts=tuple(dict.fromkeys(node.host for users in shared.values() for node, _ in users)),
     )
-
-
-def _is_allowed(uses: list[_Use]) -> bool:
-    """Say whether NCCL lets these ranks share: allowed by a variable, or disguised as ranks of different hosts."""
-    if all(use.process.variables.get(SHARING_ALLOWED) == "1" for use in uses):
-        return True
-    hosts = {use.process.variables.get(HOST_ID) for use in uses}
-    return None not in hosts and len(hosts) == len(uses)
 
 
 REBOOT = "drain the node and reboot; if it comes back, have the GPU replaced"
 RESET = "sudo nvidia-smi -r -i {index} when no process uses it, or reboot"
+OF_THE_PROGRAM = "look for the error in the program that was running"
 # Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,
 # docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; severities follow gcm and gpud.
 XIDS: dict[int, tuple[Severity, str, str]] = {
@@ -481,13 +445,9 @@ XIDS: dict[int, tuple[Severity, str, str]] = {
     63: (Severity.WARNING, "a bad memory row or page that stays in use until the next reset", RESET),
     92: (Severity.WARNING, "very many corrected memory errors", RESET),
     94: (Severity.WARNING, "a memory error that ended one process and was contained", RESET),
-    13: (Severity.INFO, "a fault in a program's kernel", "look for the error in the program that was running"),
-    31: (
-        Severity.INFO,
-        "a program's access to an invalid address",
-        "look for the error in the program that was running",
-    ),
-    43: (Severity.INFO, "a program fault that ended the program", "look for the error in the program that was running"),
+    13: (Severity.INFO, "a fault in a program's kernel", OF_THE_PROGRAM),
+    31: (Severity.INFO, "a program's access to an invalid address", OF_THE_PROGRAM),
+    43: (Severity.INFO, "a program fault that ended the program", OF_THE_PROGRAM),
     45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
 }
 OTHER_XID = (Severity.INFO, "an error that ddpdoctor does not know", "see https://docs.nvidia.com/deploy/xid-errors")
@@ -506,24 +466,21 @@ def check_xid(node: Node) -> Answer:
     # If the bus id of a GPU is not known, any line may belong to it.
     is_lost = gpus is not None and any(not gpu.bus_id for gpu in gpus.devices)
     xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or is_lost]
-    rows = grouped(((xid.bus_id, xid.code), xid) for xid in xids)
-    problems = [_xid_problem(node, devices.get(bus_id), those) for (bus_id, _), those in rows.items()]
+    problems = []
+    for (bus_id, code), alike in grouped(((xid.bus_id, xid.code), xid) for xid in xids).items():
+        gpu, last = devices.get(bus_id), min(alike, key=lambda xid: xid.age_s if xid.age_s is not None else inf)
+        severity, meaning, fix = XIDS.get(code, OTHER_XID)
+        where = f"GPU {gpu.index}" if gpu is not None else f"The GPU at {bus_id}"
+        times = f", {len(alike)} times" if len(alike) > 1 else ""
+        age = "" if last.age_s is None else f" {format_age(last.age_s)} ago"
+        problems.append(Problem(
+            summary=f"{where} had Xid {code}: {meaning}",
+            evidence=(f"{bus_id}{age}{times}: {last.text}",),
+            fix=fix.replace("{index}", str(gpu.index) if gpu is not None else bus_id),
+            severity=severity,
+            ranks=ranks_on(node, [gpu]) if gpu is not None and severity is not Severity.INFO else (),
+        ))  # fmt: skip
     return judged(problems, f"{len(xids)} Xid errors since boot")
-
-
-def _xid_problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
-    last = min(xids, key=lambda xid: xid.age_s if xid.age_s is not None else float("inf"))
-    severity, meaning, fix = XIDS.get(last.code, OTHER_XID)
-    where = f"GPU {gpu.index}" if gpu is not None else f"The GPU at {last.bus_id}"
-    times = f", {len(xids)} times" if len(xids) > 1 else ""
-    age = "" if last.age_s is None else f" {format_age(last.age_s)} ago"
-    return Problem(
-        summary=f"{where} had Xid {last.code}: {meaning}",
-        evidence=(f"{last.bus_id}{age}{times}: {last.text}",),
-        fix=fix.replace("{index}", str(gpu.index) if gpu is not None else last.bus_id),
-        severity=severity,
-        ranks=ranks_on(node, [gpu]) if gpu is not None and severity is not Severity.INFO else (),
-    )
 
 
 LONG_S = 60.0  # No regular work of the driver takes longer. gpud and gcm wait for minutes before they report it.
@@ -538,23 +495,21 @@ def check_gpu_alloc(node: Node) -> Answer:
     trial = need(node.gpu_trial)
     late = [work for work in trial.work if work.timed_out]
     wrong = [work for work in trial.work if not work.ok and not work.timed_out]
-    problems = []
-    if late:
-        what = f"{verb(late, 'does', 'do')} not finish a few matrix products"
-        problems.append(_failed(late, what, "sudo dmesg | grep -E 'NVRM|Xid'; reboot the node, and try again"))
-    if wrong:
-        what = f"{verb(wrong, 'fails', 'fail')} under load, or {verb(wrong, 'computes', 'compute')} wrong results"
-        problems.append(_failed(wrong, what, "sudo dmesg | grep -E 'NVRM|Xid'; dcgmi diag -r 3; reset or reboot"))
+    problems = [
+        Problem(
+            summary=f"{gpu_list([work.index for work in bad])} {_fill(what, bad)}",
+            evidence=tuple(f"GPU {work.index} as torch counts: {work.error}" for work in bad),
+            fix=f"sudo dmesg | grep -E 'NVRM|Xid'; {fix}",
+        )
+        for bad, what, fix in (
+            (late, "{does/do} not finish a few matrix products", "reboot the node, and try again"),
+            (wrong, "{fails/fail} under load, or {computes/compute} wrong results",
+             "dcgmi diag -r 3; reset or reboot"),
+        )
+        if bad
+    ]  # fmt: skip
     slowest = max((work.seconds for work in trial.work), default=0.0)
     return judged(problems, f"{len(trial.work)} GPUs tested, the slowest took {slowest:.1f} s")
-
-
-def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
-    return Problem(
-        summary=f"{gpu_list([one.index for one in work])} {what}",
-        evidence=tuple(f"GPU {one.index} as torch counts: {one.error}" for one in work),
-        fix=fix,
-    )
 
 
 @rule(
@@ -566,29 +521,23 @@ def check_dstate(node: Node) -> Answer:
     stuck = need(node.stuck_processes)
     long = [one for one in stuck if (one.seconds or 0.0) >= LONG_S]
     short = [one for one in stuck if one not in long]
-    fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process"
-    problems = []
-    if long:
-        problems.append(_stuck(long, "and its GPU is unlikely to recover", fix))
-    if short:
-        words = "for at least a second"
-        problems.append(_stuck(short, words, fix, severity=Severity.WARNING, confidence=Confidence.MEDIUM))
+    problems = [
+        Problem(
+            summary=f"{', '.join(dict.fromkeys(one.name for one in those))} {verb(those, 'hangs', 'hang')} inside the "
+            f"NVIDIA driver, {words}",
+            evidence=tuple(
+                f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, for "
+                + ("an unknown time" if one.seconds is None else f"at least {one.seconds:.0f} s")
+                for one in those
+            ),
+            fix="sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process",
+            severity=severity,
+            confidence=confidence,
+        )
+        for those, words, severity, confidence in (
+            (long, "and its GPU is unlikely to recover", None, Confidence.HIGH),
+            (short, "for at least a second", Severity.WARNING, Confidence.MEDIUM),
+        )
+        if those
+    ]
     return judged(problems, f"{len(stuck)} processes hang in the driver")
-
-
-def _stuck(
-    stuck: list[StuckProcess], words: str, fix: str, *, severity: Severity | None = None,
-    confidence: Confidence = Confidence.HIGH,
-) -> Problem:  # fmt: skip
-    names = ", ".join(dict.fromkeys(one.name for one in stuck))
-    return Problem(
-        summary=f"{names} {verb(stuck, 'hangs', 'hang')} inside the NVIDIA driver, {words}",
-        evidence=tuple(
-            f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, for "
-            + ("an unknown time" if one.seconds is None else f"at least {one.seconds:.0f} s")
-            for one in stuck
-        ),
-        fix=fix,
-        severity=severity,
-        confidence=confidence,
-    )

@@ -141,10 +141,8 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
         if local and len(local) < len(picks):
             hosts = tuple(node.host for node, _, _ in local)
             yield Problem(
-                summary=(
-                    f"{library} would use a link-local address on {name_list(hosts)}, but not on "
-                    f"{len(picks) - len(local)} others"
-                ),
+                summary=f"{library} would use a link-local address on {name_list(hosts)}, but not on "
+                f"{len(picks) - len(local)} others",
                 evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
                 fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",
                 hosts=hosts,
@@ -232,9 +230,8 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
             first, *others = setting.value.split(",")
             with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
             yield Problem(
-                summary=(
-                    f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a name"
-                ),
+                summary=f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a "
+                "name",
                 evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
                 fix=f"export {NCCL}={with_marks_once}",
                 severity=Severity.WARNING,
@@ -255,7 +252,7 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
 
 
 def _why_not(name: str, setting: Setting, there: set[str]) -> str:
-    """Say why Gloo or TensorPipe cannot use a name."""
+
     library = "Gloo" if setting.name == GLOO else "TensorPipe"
     if name[:1] and name[0] in MARKS:
         return f"{name[0]} is NCCL syntax, but {library} reads it as part of the name"
@@ -275,10 +272,8 @@ def _why_not(name: str, setting: Setting, there: set[str]) -> str:
     "DD212", "iface-up", Severity.ERROR, "An interface that NCCL or Gloo would use is down or has no address",
     after=("ifname-exists",),
     group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
-    reads=(
-        "flags, operstate and carrier in /sys/class/net, addresses, the host name's address, variables of NCCL and "
-        "Gloo"
-    ),
+    reads="flags, operstate and carrier in /sys/class/net, addresses, the host name's address, variables of NCCL and "
+    "Gloo",
 )  # fmt: skip
 def check_iface_up(node: Node) -> Answer:
     """Report interfaces that the libraries would use, or are set to use, but that cannot carry data."""
@@ -286,14 +281,23 @@ def check_iface_up(node: Node) -> Answer:
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
     choice = choose(node, network)
-    problems = [*_nccl_down(node, network, others=bool(choice.nccl))]
+    of_nccl, of_gloo = _text(node, NCCL), _text(node, GLOO)
+    # Unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left
+    wanted = parse_nccl_list(of_nccl)
+    problems = [
+        _down("NCCL", one, network, f"{NCCL}={of_nccl}", severity=Severity.WARNING if choice.nccl else None)
+        for one in (network.interfaces if wanted.entries and not wanted.exclude else ())
+        if wanted.takes(one.name)
+        and not (one.addresses and one.running)
+        and (not choice.nccl or wanted.names(one.name))
+    ]
     by_name = {one.name: one for one in network.interfaces}
     problems += [
-        _down("Gloo", by_name[name], network, f"{GLOO}={_text(node, GLOO)}")
-        for name in parse_gloo_names(_text(node, GLOO))
+        _down("Gloo", by_name[name], network, f"{GLOO}={of_gloo}")
+        for name in parse_gloo_names(of_gloo)
         if name in by_name and not (by_name[name].addresses and by_name[name].running)
     ]
-    if not _text(node, GLOO):
+    if not of_gloo:
         idle = [pick.interface for pick in choice.gloo or () if not pick.interface.running]
         problems += [_down("Gloo", one, network, "the host name's address is on it") for one in idle]
     return judged(problems, str(choice))
@@ -302,20 +306,6 @@ def check_iface_up(node: Node) -> Answer:
 def _text(node: Node, name: str) -> str:
     setting = find_setting(node, node.first, name)
     return "" if setting is None or is_ignored(setting.value) else setting.value
-
-
-def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Problem]:
-    """Yield unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left."""
-    wanted = parse_nccl_list(_text(node, NCCL))
-    if wanted.exclude or not wanted.entries:
-        return
-    fitting = [one for one in network.interfaces if wanted.takes(one.name)]
-    unusable = [one for one in fitting if not one.addresses or not one.running]
-    named = [one for one in unusable if wanted.names(one.name)] if others else unusable
-    for interface in named:
-        yield _down(
-            "NCCL", interface, network, f"{NCCL}={_text(node, NCCL)}", severity=Severity.WARNING if others else None
-        )
 
 
 def _down(
@@ -352,7 +342,17 @@ def check_v4v6(fleet: Fleet) -> Answer:
     chosen = choices_of(fleet)
     problems = [problem for library in VARIABLES for problem in _mixed(library, chosen)]
     problems += _master_families(fleet)
-    problems += [problem for node, network, _ in chosen for problem in _without_family(node, network)]
+    for node, network, _ in chosen:
+        setting = find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
+        family = NCCL_FAMILIES.get(setting.value) if setting is not None else None
+        if setting is None or family is None:
+            continue
+        if all(pick.ip.is_loopback for pick in match_nccl(network, "^lo", family)):
+            there = (f"{one.name}: {', '.join(one.addresses) or 'no address'}" for one in network.interfaces[:8])
+            problems.append(Problem(
+                summary=f"{setting}: no interface of the node has an IPv{family} address", evidence=tuple(there),
+                fix=setting.removal, hosts=(node.host,),
+            ))  # fmt: skip
     nodes = "one node" if len(chosen) == 1 else f"{len(chosen)} nodes"
     families = sorted({f"{library} IPv{pick.ip.version}" for library, _, _, pick in first_picks(chosen)})
     return judged(problems, f"{', '.join(families) or 'no address'} on {nodes}")
@@ -407,18 +407,3 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
                 fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
                 hosts=(node.host,),
             )
-
-
-def _without_family(node: Node, network: Network) -> Iterator[Problem]:
-    setting = find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
-    family = NCCL_FAMILIES.get(setting.value) if setting is not None else None
-    if setting is None or family is None:
-        return
-    picks = [pick for pick in match_nccl(network, "^lo", family) if not pick.ip.is_loopback]
-    if not picks:
-        yield Problem(
-            summary=f"{setting}: no interface of the node has an IPv{family} address",
-            evidence=tuple(f"{one.name}: {', '.join(one.addresses) or 'no address'}" for one in network.interfaces[:8]),
-            fix=setting.removal,
-            hosts=(node.host,),
-        )

@@ -142,16 +142,13 @@ def check_env_complete(node: Node) -> Answer:
 
 def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
     """Yield one problem for each value that Python's int(), which torch uses, does not accept."""
-    for name in _NUMBERS:
-        for text in dict.fromkeys(text_of(process, name) for process in processes):
-            try:
-                int(text or "0")
-            except ValueError:
-                yield Problem(
-                    summary=f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError",
-                    fix=f"export {name} as an integer",
-                    ranks=ranks_of(process for process in processes if text_of(process, name) == text),
-                )
+    texts = grouped(((name, text_of(process, name)), process) for name in _NUMBERS for process in processes)
+    for (name, text), those in texts.items():
+        try:
+            int(text or "0")
+        except ValueError:
+            summary = f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError"
+            yield Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those))
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
@@ -266,7 +263,17 @@ def check_rank_set(fleet: Fleet) -> Answer:
     if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
         problems += misnumbered(fleet, fleet.world_size)
         return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
-    problems += [*_twice(fleet, fleet.world_size), *_too_high(fleet, fleet.world_size)]
+    problems += _twice(fleet, fleet.world_size)
+    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < fleet.world_size]
+    if outside:
+        high = tuple(sorted({rank for _, rank in outside}))
+        problems.append(Problem(
+            summary=f"{rank_list(high)} {verb(high, 'is', 'are')} out of range: ranks range from 0 to "
+            f"{fleet.world_size - 1}",
+            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
+            ranks=high,
+            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
+        ))  # fmt: skip
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
     seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
     return judged(problems, seen)
@@ -292,16 +299,13 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
         hosts = tuple(host for host in expected if host is not None) if None not in expected else ()
     on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
-    if not hosts:
-        fix = "check on each host that its launcher is running and can reach rank 0's host"
-    else:
+    fix = "check on each host that its launcher is running and can reach rank 0's host"
+    if hosts:
         fix = f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
-    whereabouts: list[str] = []
     answered = tuple(node.host for node in fleet.nodes)
-    if silent := [host for host in hosts if host not in answered]:
-        whereabouts.append(f"no message from {name_list(silent)}")
-    if answered:
-        whereabouts.append(f"these answered: {name_list(answered)}")
+    silent = [host for host in hosts if host not in answered]
+    whereabouts = [f"no message from {name_list(silent)}"] if silent else []
+    whereabouts += [f"these answered: {name_list(answered)}"] if answered else []
     yield Problem(
         summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
         evidence=(*whereabouts, *fleet.problems),
@@ -346,18 +350,6 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
         ranks=tuple(doubled),
         hosts=tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those)),
     )
-
-
-def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
-    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < size]
-    if outside:
-        ranks = [rank for _, rank in outside]
-        yield Problem(
-            summary=f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} out of range: ranks range from 0 to {size - 1}",
-            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
-            ranks=tuple(sorted(set(ranks))),
-            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
-        )
 
 
 NODE_RANK = "PET_NODE_RANK"  # torchrun reads --node-rank from this variable. It stands for that option here too.
@@ -548,9 +540,8 @@ def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem
 def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
     world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
     if world is not None and world != tasks and (tasks != nodes or rank is not None):
-        consequence = "there are more tasks than ranks"
-        if world > tasks:
-            consequence = f"they wait for {world - tasks} ranks that never start"
+        more = f"they wait for {world - tasks} ranks that never start"
+        consequence = more if world > tasks else "there are more tasks than ranks"
         yield Problem(
             summary=f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}",
             evidence=(show_variables(process, _SHOWN_OF_SLURM),),

@@ -26,7 +26,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Limit, Limits, Node, SharedMemory, Volume
+    from ddpdoctor.model.node import Node, SharedMemory, Volume
 
 
 # Our choice: what training images and batch systems commonly set. A loader that shares tensors by file descriptor holds
@@ -53,7 +53,8 @@ def check_nofile(node: Node) -> Answer:
     limit = need(node.limits).nofile
     if limit is None:
         return skipped("this system does not report its limit of open files")
-    seen = f"soft limit {_number(limit.soft)}, hard limit {_number(limit.hard)}"
+    soft, hard = ("unlimited" if value is None else value for value in (limit.soft, limit.hard))
+    seen = f"soft limit {soft}, hard limit {hard}"
     if limit.soft is None or limit.soft >= ENOUGH_FILES:
         return passed(seen)
     ranks = world_size(node)
@@ -61,31 +62,24 @@ def check_nofile(node: Node) -> Answer:
     short = limit.soft < least
     why = f"a job of {ranks} ranks needs {least} on rank 0" if short else "loader workers and large jobs need more"
     severity = Severity.WARNING if limit.soft < FEW_FILES else Severity.INFO
+    software = known(node.software)
+    container = software.container if software else None
+    own = f"ulimit -n {limit.hard}, and " if limit.hard is not None and limit.hard > limit.soft else ""
+    if limit.hard is None or limit.hard >= ENOUGH_FILES:
+        fix = f"ulimit -n {ENOUGH_FILES}"
+    elif container in {"docker", "podman"}:
+        fix = f"{own}{container} run --ulimit nofile={ENOUGH_FILES}:{ENOUGH_FILES} for the container"
+    elif container is not None:
+        fix = f"{own}raise the hard limit in the container runtime (LimitNOFILE={ENOUGH_FILES})"
+    else:
+        fix = f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
     problem = Problem(
         summary=f"The limit of open files is only {limit.soft}: {why}",
         evidence=(seen,),
-        fix=_raise_files(node, limit),
+        fix=fix,
         severity=Severity.ERROR if short else severity,
     )
     return judged([problem], seen)
-
-
-def _number(value: int | None) -> str:
-    return "unlimited" if value is None else str(value)
-
-
-def _raise_files(node: Node, limit: Limit) -> str:
-    """Return the command that raises the soft limit, and the hard limit too if it is too low."""
-    if limit.hard is None or limit.hard >= ENOUGH_FILES:
-        return f"ulimit -n {ENOUGH_FILES}"
-    own = f"ulimit -n {limit.hard}, and " if limit.soft is not None and limit.hard > limit.soft else ""
-    software = known(node.software)
-    container = software.container if software else None
-    if container in {"docker", "podman"}:
-        return f"{own}{container} run --ulimit nofile={ENOUGH_FILES}:{ENOUGH_FILES} for the container"
-    if container is not None:
-        return f"{own}raise the hard limit in the container runtime (LimitNOFILE={ENOUGH_FILES})"
-    return f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
 
 
 @rule(
@@ -162,9 +156,8 @@ def check_disk(node: Node) -> Answer:
 
 def _judge_volume(volume: Volume) -> Iterator[Problem]:
     place = f"{volume.path} ({volume.purpose})"
-    elsewhere = f"free space: du -xh --max-depth=1 {volume.path}"
-    if volume.temporary:
-        elsewhere = "export TMPDIR=/path/on/another/disk"
+    free = f"free space: du -xh --max-depth=1 {volume.path}"
+    elsewhere = "export TMPDIR=/path/on/another/disk" if volume.temporary else free
     if volume.error:
         yield Problem(
             summary=f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}",
@@ -207,12 +200,9 @@ def check_shm(node: Node) -> Answer:
     if shm is None:
         if software is None or software.platform != "linux":
             return skipped("this system has no /dev/shm")
-        problem = Problem(
-            summary="There is no /dev/shm: loader workers and NCCL cannot share memory",
-            fix="sudo mount -t tmpfs shm /dev/shm",
-            severity=Severity.ERROR,
-        )
-        return judged([problem], "none")
+        summary = "There is no /dev/shm: loader workers and NCCL cannot share memory"
+        fix = "sudo mount -t tmpfs shm /dev/shm"
+        return judged([Problem(summary=summary, fix=fix, severity=Severity.ERROR)], "none")
     if shm.volume.error:
         return unknown(f"/dev/shm could not be read: {shm.volume.error}")
     workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""
@@ -222,13 +212,12 @@ def check_shm(node: Node) -> Answer:
     problems = [*_small_shm(shm, software.container if software else None, seen)]
     if stale:
         large = shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes
-        problem = Problem(
+        problems.append(Problem(
             summary="/dev/shm has leftover files of dead processes",
             evidence=(f"{format_about(shm.stale_bytes)} in {count_of(len(stale), 'file')} of torch and NCCL",),
             fix=f"rm {' '.join(stale[:NAMED_FILES])}" + (" …" if len(stale) > NAMED_FILES else ""),
             severity=None if large else Severity.INFO,
-        )
-        problems.append(problem)
+        ))  # fmt: skip
     return judged(problems, seen)
 
 
@@ -268,46 +257,37 @@ def _small_shm(shm: SharedMemory, container: str | None, seen: str) -> Iterator[
 def check_mem_limit(node: Node) -> Answer:
     """Report too little memory for the ranks, and processes that the kernel killed under the same memory limit."""
     limits = need(node.limits)
-    found = []
-    if limits.memory_available_bytes is not None:
-        found.append((limits.memory_available_bytes, "on the machine"))
-    if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
-        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "under the cgroup's limit"))
-    left, of_what = min(found, default=(None, ""), key=lambda one: one[0] or 0)
-    if left is None:
-        return skipped("this system does not report its available memory")
-    problems, seen = [], _memory_words(limits)
-    if left < MEMORY_PER_RANK_BYTES * ranks_here(node):
-        problem = Problem(
-            summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}",
-            evidence=(f"{format_about(left)} left for {ranks_words(node)}", seen),
-            fix="raise the job's memory limit, or end other processes: ps aux --sort=-rss | head",
-        )
-        problems.append(problem)
-    if limits.oom_kills:
-        times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
-        problem = Problem(
-            summary="The OOM killer was active before under the current memory limit",
-            evidence=(f"it killed {times} since the cgroup was created", seen),
-            fix="raise the memory limit, or use fewer loader workers and smaller batches",
-        )
-        problems.append(problem)
-    return judged(problems, seen)
-
-
-def _memory_words(limits: Limits) -> str:
-    words = []
-    if limits.memory_available_bytes is not None and limits.memory_total_bytes is not None:
-        left, total = map(format_about, (limits.memory_available_bytes, limits.memory_total_bytes))
-        words.append(f"{left} of {total} available")
-    if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
-        used, limit = map(format_about, (limits.memory_used_bytes, limits.memory_limit_bytes))
-        words.append(f"cgroup: {used} of {limit} used")
+    amounts, words = [], []
+    available, limit, used = limits.memory_available_bytes, limits.memory_limit_bytes, limits.memory_used_bytes
+    if available is not None:
+        amounts.append((available, "on the machine"))
+        if limits.memory_total_bytes is not None:
+            words.append(f"{format_about(available)} of {format_about(limits.memory_total_bytes)} available")
+    if limit is not None and used is not None:
+        amounts.append((max(0, limit - used), "under the cgroup's limit"))
+        words.append(f"cgroup: {format_about(used)} of {format_about(limit)} used")
     if limits.oom_kills is not None:
         words.append(count_of(limits.oom_kills, "OOM kill"))
     if limits.swap_total_bytes:
         words.append(f"swap {format_about(limits.swap_total_bytes)}")
-    return ", ".join(words)
+    if not amounts:
+        return skipped("this system does not report its available memory")
+    problems, seen = [], ", ".join(words)
+    left, of_what = min(amounts, key=lambda amount: amount[0])
+    if left < MEMORY_PER_RANK_BYTES * ranks_here(node):
+        problems.append(Problem(
+            summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}",
+            evidence=(f"{format_about(left)} left for {ranks_words(node)}", seen),
+            fix="raise the job's memory limit, or end other processes: ps aux --sort=-rss | head",
+        ))  # fmt: skip
+    if limits.oom_kills:
+        times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
+        problems.append(Problem(
+            summary="The OOM killer was active before under the current memory limit",
+            evidence=(f"it killed {times} since the cgroup was created", seen),
+            fix="raise the memory limit, or use fewer loader workers and smaller batches",
+        ))  # fmt: skip
+    return judged(problems, seen)
 
 
 @rule(

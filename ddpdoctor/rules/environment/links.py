@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.node import Gpu, GpuPair, Node, NodeProcess, Pci, PciDevice
+
+    # The GPU or card, the lower end of a link above it, which reports width and speed, its upper end, and the lanes
+    # that both ends have.
+    PcieLink = tuple[PciDevice, PciDevice, PciDevice | None, int]
 
 
 NVIDIA, AMD = 0x10DE, 0x1002
@@ -59,27 +62,6 @@ def describe(pci: Pci, device: PciDevice) -> str:
     return f"GPU {device.bus_id} ({model})" if model else f"GPU {device.bus_id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Link:
-    """A PCIe link, identified by its lower end, which reports the current width and speed."""
-
-    lower: PciDevice
-    upper: PciDevice | None
-    device: PciDevice  # the GPU or card below it
-
-    @property
-    def widest(self) -> int | None:
-        """The lanes that both ends have: a slot with fewer lanes than the card is the limit."""
-        ends = [end.max_width for end in (self.lower, self.upper) if end is not None]
-        return min((width for width in ends if width), default=None)
-
-    @property
-    def fastest(self) -> float | None:
-        """The speed that both ends support."""
-        ends = [end.max_speed_gt_s for end in (self.lower, self.upper) if end is not None]
-        return min((speed for speed in ends if speed), default=None)
-
-
 @rule(
     "DD320", "pcie", Severity.ERROR, "A PCIe link has fewer lanes or a lower speed than both ends support",
     group=CheckGroup.LINKS, needs=("pci", "rdma"),
@@ -93,26 +75,28 @@ def check_pcie(node: Node) -> Answer:
     devices = [device for device in pci.devices if is_gpu(device) or device.bus_id in cards]
     # In a chain, downstream and upstream ports of switches alternate.
     known_ids = by_bus_id(pci)
-    found: dict[str, _Link] = {}
+    links: dict[str, PcieLink] = {}
     for device in devices:
         chain = [known_ids[bus_id] for bus_id in device.upstream if bus_id in known_ids]
         ends = [device, *chain]
         for lower, upper in zip(ends[::2], [*ends[1::2], None], strict=False):
-            if upper is not None or lower is device:
-                found.setdefault(lower.bus_id, _Link(lower=lower, upper=upper, device=device))
-    links = list(found.values())
-    judgeable = [link for link in links if link.lower.width is not None and link.widest is not None]
+            # A slot with fewer lanes than the card is the limit.
+            widest = min((end.max_width for end in (lower, upper) if end and end.max_width), default=None)
+            if (upper is not None or lower is device) and widest is not None:
+                links.setdefault(lower.bus_id, (device, lower, upper, widest))
+    judgeable = [link for link in links.values() if link[1].width is not None]
     if not judgeable:
         return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
     problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
-    widths = Counter(f"x{link.lower.width}" for link in judgeable if link.lower is link.device)
+    widths = Counter(f"x{lower.width}" for device, lower, _, _ in judgeable if lower is device)
     seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
     return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
 
 
-def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> Iterator[Problem]:
-    mine, lower, upper = link.device, link.lower, link.upper
-    width, widest, speed, fastest = lower.width or 0, link.widest or 0, lower.speed_gt_s, link.fastest
+def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Problem]:
+    mine, lower, upper, widest = link
+    width, speed = lower.width or 0, lower.speed_gt_s
+    fastest = min((end.max_speed_gt_s for end in (lower, upper) if end and end.max_speed_gt_s), default=None)
     where = f"The PCIe link of {'' if lower is mine else f'bridge {lower.bus_id} above '}{describe(pci, mine)}"
     if not pci.virtual_machine and upper is not None and width < widest:
         model = pci.models.get(mine.bus_id)  # without a name, a VGA card is one for desktops and laptops
@@ -251,19 +235,13 @@ def check_fabric(node: Node) -> Answer:
         severity=Severity.WARNING if works else None,
     )
     if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
-        if works or bool(members):
-            no_manager = Problem(
-                summary="nv-fabricmanager is not running anymore: the NVSwitch fabric works until something fails",
-                fix=MANAGER,
-                severity=Severity.WARNING,
-            )
+        if works or members:
+            summary = "nv-fabricmanager is not running anymore: the NVSwitch fabric works until something fails"
+            problems.append(Problem(summary=summary, fix=MANAGER, severity=Severity.WARNING))
         else:
-            no_manager = Problem(
-                summary="The node has NVSwitches, but nv-fabricmanager is not running: CUDA cannot start",
-                evidence=("no process nv-fabricmanager",),
-                fix="sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver",
-            )
-        problems.append(no_manager)
+            summary = "The node has NVSwitches, but nv-fabricmanager is not running: CUDA cannot start"
+            fix = "sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver"
+            problems.append(Problem(summary=summary, evidence=("no process nv-fabricmanager",), fix=fix))
     manager = {True: "runs", False: "is not running", None: "cannot be seen"}[gpus.fabric_manager]
     states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
     return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
@@ -285,19 +263,18 @@ def check_p2p(node: Node) -> Answer:
     joined = {index for index, gpu in gpus.items() if is_board(gpu) and _active(gpu) > 0}
     linked = [pair for pair in pairs if {pair.first, pair.second} <= joined]
     near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
-    refused = [pair for pair in near if _refusal(node, pair, gpus) is not None]
+    refused = {pair: why for pair in near if (why := _refusal(node, pair, gpus)) is not None}
     if not near and not wrong:
         return skipped("no two GPUs share a host bridge or an NVLink")
     problems = []
     if wrong:
         members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
-        problem = Problem(
+        problems.append(Problem(
             summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
             evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
             fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
             severity=Severity.ERROR,
-        )
-        problems.append(problem)
+        ))  # fmt: skip
     problems += _refusals(node, refused, linked, gpus)
     return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
 
@@ -315,7 +292,9 @@ def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
     return "torch: cannot access peer" if denied and len(here) == 2 else None
 
 
-def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: dict[int, Gpu]) -> Iterator[Problem]:
+def _refusals(
+    node: Node, refused: dict[GpuPair, str], linked: list[GpuPair], gpus: dict[int, Gpu]
+) -> Iterator[Problem]:
     by_pcie = [pair for pair in refused if pair not in linked]
     servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
     for pairs, words, fix, severity in (
@@ -330,7 +309,7 @@ def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: d
         if not pairs:
             continue
         members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
-        whys = dict.fromkeys(_refusal(node, pair, gpus) or "" for pair in pairs)
+        whys = dict.fromkeys(refused[pair] for pair in pairs)
         yield Problem(
             summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
             evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
@@ -355,13 +334,13 @@ def check_acs_iommu(node: Node) -> Answer:
         return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
     if pci.virtual_machine:
         return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
-    able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
+    able = [gpu for gpu in gpus if "GeForce" not in pci.models.get(gpu.bus_id, "")]
     rdma = known(node.rdma)
-    if not (len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))):
+    if not (len(able) > 1 or (able and rdma is not None and network_ports(node, rdma))):
         return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
     problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in wrong_copies(node)]))
-    bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
-    unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
+    above = {bus_id for gpu in gpus for bus_id in gpu.upstream}
+    unread = any(device.bus_id in above and device.acs_redirect is None for device in pci.devices)
     state = "passes addresses through" if pci.iommu_passthrough else "translates"
     seen = f"the IOMMU {state}" if pci.iommu else "no IOMMU is active"
     if unread and not problems:
@@ -423,8 +402,32 @@ def check_numa(node: Node) -> Answer:
         for process, gpu in placed
         if gpu.local_cpus and process.cpus and not set(process.cpus) & set(gpu.local_cpus)
     ]
+    problems = []
+    if far:
+        names = [f"process {one.pid}" if one.rank is None else f"rank {one.rank}" for one, _ in far]
+        of_ranks = ranks_of(process for process, _ in far)
+        unnumbered = [name for name, (process, _) in zip(names, far, strict=True) if process.rank is None]
+        who = name_list([*([rank_list(of_ranks)] if of_ranks else []), *unnumbered])
+        whose, near = "its GPU" if len(far) == 1 else "their GPUs", far[0][1].numa_node or 0
+        problems.append(Problem(
+            summary=f"{who[0].upper()}{who[1:]} can only run on CPUs of another NUMA node than {whose}",
+            evidence=tuple(
+                f"{name}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs {_cpu_words(gpu.local_cpus)}"
+                for name, (process, gpu) in zip(names[:SHOWN], far, strict=False)
+            ),
+            fix=f"torchrun --numa-binding=node …, or: numactl --cpunodebind={near} --membind={near} in front of "
+            f"{names[0]}",
+            ranks=of_ranks,
+        ))  # fmt: skip
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
-    problems = [*([_far(far)] if far else []), *([_lost(pci, lost)] if lost else [])]
+    if lost:
+        which = f"{len(lost)} GPUs are" if len(lost) > 1 else f"{describe(pci, lost[0])} is"
+        problems.append(Problem(
+            summary=f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}: ranks cannot be "
+            "placed near them",
+            evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
+            fix="check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS",
+        ))  # fmt: skip
     nodes = ", ".join(f"{gpu.bus_id} on {'none' if gpu.numa_node is None else gpu.numa_node}" for gpu in gpus[:SHOWN])
     ranks = f"{len(placed) - len(far)} of {len(placed)} ranks may run near their GPU; " if placed else ""
     return judged(problems, f"{ranks}NUMA nodes of GPUs: {nodes}{', …' if len(gpus) > SHOWN else ''}")
@@ -445,40 +448,6 @@ def _gpu_of(node: Node, pci: Pci, process: NodeProcess) -> PciDevice | None:
     if index >= len(seen) or seen[index] not in bus_ids:
         return None
     return by_bus_id(pci).get(bus_ids[seen[index]])
-
-
-def _far(far: list[tuple[NodeProcess, PciDevice]]) -> Problem:
-    ranks = ranks_of(process for process, _ in far)
-    one, near = len(far) == 1, far[0][1].numa_node or 0
-    who = name_list([*([rank_list(ranks)] if ranks else []), *(_name(p) for p, _ in far if p.rank is None)])
-    return Problem(
-        summary=(
-            f"{who[0].upper()}{who[1:]} can only run on CPUs of another NUMA node than "
-            f"{'its GPU' if one else 'their GPUs'}"
-        ),
-        evidence=tuple(
-            f"{_name(process)}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
-            f"{_cpu_words(gpu.local_cpus)}"
-            for process, gpu in far[:SHOWN]
-        ),
-        fix=f"torchrun --numa-binding=node …, or: numactl --cpunodebind={near} --membind={near} in front of "
-        f"{_name(far[0][0])}",
-        ranks=ranks,
-    )
-
-
-def _name(process: NodeProcess) -> str:
-    return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
-
-
-def _lost(pci: Pci, lost: list[PciDevice]) -> Problem:
-    many = len(lost) > 1
-    return Problem(
-        summary=f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes "
-        f"{f'{len(lost)} GPUs are' if many else f'{describe(pci, lost[0])} is'}: ranks cannot be placed near them",
-        evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
-        fix="check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS",
-    )
 
 
 def _cpu_words(cpus: tuple[int, ...]) -> str:

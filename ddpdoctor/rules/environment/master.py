@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.launch import Endpoint
-    from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess, PortUse
+    from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess
 
     Found = tuple[tuple[Node, Lookup], ...]
 
@@ -46,15 +47,14 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
             continue
         picks = pick_gloo(node.first, network, own) if network is not None and network.interfaces else None
         if picks[0].ip.is_loopback if picks else all(map(is_loopback_address, own.addresses)):
-            problem = Problem(
+            problems.append(Problem(
                 summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to "
                 "the other nodes, which then connect to themselves",
                 evidence=(_seen(own),),
                 fix=f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or replace {own.addresses[0]} with the "
                 "host's own address in /etc/hosts",
                 hosts=(node.host,),
-            )
-            problems.append(problem)
+            ))  # fmt: skip
     return judged(problems, _all_seen(read))
 
 
@@ -175,7 +175,7 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
             what_it_is = "does not resolve within 2 s"
         else:
             what_it_is = "resolves to the node itself" if lookup.addresses else "does not resolve"
-        problem = Problem(
+        problems.append(Problem(
             summary=f"the full name of rank 0's host {what_it_is} on other nodes: "
             + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
             evidence=(f"the name is {lookup.name}", lookup.error or f"it resolves to {', '.join(lookup.addresses)}"),
@@ -183,8 +183,7 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
             "/etc/hosts of all nodes",
             severity=None if used else Severity.WARNING,
             hosts=(node.host,),
-        )
-        problems.append(problem)
+        ))  # fmt: skip
     return judged(problems, f"rank 0's host is named {name}; resolved on {len(found)} nodes")
 
 
@@ -303,31 +302,23 @@ def check_master_numeric(node: Node) -> Answer:
         return skipped(NO_ADDRESS)
     problems = []
     for process, endpoint in found:
-        if not _DIGITS.fullmatch(endpoint.host):
+        number = endpoint.host
+        if not _DIGITS.fullmatch(number):
             continue
-        address = _as_address(endpoint.host)
-        read_as = f"which is read as the address {address}" if address else "which is neither a host nor an address"
-        job = endpoint.host == text_of(process, "SLURM_JOB_ID")
+        read_as = "which is neither a host nor an address"
+        with contextlib.suppress(ValueError):  # inet_aton reads decimal, octal after 0, hexadecimal after 0x
+            base = 16 if number[:2].lower() == "0x" else 8 if len(number) > 1 and number.startswith("0") else 10
+            read_as = f"which is read as the address {ipaddress.IPv4Address(int(number, base))}"
+        job = number == text_of(process, "SLURM_JOB_ID")
         value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
         port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
-        problem = Problem(
-            summary=f"{endpoint.variable} is {endpoint.host}, {read_as}: every rank waits for a host that does not "
-            "exist",
+        problems.append(Problem(
+            summary=f"{endpoint.variable} is {number}, {read_as}: every rank waits for a host that does not exist",
             evidence=("it is the Slurm job id, SLURM_JOB_ID",) if job else (),
             fix=f"export {endpoint.variable}={value}{port}",
             ranks=ranks_of([process]),
-        )
-        problems.append(problem)
+        ))  # fmt: skip
     return judged(problems, ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found)))
-
-
-def _as_address(text: str) -> str | None:
-    """Return the address that inet_aton reads from a number: decimal, octal after 0, hexadecimal after 0x."""
-    try:
-        base = 16 if text[:2].lower() == "0x" else 8 if len(text) > 1 and text.startswith("0") else 10
-        return str(ipaddress.IPv4Address(int(text, base)))
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,11 +374,10 @@ def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
     if host in {names.hostname, names.fqdn}:
         # With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the
         # variables already number the ranks or nodes: then only number 0 listens.
-        if differs:
-            return f"is the host's own name, but rank 0 is on another host: {_NOBODY}"
         numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
-        if numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT":
-            return f"is {given.endpoint.host}, but rank 0 is on another host: {_NOBODY}"
+        if differs or (numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT"):
+            what = "the host's own name" if differs else host
+            return f"is {what}, but rank 0 is on another host: {_NOBODY}"
         return None
     looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
     if looked_up and all(is_loopback(address) for address in looked_up):
@@ -477,27 +467,18 @@ def check_port_free(node: Node) -> Answer:
             severity=Severity.INFO,
         )
     elif use.owner is None and use.error is not None and "in use" not in use.error:
-        problem = Problem(
-            summary=f"MASTER_PORT {use.port} cannot be listened on: {use.error}",
-            fix="export MASTER_PORT=29500 on all nodes",
-        )
+        summary = f"MASTER_PORT {use.port} cannot be listened on: {use.error}"
+        problem = Problem(summary=summary, fix="export MASTER_PORT=29500 on all nodes")
     else:
-        problem = _taken(use)
+        pid, another = use.owner_pid, use.port + 1 if use.port < 65535 else 29500
+        who = use.owner or "a process that is not visible to this user"
+        stop = f"sudo ss -ltnp sport = :{use.port}; end that process" if pid is None else f"kill {pid}"
+        problem = Problem(
+            summary=f"another process uses MASTER_PORT {use.port}: rank 0 fails with EADDRINUSE",
+            evidence=(f"{who}{'' if pid is None else f' (process {pid})'} listens on it",),
+            fix=f"{stop}, if it is a leftover process; or export MASTER_PORT={another} on all nodes",
+        )
     return judged([problem], f"port {use.port}: {use.error or 'TIME_WAIT'}")
-
-
-def _taken(use: PortUse) -> Problem:
-    another = use.port + 1 if use.port < 65535 else 29500
-    who = use.owner or "a process that is not visible to this user"
-    number = f" (process {use.owner_pid})" if use.owner_pid is not None else ""
-    stop = (
-        f"kill {use.owner_pid}" if use.owner_pid is not None else f"sudo ss -ltnp sport = :{use.port}; end that process"
-    )
-    return Problem(
-        summary=f"another process uses MASTER_PORT {use.port}: rank 0 fails with EADDRINUSE",
-        evidence=(f"{who}{number} listens on it",),
-        fix=f"{stop}, if it is a leftover process; or export MASTER_PORT={another} on all nodes",
-    )
 
 
 @rule(
@@ -507,30 +488,26 @@ def _taken(use: PortUse) -> Problem:
 )  # fmt: skip
 def check_firewall_local(fleet: Fleet) -> Answer:
     """Report a packet filter that refuses incoming connections from the other nodes."""
-    seen, problems, known_of = [], [], 0
-    for node, network in fleet.each(lambda node: node.network):
-        if isinstance(network.firewall, tuple):
-            known_of += 1
-            seen.append(
-                ", ".join(f"{chain.name}: {chain.refusal}" for chain in network.firewall)
-                or "no chain refuses incoming connections"
-            )
-            low, high = network.local_ports or EPHEMERAL
-            problems += [
-                Problem(
-                    summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule "
-                    f"allows the other nodes on ports {low}-{high}, which NCCL and Gloo use",
-                    evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts)
-                    or ("it accepts nothing from other hosts",),
-                    fix=open_chain(chain),
-                    confidence=Confidence.MEDIUM,
-                    hosts=(node.host,),
-                )
-                for chain in network.firewall
-                if not any(_is_wide(accepts, low, high) for accepts in chain.accepts)
-            ]
-    if not known_of:
-        need(fleet.each(lambda node: node.network)[0][1].firewall)
+    seen, problems = [], []
+    readings = fleet.each(lambda node: node.network)
+    for node, network in readings:
+        if not isinstance(network.firewall, tuple):
+            continue
+        refusals = ", ".join(f"{chain.name}: {chain.refusal}" for chain in network.firewall)
+        seen.append(refusals or "no chain refuses incoming connections")
+        low, high = network.local_ports or EPHEMERAL
+        for chain in network.firewall:
+            if any(_is_wide(accepts, low, high) for accepts in chain.accepts):
+                continue
+            accepted = tuple(f"it accepts: {rule}" for rule in chain.accepts)
+            problems.append(Problem(
+                summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule "
+                f"allows the other nodes on ports {low}-{high}, which NCCL and Gloo use",
+                evidence=accepted or ("it accepts nothing from other hosts",), fix=open_chain(chain),
+                confidence=Confidence.MEDIUM, hosts=(node.host,),
+            ))  # fmt: skip
+    if not seen:
+        need(readings[0][1].firewall)
     if not has_several_nodes(fleet):
         return passed(f"{'; '.join(dict.fromkeys(seen))}; this does not matter on one node")
     return judged(problems, "; ".join(dict.fromkeys(seen)))

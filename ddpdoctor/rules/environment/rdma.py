@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,7 @@ def check_ib_state(node: Node) -> Answer:
         for device, port in ports
         if (severity := _fault(device, port, ports, wanted)) is not None
     )
-    problems = [_down(*how, those) for how, those in faults.items()] or _dark(node, ports)
+    problems = [_down(*how, those) for how, those in faults.items()] or [*_dark(node, ports)]
     up = [label(device, port) for device, port in ports if is_active(port)]
     return judged(problems, f"{len(up)} of {len(ports)} ports are active" + (f": {words(up)}" if up else ""))
 
@@ -109,21 +108,19 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
     )
 
 
-def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]:
-    """Report a machine on which all InfiniBand ports are down."""
+def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Problem]:
+
     cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
     gpus = known(node.gpus)
-    if any(is_active(port) for _, port in ports) or len(cards) < DARK_CARDS or gpus is None or not gpus.devices:
-        return []
-    states = words([f"{port.state}/{port.phys_state}" for _, port in ports])
-    return [
-        Problem(
+    is_dark = len(cards) >= DARK_CARDS and not any(is_active(port) for _, port in ports)
+    if is_dark and gpus is not None and gpus.devices:
+        states = words([f"{port.state}/{port.phys_state}" for _, port in ports])
+        yield Problem(
             summary=f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets",
             evidence=(f"states: {states}",),
             fix="check the leaf switch and the subnet manager: ibstat; sminfo",
             severity=Severity.WARNING,
         )
-    ]
 
 
 @rule(
@@ -233,10 +230,11 @@ def check_memlock(node: Node) -> Answer:
     limit = need(node.limits).memlock
     if limit is None:
         return unknown("RLIMIT_MEMLOCK could not be read")
+    soft, hard = ("unlimited" if size is None else format_about(size) for size in (limit.soft, limit.hard))
     if limit.soft is None or limit.soft >= ENOUGH_BYTES:
-        return passed(f"limit {_size(limit.soft)}")
+        return passed(f"limit {soft}")
     if rdma.ipc_lock:
-        return passed(f"limit {_size(limit.soft)}, which does not apply: the process has CAP_IPC_LOCK")
+        return passed(f"limit {soft}, which does not apply: the process has CAP_IPC_LOCK")
     if limit.hard is None:
         unlock = "ulimit -l unlimited"
     elif "SLURM_JOB_ID" in node.first.variables:
@@ -249,9 +247,9 @@ def check_memlock(node: Node) -> Answer:
             "in a container, docker run --ulimit memlock=-1 …; otherwise: "
             "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
         )
-    limits = f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}"
+    limits = f"limit {soft}, hard limit {hard}"
     problem = Problem(
-        summary=f"RDMA can lock only {_size(limit.soft)} of memory: NCCL fails if it registers more",
+        summary=f"RDMA can lock only {soft} of memory: NCCL fails if it registers more",
         evidence=(f"RLIMIT_MEMLOCK: soft {limits}",),
         fix=unlock,
         severity=Severity.ERROR if limit.soft < LITTLE_BYTES else Severity.WARNING,
@@ -259,19 +257,14 @@ def check_memlock(node: Node) -> Answer:
     return judged([problem], limits)
 
 
-def _size(number: int | None) -> str:
-    return "unlimited" if number is None else format_about(number)
-
-
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     """Return the devices of the RDMA network, each once, and AWS's EFA, which needs device files and memory too."""
-    found = {device.name: device for device, _ in network_ports(node, rdma)}
-    found |= {
-        device.name: device
+    efas = [
+        device
         for device in rdma.devices
         if any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
-    }
-    return tuple(found.values())
+    ]
+    return tuple({device.name: device for device in (*(one for one, _ in network_ports(node, rdma)), *efas)}.values())
 
 
 @rule(
@@ -320,19 +313,6 @@ def check_uverbs(node: Node) -> Answer:
     return judged([problem], seen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Link:
-    """An active port of a host."""
-
-    host: str
-    device: RdmaDevice
-    port: RdmaPort
-
-    @property
-    def rate(self) -> float:
-        return self.port.rate_gb_s or 0.0
-
-
 @rule(
     "DD332", "ib-rate", Severity.ERROR,
     "An RDMA port is slower than its peers, or a host has fewer RDMA devices than the others", group=CheckGroup.LINKS,
@@ -341,7 +321,7 @@ class _Link:
 def check_ib_rate(fleet: Fleet) -> Answer:
     """Report RDMA ports that run at a lower rate than those of the same model."""
     groups = grouped(
-        ((place(device, port), port.link_layer), _Link(host=node.host, device=device, port=port))
+        ((place(device, port), port.link_layer), (node.host, device, port))
         for node, rdma in fleet.each(lambda node: node.rdma)
         for device, port in each_port(rdma)
         if is_active(port) and port.rate_gb_s and not device.virtual_function
@@ -357,29 +337,27 @@ def check_ib_rate(fleet: Fleet) -> Answer:
     problems += [problem for board in sorted(boards) for problem in _fewer(fleet, board)]
     if not groups and not problems:
         return passed("no RDMA port is active")
-    rates = Counter(f"{link.rate:g} Gb/s" for links in groups.values() for link in links)
+    rates = Counter(f"{port.rate_gb_s:g} Gb/s" for links in groups.values() for _, _, port in links)
     return judged(problems, "active ports: " + ", ".join(f"{count} at {rate}" for rate, count in rates.most_common()))
 
 
-def _compare_rates(links: list[_Link], *, alone: bool) -> Iterator[Problem]:
-    """Yield one problem for each rate that is below the expected one."""
-    counts = Counter(link.rate for link in links)
+def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool) -> Iterator[Problem]:
+    """Yield one problem for each rate that is below the expected one; ``links`` are active ports and their hosts."""
+    counts = Counter(port.rate_gb_s or 0.0 for _, _, port in links)
     usual, number = counts.most_common(1)[0]
     sure = number * 2 > len(links)
     expected = usual if sure else max(counts)
-    unsure = Severity.INFO if alone and links[0].port.link_layer == "Ethernet" else Severity.WARNING
+    unsure = Severity.INFO if alone and links[0][2].link_layer == "Ethernet" else Severity.WARNING
     for rate in sorted(rate for rate in counts if rate < expected):
-        slow = [link for link in links if link.rate == rate]
-        hosts, one = tuple(dict.fromkeys(link.host for link in slow)), len(slow) == 1
-        names = words([label(link.device, link.port) for link in slow])
+        slow = [link for link in links if link[2].rate_gb_s == rate]
+        hosts, one = tuple(dict.fromkeys(host for host, _, _ in slow)), len(slow) == 1
+        names = words([label(device, port) for _, device, port in slow])
         where = "" if alone else f" on {name_list(hosts)}"
         yield Problem(
-            summary=(
-                f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
-                f"{count_of(counts[expected], 'other')} of the same model at {expected:g} Gb/s"
-            ),
-            evidence=tuple(dict.fromkeys(f"rate: {link.port.rate_text}" for link in slow if link.port.rate_text)),
-            fix=f"check the lanes and the cable (mlxlink -d {slow[0].device.name} -m), clean or replace the cable, and "
+            summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
+            f"{count_of(counts[expected], 'other')} of the same model at {expected:g} Gb/s",
+            evidence=tuple(dict.fromkeys(f"rate: {port.rate_text}" for _, _, port in slow if port.rate_text)),
+            fix=f"check the lanes and the cable (mlxlink -d {slow[0][1].name} -m), clean or replace the cable, and "
             "check the switch port",
             severity=Severity.ERROR if sure else unsure,
             confidence=Confidence.HIGH if sure else Confidence.LOW,
@@ -387,7 +365,7 @@ def _compare_rates(links: list[_Link], *, alone: bool) -> Iterator[Problem]:
         )
 
 
-def _fewer(fleet: Fleet, board: str) -> list[Problem]:
+def _fewer(fleet: Fleet, board: str) -> Iterator[Problem]:
     voices = []
     for node in fleet.nodes:
         count: int | None = None
@@ -398,16 +376,14 @@ def _fewer(fleet: Fleet, board: str) -> list[Problem]:
         voices.append(Voice(host=node.host, ranks=node.ranks, value=count))
     split = compare(voices)
     if split is None or split.majority is None or any(s.value > split.majority.value for s in split.minorities):
-        return []
-    return [
-        Problem(
-            summary=f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}",
-            evidence=("a missing device may have fallen off the bus, or its driver did not load",),
-            fix="compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg",
-            severity=Severity.WARNING,
-            hosts=split.hosts,
-        )
-    ]
+        return
+    yield Problem(
+        summary=f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}",
+        evidence=("a missing device may have fallen off the bus, or its driver did not load",),
+        fix="compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg",
+        severity=Severity.WARNING,
+        hosts=split.hosts,
+    )
 
 
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"
@@ -426,27 +402,22 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
 )  # fmt: skip
 def check_roce_gid(fleet: Fleet) -> Answer:
     """Report RoCE ports whose address (GID) cannot carry the traffic."""
-    roce = [
-        (node, rdma, ports)
-        for node, rdma in fleet.each(lambda node: node.rdma)
-        if (
-            ports := (
-                tuple(
-                    (device, port)
-                    for device, port in chosen_ports(node, rdma)
-                    if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
-                )
-            )
+    roce: list[tuple[Node, Ports]] = []
+    problems: list[Problem] = []
+    for node, rdma in fleet.each(lambda node: node.rdma):
+        ports = tuple(
+            (device, port)
+            for device, port in chosen_ports(node, rdma)
+            if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
         )
-    ]
+        if ports:
+            setting = _index(node)
+            roce.append((node, ports))
+            problems += _by_choice(node, ports, rdma) if setting is None else _by_index(node, ports, setting)
     if not roce:
         return skipped("no RDMA device has an active Ethernet port that NCCL would use")
-    problems = []
-    for node, rdma, ports in roce:
-        setting = _index(node)
-        problems += _by_choice(node, ports, rdma) if setting is None else _by_index(node, ports, setting)
-    problems += _compare_hosts([(node, ports) for node, _, ports in roce])
-    node, _, ports = roce[0]
+    problems += _compare_hosts(roce)
+    node, ports = roce[0]
     setting = _index(node)
     how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
     return judged(problems, f"{_words_of(ports)}: {how}" + f", on {len(roce)} hosts" * (len(roce) > 1))
@@ -478,31 +449,29 @@ def _routes(port: RdmaPort, family: str) -> bool:
     return any(gid.type == V2 and _kind(gid) == family for gid in port.gids)
 
 
-def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> list[Problem]:
+def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> Iterator[Problem]:
     """Report ports on which NCCL would find no usable entry by itself."""
     family = _family(node)
     bare = tuple((device, port) for device, port in ports if not _routes(port, family))
     if not bare:
-        return []
+        return
     training = {id(port) for _, port in network_ports(node, rdma)}
     severity = Severity.ERROR if any(id(port) in training for _, port in bare) else Severity.INFO
     device = bare[0][0]
     interface = device.netdevs[0] if device.netdevs else "INTERFACE"
     kinds = sorted({f"{gid.type} {_kind(gid)}" for _, port in bare for gid in port.gids})
-    return [
-        Problem(
-            summary=f"{_words_of(bare)} {'has' if len(bare) == 1 else 'have'} no RoCE v2 address with {family}: "
-            "NCCL uses a link-local one, which cannot reach other network segments",
-            evidence=(f"entries in use: {', '.join(kinds) or 'none'}",),
-            fix=f"give the interface its address (ip addr add ADDRESS/PREFIX dev {interface}), "
-            "or exclude the port with NCCL_IB_HCA",
-            severity=severity,
-            hosts=(node.host,),
-        )
-    ]
+    yield Problem(
+        summary=f"{_words_of(bare)} {'has' if len(bare) == 1 else 'have'} no RoCE v2 address with {family}: "
+        "NCCL uses a link-local one, which cannot reach other network segments",
+        evidence=(f"entries in use: {', '.join(kinds) or 'none'}",),
+        fix=f"give the interface its address (ip addr add ADDRESS/PREFIX dev {interface}), "
+        "or exclude the port with NCCL_IB_HCA",
+        severity=severity,
+        hosts=(node.host,),
+    )
 
 
-def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
+def _by_index(node: Node, ports: Ports, setting: Setting) -> Iterator[Problem]:
     """Judge the entry that NCCL_IB_GID_INDEX names, over all ports."""
     judged_ports = ((_entry_fault(port, setting.number or 0), (device, port)) for device, port in ports)
     faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
@@ -511,8 +480,8 @@ def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
     right = "no entry is RoCE v2 with IPv4 on all ports"
     if common:
         right = f"RoCE v2 with IPv4 is entry {min(common)} on all {len(ports)} ports"
-    return [
-        Problem(
+    for (what, severity), those in faults.items():
+        yield Problem(
             summary=f"{setting} selects {what} of {_words_of(tuple(those))}",
             evidence=(right,),
             fix=f"{setting.removal} ({PICKS_ITSELF})",
@@ -520,8 +489,6 @@ def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
             hosts=(node.host,),
             kind=setting.kind,
         )
-        for (what, severity), those in faults.items()
-    ]
 
 
 def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
@@ -538,7 +505,7 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
     return None
 
 
-def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
+def _compare_hosts(roce: list[tuple[Node, Ports]]) -> Iterator[Problem]:
     """Compare what NCCL_IB_GID_INDEX means on every host."""
     voices = []
     for node, ports in roce:
@@ -551,21 +518,17 @@ def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
         meaning = kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)
         voices.append(Voice(host=node.host, ranks=node.ranks, value=meaning))
     split = compare(voices)
-    if split is None:
-        return []
-    return [
-        Problem(
+    if split is not None:
+        yield Problem(
             summary="NCCL_IB_GID_INDEX selects different address types on different hosts, which then cannot connect: "
             + describe(split, "it is"),
             fix=f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})",
             confidence=split.confidence,
             hosts=split.hosts,
         )
-    ]
 
 
 ABSENT = "there is no RDMA device"
-PortList = list[tuple["RdmaDevice", "RdmaPort"]]
 
 
 @rule(
@@ -613,7 +576,7 @@ def check_ib_hca_env(node: Node) -> Answer:
 
 
 def _judge_entry(
-    setting: Setting, wanted: NcclList, entry: ListEntry, ports: PortList, here: list[str]
+    setting: Setting, wanted: NcclList, entry: ListEntry, ports: list[tuple[RdmaDevice, RdmaPort]], here: list[str]
 ) -> Iterator[Problem]:
     names = tuple(dict.fromkeys(device.name for device, port in ports if wanted.matches(entry, device.name, port.port)))
     more = [name for name in names if name != entry.name and not wanted.names(name)]

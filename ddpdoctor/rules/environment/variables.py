@@ -12,7 +12,7 @@ from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.launch import ranks_of
+from ddpdoctor.rules.environment.launch import ranks_of, show_variables
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variables import (
@@ -103,26 +103,23 @@ def _draw(
             origin = f"{flaw.name} is set in the environment; its value is not shown"
             if flaw.name in process.variables:
                 origin = f"{flaw.name}={show(process.variables[flaw.name])} is set in the environment"
-            yield Problem(
-                summary=flaw.summary,
-                evidence=(origin, *flaw.evidence),
-                fix=_write_fix(flaw),
-                severity=flaw.severity,
-                confidence=flaw.confidence,
-                ranks=ranks_of([process]),
-            )
+            name = flaw.name
+            if not name.isidentifier() or not name.isascii():
+                fix = f"remove {shlex.quote(name)} from the environment, for example with env -u {shlex.quote(name)}"
+            elif not flaw.set_name:
+                fix = f"unset {name}"
+            elif flaw.set_name == name:
+                fix = f"export {name}={shlex.quote(flaw.set_value or '')}"
+            else:
+                fix = f'export {flaw.set_name}="${name}"; unset {name}'
+            yield _flaw_problem(flaw, origin, fix, ranks_of([process]))
 
 
-def _write_fix(flaw: Flaw) -> str:
-    """Return the shell command that sets the intended variable, or removes this one."""
-    name = flaw.name
-    if not name.isidentifier() or not name.isascii():
-        return f"remove {shlex.quote(name)} from the environment, for example with env -u {shlex.quote(name)}"
-    if not flaw.set_name:
-        return f"unset {name}"
-    if flaw.set_name == name:
-        return f"export {name}={shlex.quote(flaw.set_value or '')}"
-    return f'export {flaw.set_name}="${name}"; unset {name}'
+def _flaw_problem(flaw: Flaw, origin: str, fix: str, ranks: tuple[int, ...] = ()) -> Problem:
+    return Problem(
+        summary=flaw.summary, evidence=(origin, *flaw.evidence), fix=fix, severity=flaw.severity,
+        confidence=flaw.confidence, ranks=ranks,
+    )  # fmt: skip
 
 
 def _shown(node: Node) -> str:
@@ -160,7 +157,11 @@ def check_nccl_conf(node: Node) -> Answer:
 
 
 def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
-    reason = file.unread or _passed_over(file, context)
+    reason, installed = file.unread, context.versions.get("nccl", ())
+    if not reason and installed and file.since and installed < release(file.since):
+        reason = f"before {file.since}, it uses the home folder from the password database, not HOME"
+    elif not reason and installed and file.until and installed > release(file.until):
+        reason = f"after {file.until}, it uses HOME, not the home folder from the password database"
     if reason:
         names = ", ".join(f"{name}={show(value)}" if value else name for name, value in file.variables.items())
         path = shlex.quote(file.path)
@@ -192,17 +193,19 @@ def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
             flaws = [find_unknown(name, context)]
         else:
             flaws = [question(variable, value, context) for question in QUESTIONS if variable.shown]
-        yield from (_flaw_problem(file, flaw) for flaw in flaws if flaw is not None)
-
-
-def _passed_over(file: ConfFile, context: VariableContext) -> str:
-    """Return why the installed NCCL skips this file, or "" if it reads the file or its version is not known."""
-    installed = context.versions.get("nccl", ())
-    if installed and file.since and installed < release(file.since):
-        return f"before {file.since}, it uses the home folder from the password database, not HOME"
-    if installed and file.until and installed > release(file.until):
-        return f"after {file.until}, it uses HOME, not the home folder from the password database"
-    return ""
+        line, path, setting = file.lines.get(name, 0), shlex.quote(file.path), f"{name}={show(value)}"
+        origin = f"{setting if value else name} is in line {line} of {file.path}; the environment does not show it"
+        for flaw in flaws:
+            if flaw is None:
+                continue
+            if not flaw.set_name:
+                fix = f"sed -i {line}d {path}"
+            elif flaw.set_name == name:
+                text = f"{line}c\\{name}={flaw.set_value}"
+                fix = f"sed -i {shlex.quote(text)} {path}"
+            else:
+                fix = f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
+            yield _flaw_problem(flaw, origin, fix)
 
 
 def _lines(numbers: tuple[int, ...]) -> str:
@@ -211,26 +214,6 @@ def _lines(numbers: tuple[int, ...]) -> str:
 
 def _sed(options: str, commands: Iterable[str], file: ConfFile) -> str:
     return f"sed {options} '{'; '.join(commands)}' {shlex.quote(file.path)}"
-
-
-def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
-    line, path = file.lines.get(flaw.name, 0), shlex.quote(file.path)
-    if not flaw.set_name:
-        file_fix = f"sed -i {line}d {path}"
-    elif flaw.set_name == flaw.name:
-        text = f"{line}c\\{flaw.name}={flaw.set_value}"
-        file_fix = f"sed -i {shlex.quote(text)} {path}"
-    else:
-        file_fix = f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
-    value = file.variables[flaw.name]
-    setting = f"{flaw.name}={show(value)}" if value else flaw.name
-    return Problem(
-        summary=flaw.summary,
-        evidence=(f"{setting} is in line {line} of {file.path}; the environment does not show it", *flaw.evidence),
-        fix=file_fix,
-        severity=flaw.severity,
-        confidence=flaw.confidence,
-    )
 
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -291,13 +274,9 @@ def check_ws_same(fleet: Fleet) -> Answer:
     names = (*WORLD, *sorted(must_agree() - set(WORLD)))
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
-    world = ", ".join(
-        f"{name}={processes[0][1].variables[name]}" for name in WORLD if name in processes[0][1].variables
-    )
-    return judged(
-        [problem for problem in problems if problem is not None],
-        f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else ""),
-    )
+    world = show_variables(processes[0][1], WORLD)
+    seen = f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else "")
+    return judged(filter(None, problems), seen)
 
 
 def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
@@ -343,17 +322,14 @@ def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
 
 
 def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
+    def word(value: str) -> str:
+        return value or "unset"
+
     sides = len(split.sides)
     if sides <= MANY_SIDES:
-        return describe(split, name, words=_word, by_rank=by_rank, sign=" is ")
-    two = describe(
-        replace(split, majority=None, minorities=split.minorities[:2]), "such as", words=_word, by_rank=by_rank
-    )
-    return f"{name} has {sides} different values, {two}"
-
-
-def _word(value: str) -> str:
-    return value or "unset"
+        return describe(split, name, words=word, by_rank=by_rank, sign=" is ")
+    some = replace(split, majority=None, minorities=split.minorities[:2])
+    return f"{name} has {sides} different values, {describe(some, 'such as', words=word, by_rank=by_rank)}"
 
 
 def _fix(name: str, split: Split[str], everywhere: str = "ranks") -> str:

@@ -11,10 +11,10 @@ from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.words import count_of, grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
-from ddpdoctor.rules.environment.gpus import driver_of, imported_torch, nvidia_gpus
+from ddpdoctor.rules.environment.gpus import MISMATCH, driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.launch import ranks_here
 from ddpdoctor.rules.environment.links import AMD
-from ddpdoctor.rules.majority import Split, Voice, compare, describe
+from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
@@ -145,27 +145,24 @@ def check_version_same(fleet: Fleet) -> Answer:
     if splits["GPUs:"][0] is not None:
         # Different models always have a different VBIOS.
         del splits["VBIOS"]
-    problems = [_problem(name, split, severity) for name, (split, severity) in splits.items() if split is not None]
+    problems = []
+    for name, (split, severity) in splits.items():
+        if split is None:
+            continue
+        wanted, noun = split.majority.value if split.majority else None, name.rstrip(":")
+        if name in {"GPUs:", "VBIOS"}:
+            fix = "use nodes of one kind for a job, or expect the speed of the slowest"
+        elif name == "torch":
+            install = f"python -m pip install {torch_package(wanted)}" if wanted else ""
+            fix = install or "install the same torch version on all nodes"
+        else:
+            fix = f"use {noun} {wanted} on all nodes" if wanted else f"use one {noun} on all nodes"
+        problems.append(Problem(
+            summary=describe(split, name), fix=fix, severity=severity, confidence=split.confidence, hosts=split.hosts,
+        ))  # fmt: skip
     first = [f"{name} {value(nodes[0])}" for name, value, _ in _COMPARED if nodes and value(nodes[0])]
     seen = ", ".join(first[:4]) or "none is known"
     return judged(problems, f"versions of {len(nodes)} nodes: {seen}")
-
-
-def _problem(name: str, split: Split[str], severity: Severity) -> Problem:
-    wanted = split.majority.value if split.majority else None
-    if name == "torch":
-        same = (
-            f"python -m pip install {torch_package(wanted)}"
-            if wanted
-            else "install the same torch version on all nodes"
-        )
-    elif name in {"GPUs:", "VBIOS"}:
-        same = "use nodes of one kind for a job, or expect the speed of the slowest"
-    else:
-        same = f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"
-    return Problem(
-        summary=describe(split, name), fix=same, severity=severity, confidence=split.confidence, hosts=split.hosts
-    )
 
 
 def torch_of(node: Node) -> str | None:
@@ -285,39 +282,30 @@ def check_nccl_loaded(node: Node) -> Answer:
         return skipped("torch is built without NCCL")
     if not build.nccl_libraries:
         return passed(f"NCCL {build.nccl}, part of torch itself")
+    path, loaded, found_by = build.nccl_libraries[0], build.nccl_loaded, build.nccl_found_by
+    severity: Severity | None = None
+    folder = path.rpartition("/")[0]
     if len(build.nccl_libraries) > 1:
         both = " and ".join(build.nccl_libraries)
-        summary = f"Two NCCL libraries are loaded into one process: {both}"
-        problem = Problem(summary=summary, evidence=_where_from(build), fix=_use_own_nccl(build))
-        return judged([problem], f"libnccl from {both}")
-    path, loaded = build.nccl_libraries[0], build.nccl_loaded
-    if loaded is None or loaded == build.nccl:
+        summary, seen = f"Two NCCL libraries are loaded into one process: {both}", f"libnccl from {both}"
+    elif loaded is None or loaded == build.nccl:
         return passed(f"NCCL {build.nccl} from {path}")
-    newer = release(loaded) > release(build.nccl)
-    from_wheel = "/nvidia/nccl/" in path and build.nccl_found_by is None
-    problem = Problem(
-        summary=f"torch was built with NCCL {build.nccl}, but NCCL {loaded} is loaded",
-        evidence=_where_from(build),
-        fix=_use_own_nccl(build),
-        severity=Severity.INFO if newer and from_wheel else Severity.WARNING,
-    )
-    return judged([problem], f"NCCL {loaded} from {path}, built with {build.nccl}")
-
-
-def _where_from(build: TorchBuild) -> tuple[str, ...]:
-    found = [f"mapped: {path}" for path in build.nccl_libraries]
-    return (*found, f"found by {build.nccl_found_by}") if build.nccl_found_by else tuple(found)
-
-
-def _use_own_nccl(build: TorchBuild) -> str:
-    if build.nccl_found_by == "LD_PRELOAD":
-        return "unset LD_PRELOAD"
-    folder = build.nccl_libraries[0].rpartition("/")[0]
-    if build.nccl_found_by == "LD_LIBRARY_PATH":
-        return f"remove {folder} from LD_LIBRARY_PATH, at least for the job"
-    if "/nvidia/nccl/" in folder:
-        return "pip install --force-reinstall torch restores the NCCL that it was built with"
-    return f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
+    else:
+        summary = f"torch was built with NCCL {build.nccl}, but NCCL {loaded} is loaded"
+        seen = f"NCCL {loaded} from {path}, built with {build.nccl}"
+        is_newer_wheel = release(loaded) > release(build.nccl) and "/nvidia/nccl/" in path and found_by is None
+        severity = Severity.INFO if is_newer_wheel else Severity.WARNING
+    if found_by == "LD_PRELOAD":
+        fix = "unset LD_PRELOAD"
+    elif found_by == "LD_LIBRARY_PATH":
+        fix = f"remove {folder} from LD_LIBRARY_PATH, at least for the job"
+    elif "/nvidia/nccl/" in folder:
+        fix = "pip install --force-reinstall torch restores the NCCL that it was built with"
+    else:
+        fix = f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
+    evidence = [f"mapped: {path}" for path in build.nccl_libraries]
+    evidence += [f"found by {found_by}"] if found_by else []
+    return judged([Problem(summary=summary, evidence=tuple(evidence), fix=fix, severity=severity)], seen)
 
 
 @rule(
@@ -395,7 +383,6 @@ def _holds(expected: ExpectedVersion, version: str) -> bool:
 # Lowest driver for a major version of CUDA.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"  # NVML's error 18, without its prefix
 
 
 @rule(
@@ -438,32 +425,31 @@ def check_driver_min(node: Node) -> Answer:
 def check_driver_lib_mismatch(node: Node) -> Answer:
     """Report driver libraries whose version differs from the kernel module's."""
     gpus = known(node.gpus)
-    if gpus is not None and gpus.init_error == VERSION_MISMATCH:
-        return judged([_mismatch(node, "NVML says: driver/library version mismatch")], "NVML refuses to start")
-    if gpus is not None and gpus.devices:
-        return passed(f"NVML works with driver {driver_of(node)}")
-    if not nvidia_gpus(node):
-        return skipped("this machine or container has no NVIDIA GPU")
-    software = need(node.software)
-    versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
-    if software.driver is None or not versions:
-        return skipped("the version of the driver or its libraries is unknown")
-    seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
-    if software.driver in versions:
-        return passed(seen)
-    return judged([_mismatch(node, f"found: {', '.join(software.nvml_libraries)}")], seen)
-
-
-def _mismatch(node: Node, evidence: str) -> Problem:
     software = known(node.software)
+    if gpus is not None and gpus.init_error == MISMATCH:
+        evidence, seen = "NVML says: driver/library version mismatch", "NVML refuses to start"
+    elif gpus is not None and gpus.devices:
+        return passed(f"NVML works with driver {driver_of(node)}")
+    elif not nvidia_gpus(node):
+        return skipped("this machine or container has no NVIDIA GPU")
+    else:
+        software = need(node.software)
+        versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
+        if software.driver is None or not versions:
+            return skipped("the version of the driver or its libraries is unknown")
+        seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
+        if software.driver in versions:
+            return passed(seen)
+        evidence = f"found: {', '.join(software.nvml_libraries)}"
     driver = f" {software.driver}" if software and software.driver else ""
     reload = "sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && sudo modprobe nvidia nvidia_uvm"
     restart = " (in a container: restart it)" if software and software.container else ""
-    return Problem(
+    problem = Problem(
         summary=f"The kernel has loaded NVIDIA driver{driver}, but its libraries have another version: no GPU works",
         evidence=(evidence,),
         fix=f"reboot, or, when no process uses the GPUs: {reload}{restart}",
     )
+    return judged([problem], seen)
 
 
 @rule(
@@ -482,13 +468,21 @@ def check_arch(node: Node) -> Answer:
     if not unfit:
         return passed(seen)
     needed = len(unfit) == len(build.devices) or any(device.index < ranks_here(node) for device in unfit)
+    majors = [int(major) for arch in build.arch_list for major in re.findall(r"_(\d+)\d[af]?$", arch)]
+    fit = [str(device.index) for device in build.devices if device not in unfit]
+    if unfit[0].capability[0] > max(majors, default=0):
+        fix = f"install a newer build: {install_cuda_torch(node, None)}"
+    elif fit:
+        fix = f"export CUDA_VISIBLE_DEVICES={','.join(fit)}"
+    else:
+        fix = f"install an older build of torch that still supports {_capability(unfit[0])}: {SELECTOR}"
     problem = Problem(
         summary=f"torch {build.version} has no kernels for {unfit[0].name} ({_capability(unfit[0])})",
         evidence=(
             f"GPUs {', '.join(str(device.index) for device in unfit)}",
             f"torch is built for {' '.join(build.arch_list)}",
         ),
-        fix=_fit_arch(node, build, unfit),
+        fix=fix,
         severity=Severity.ERROR if needed else Severity.WARNING,
     )
     return judged([problem], seen)
@@ -508,15 +502,3 @@ def _runs_on(arch: str, device: TorchDevice) -> bool:
     if kind == "sm" or only == "f":
         return built[0] == device.capability[0] and built[1] <= device.capability[1]
     return built <= device.capability
-
-
-def _fit_arch(node: Node, build: TorchBuild, unfit: list[TorchDevice]) -> str:
-    newest = max(
-        (int(match.group(1)) for arch in build.arch_list if (match := re.search(r"_(\d+)\d[af]?$", arch))), default=0
-    )
-    if unfit[0].capability[0] > newest:
-        return f"install a newer build: {install_cuda_torch(node, None)}"
-    fit = [str(device.index) for device in build.devices if device not in unfit]
-    if fit:
-        return f"export CUDA_VISIBLE_DEVICES={','.join(fit)}"
-    return f"install an older build of torch that still supports {_capability(unfit[0])}: {SELECTOR}"

@@ -74,11 +74,8 @@ class Meeting:
 
     def cause(self, kinds: frozenset[str], host: str) -> Finding | None:
         """Return an error of these kinds that concerns a host, or no host in particular."""
-        for finding in self.found:
-            concerns = not finding.hosts or host in finding.hosts
-            if finding.severity is Severity.ERROR and finding.kind in kinds and concerns:
-                return finding
-        return None
+        errors = (one for one in self.found if one.severity is Severity.ERROR and one.kind in kinds)
+        return next((one for one in errors if not one.hosts or host in one.hosts), None)
 
 
 def describe(attempt: Connecting) -> str:
@@ -136,25 +133,18 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
     if not bad:
         return ()
     if len(bad) == len(tried) and len(bad) > 1:
-        return (
-            BadPairs(
-                way=PairSide.ALL, nodes=tuple(sorted({node for pair in bad for node in pair})), pairs=tuple(sorted(bad))
-            ),
-        )
+        nodes = tuple(sorted({node for pair in bad for node in pair}))
+        return (BadPairs(way=PairSide.ALL, nodes=nodes, pairs=tuple(sorted(bad))),)
     found: list[BadPairs] = []
     left = set(bad)
     # A row or column of one pair counts only if there are just two nodes.
-    columns: dict[int, set[Pair]] = {}
-    rows: dict[int, set[Pair]] = {}
-    for source, target in tried:
-        columns.setdefault(target, set()).add((source, target))
-        rows.setdefault(source, set()).add((source, target))
+    columns, rows = (grouped((pair[end], pair) for pair in tried) for end in (1, 0))
     least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
     lines = [
         BadPairs(way=way, nodes=(node,), pairs=tuple(pairs), alone=len(pairs) == 1)
         for way, lines in ((PairSide.INBOUND, columns), (PairSide.OUTBOUND, rows))
         for node, pairs in sorted(lines.items())
-        if len(pairs) >= least and pairs <= bad
+        if len(pairs) >= least and bad.issuperset(pairs)
     ]
     while left:
         best = max(lines, key=lambda line: len(left.intersection(line.pairs)), default=None)
@@ -186,13 +176,9 @@ HOW = {
 
 
 @rule(
-    "DD220",
-    "mesh",
-    Severity.ERROR,
-    "Nodes cannot connect to each other on the ports of Gloo and NCCL",
-    after=("iface-agree",),
-    group=CheckGroup.NETWORK,
-)
+    "DD220", "mesh", Severity.ERROR, "Nodes cannot connect to each other on the ports of Gloo and NCCL",
+    after=("iface-agree",), group=CheckGroup.NETWORK,
+)  # fmt: skip
 def check_mesh(meeting: Meeting) -> Answer:
     """Report pairs of nodes that cannot connect, and which host causes it."""
     if not meeting.rendezvous.complete:
@@ -424,18 +410,16 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
             given_up = "" if large is not None and large.contact is Contact.CONNECTED else "stopped after "
             took = f"{given_up}{took_s[key] * 1000:.0f} ms"
             lines.append(f"{_both(meeting, pairs[key])}: {say_rate(rates[key])}, {took}")
-        problems.append(
-            Problem(
-                kind="slow-link",
-                summary=f"data transfer is slow {_where(meeting, blame)}: "
-                f"{say_rate(min(rates[key] for key in blame.pairs))}, but another pair has {say_rate(rates[best])}",
-                hosts=hosts,
-                evidence=first_few(lines),
-                fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then "
-                "check the cable, the switch port and its rate limits",
-                confidence=_confidence(blame),
-            )
-        )
+        problems.append(Problem(
+            kind="slow-link",
+            summary=f"data transfer is slow {_where(meeting, blame)}: "
+            f"{say_rate(min(rates[key] for key in blame.pairs))}, but another pair has {say_rate(rates[best])}",
+            hosts=hosts,
+            evidence=first_few(lines),
+            fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then "
+            "check the cable, the switch port and its rate limits",
+            confidence=_confidence(blame),
+        ))  # fmt: skip
     return problems
 
 
@@ -450,24 +434,23 @@ def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Probl
         mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
         if mtu is not None:
             found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
+    stalled = []
+    for pair in bad:
+        if pair.small is None or pair.large is None:
+            continue
+        again = pair.large.retransmitted
+        small, large = say_size(pair.small.size_bytes), say_size(pair.large.size_bytes)
+        resent = f" ({again} segments were resent without success)" if again else ""
+        stalled.append(f"{_both(meeting, pair)}: {small} arrived, {large} stalled{resent}")
     return Problem(
         kind="mtu",
         summary=f"large packets are lost {_where(meeting, blame)}: small payloads arrive, but large ones do not",
         severity=Severity.ERROR,
         hosts=meeting.names(blame.nodes),
-        evidence=(*first_few(_stalled(meeting, pair) for pair in bad), *first_few(found)),
+        evidence=(*first_few(stalled), *first_few(found)),
         fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, is a workaround; ping -M do -s 1472 "
         f'{bad[0].address} tests the path MTU; allow ICMP "fragmentation needed" through the firewalls',
         confidence=_confidence(blame),
-    )
-
-
-def _stalled(meeting: Meeting, pair: NodePair) -> str:
-    assert pair.large is not None
-    assert pair.small is not None
-    return (
-        f"{_both(meeting, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
-        + (f" ({pair.large.retransmitted} segments were resent without success)" if pair.large.retransmitted else "")
     )
 
 

@@ -22,7 +22,7 @@ from ddpdoctor.rules.rendezvous.mesh import (
 )
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.launch import Connecting, StartTrial, StoreView, Visit
+    from ddpdoctor.model.launch import Connecting, StoreView, Visit
 
 
 WORDS = {
@@ -39,13 +39,9 @@ CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER
 
 
 @rule(
-    "DD219",
-    "tcp-store",
-    Severity.ERROR,
-    "A node cannot reach torch's store",
-    after=("port-free",),
-    group=CheckGroup.NETWORK,
-)
+    "DD219", "tcp-store", Severity.ERROR, "A node cannot reach torch's store",
+    after=("port-free",), group=CheckGroup.NETWORK,
+)  # fmt: skip
 def check_tcp_store(meeting: Meeting) -> Answer:
     """Report nodes that cannot connect to the store, and a store that cannot be served."""
     seen = [(visit, visit.store_view) for visit in meeting.arrived() if visit.store_view is not None]
@@ -70,16 +66,30 @@ def check_tcp_store(meeting: Meeting) -> Answer:
         return skipped("the node that should serve the store did not join")
     place = f"{seen[0][1].host}:{seen[0][1].port}"
     reach = f"{sum(not fails(view) for _, view in seen)} of {len(seen)} nodes reach {place}"
-    problems: list[Problem] = []
     servers = [(visit, view) for visit, view in seen if view.serves]
-    problems += (_not_served(visit, view) for visit, view in open_ones if view.not_served)
+    problems = [
+        Problem(
+            summary=f"{visit.host} cannot serve the store on port {view.port}: {view.not_served}",
+            hosts=(visit.host,),
+            evidence=("without it, torch reports on all other nodes that the client socket has timed out",),
+            fix=f"run `ss -ltnp 'sport = :{view.port}'` on {visit.host} to find the process; or use another port on "
+            "all nodes",
+        )
+        for visit, view in open_ones
+        if view.not_served
+    ]
     last = ((visit, view.attempts[-1]) for visit, view in open_ones if not view.not_served and view.attempts)
     by_contact = grouped((attempt.contact, (visit, attempt)) for visit, attempt in last)
     works_for = [visit for visit, view in seen if reached(view) and not view.serves]
     server = servers[0][0] if servers and not servers[0][1].not_served else None
-    for contact, those in by_contact.items():
-        problems.append(_unreached(meeting, contact, those, server, works_for))
-    held_up = [(visit, attempt) for visit, view in seen if (attempt := _holds_up(view)) is not None]
+    problems += (_unreached(meeting, contact, those, server, works_for) for contact, those in by_contact.items())
+    # The addresses at which torch waits in vain before it tries the one that works
+    heard = [
+        (visit, next((one for one in view.attempts if one.contact in {Contact.NO_ANSWER, Contact.CONNECTED}), None))
+        for visit, view in seen
+        if reached(view)
+    ]
+    held_up = [(visit, one) for visit, one in heard if one is not None and one.contact is Contact.NO_ANSWER]
     if held_up:
         problems.append(_held_up(held_up, seen, server))
     return judged(problems, reach)
@@ -93,16 +103,6 @@ def reached(view: StoreView) -> bool:
 def fails(view: StoreView) -> bool:
     """Return whether a node did not reach the store, or could not serve it."""
     return bool(view.not_served) or not reached(view)
-
-
-def _holds_up(view: StoreView) -> Connecting | None:
-    """Return an address at which torch waits in vain before it tries the one that works, if any."""
-    for attempt in view.attempts:
-        if attempt.contact is Contact.NO_ANSWER:
-            return attempt if reached(view) else None
-        if attempt.contact is Contact.CONNECTED:
-            break
-    return None
 
 
 def _held_up(
@@ -124,18 +124,6 @@ def _held_up(
     )
 
 
-def _not_served(visit: Visit, view: StoreView) -> Problem:
-    return Problem(
-        summary=f"{visit.host} cannot serve the store on port {view.port}: {view.not_served}",
-        hosts=(visit.host,),
-        evidence=("without it, torch reports on all other nodes that the client socket has timed out",),
-        fix=(
-            f"run `ss -ltnp 'sport = :{view.port}'` on {visit.host} to find the process; or use another port on all "
-            "nodes"
-        ),
-    )
-
-
 def _unreached(
     meeting: Meeting,
     contact: Contact,
@@ -149,13 +137,10 @@ def _unreached(
     outbound = server is not None and bool(works_for) and contact in CLOSED
     alone = server is None or len(those) == 1
     blamed = clients if outbound else (server.host if server is not None else attempt.host,)
+    words = WORDS[contact]
     if contact is Contact.REFUSED:
-        more = (
-            "no process listens there, or a firewall answers with a reset" if server is None else "a firewall answers"
-        )
-        words = f"is refused: {more}"
-    else:
-        words = WORDS[contact]
+        nobody = "no process listens there, or a firewall answers with a reset"
+        words += f": {nobody if server is None else 'a firewall answers'}"
     if server is None or contact not in CLOSED:
         direction = ""
     elif works_for:
@@ -212,13 +197,9 @@ STAGES = {
 
 
 @rule(
-    "DD221",
-    "start-trial",
-    Severity.ERROR,
-    "A real start with torch fails for an unknown reason",
-    after=("mtu",),
-    group=CheckGroup.NETWORK,
-)
+    "DD221", "start-trial", Severity.ERROR, "A real start with torch fails for an unknown reason",
+    after=("mtu",), group=CheckGroup.NETWORK,
+)  # fmt: skip
 def check_start_trial(meeting: Meeting) -> Answer:
     """Report that `init_process_group` and an all-reduce fail between the nodes although all they need works."""
     trials = meeting.rendezvous.trials
@@ -240,14 +221,9 @@ def check_start_trial(meeting: Meeting) -> Answer:
         reason = f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
     if reason:
         return skipped(f"a real start fails, as expected: {reason}")
-    return judged([_finding(meeting, failed)], worked)
-
-
-def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
     hosts = meeting.names(trial.node for trial in failed)
-    stage = STAGES.get(failed[0].stage, "it failed")
-    whole = len(failed) == len(meeting.rendezvous.trials)
-    return Problem(
+    stage, whole = STAGES.get(failed[0].stage, "it failed"), len(failed) == len(trials)
+    problem = Problem(
         summary=f"a real start with torch fails on {'all hosts' if whole else name_list(hosts)}: {stage}, "
         "although the store and all connections work",
         hosts=hosts,
@@ -255,9 +231,8 @@ def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
             f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
             for trial in failed
         ),
-        fix=(
-            "env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "
-            "unset them"
-        ),
+        fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "
+        "unset them",
         confidence=Confidence.MEDIUM if whole else Confidence.HIGH,
     )
+    return judged([problem], worked)

@@ -46,12 +46,6 @@ def _interval(draw: Callable[[random.Random], float]) -> tuple[float, float]:
     return drawn[at], drawn[-1 - at]
 
 
-def block_step_s(ranks: Sequence[Sequence[float]]) -> float:
-    """Return a block's step time: of each step that of the slowest rank, and of these the median."""
-    slowest: list[float] = [max(step) for step in zip(*ranks, strict=True)]
-    return float(median(slowest))
-
-
 def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> RatioRange:
     """Compare a setting with the base, round by round. The interval is that of the median of the ratios."""
     ratios = [block / base for block, base in zip(blocks_s, base_s, strict=True)]
@@ -78,13 +72,11 @@ def compare_steps(first: Budget, second: Budget) -> TimeChange:
 def compare_phases(first: Budget, second: Budget) -> tuple[PhaseChange, ...]:
     """Return how each phase of the step changes, in the order of the budget."""
     pairs = [(one, other) for one in first.phases for other in second.phases if one.phase == other.phase]
-    return tuple(
-        PhaseChange(
-            phase=one.phase,
-            time=_change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms),
-        )
+    changes = (
+        (one.phase, _change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms))
         for one, other in pairs
     )
+    return tuple(PhaseChange(phase=phase, time=time) for phase, time in changes)
 
 
 def _change(

@@ -164,7 +164,7 @@ def check_buckets(state: SpeedState) -> Answer:
     simulated_ms = min(transfer_ms, gradients.exposed_ms)
     if state.share(saved.low_ms) < LEAST_GAIN or saved.mid_ms < LEAST_OF_TRANSFER * simulated_ms:
         return passed()
-    sizes, cap = gradients.bucket_bytes, f"{cap_bytes / MIB:g}"
+    sizes, cap, later_ms = gradients.bucket_bytes, f"{cap_bytes / MIB:g}", gradients.exposed_ms
     count = f"{len(sizes)} buckets, the largest with {format_size(max(sizes))}" if len(sizes) > 1 else "one bucket"
     low, mid, high = (state.share(min(one, transfer_ms)) for one in (saved.low_ms, saved.mid_ms, saved.high_ms))
     return found(
@@ -172,10 +172,7 @@ def check_buckets(state: SpeedState) -> Answer:
         f"bucket size should save about {mid:.0%} of the step",
         evidence=(
             f"{format_size(sum(sizes))} of gradients are reduced in {count}",
-            (
-                f"backward computes for {gradients.compute_end_ms:.3g} ms, and the reduction ends "
-                f"{gradients.exposed_ms:.3g} ms later"
-            ),
+            f"backward computes for {gradients.compute_end_ms:.3g} ms, and the reduction ends {later_ms:.3g} ms later",
             f"predicted for {cap} MiB: {low:.0%} to {high:.0%} less time per step",
         ),
         fix=state.knob("bucket_cap", mib=cap),
@@ -200,16 +197,12 @@ def check_accumulation(state: SpeedState) -> Answer:
     share = state.share(transfer_ms * (times - 1) / times)
     if share < SAVED_SHARE:
         return passed(f"{times} reductions per optimizer step take {state.of_step(transfer_ms)}")
+    beyond = f"beyond backward's own computation, the reductions take {state.of_step(transfer_ms)}"
     return found(
         summary=f"gradients are reduced {times} times per optimizer step, but once is enough: {up_to(share)}",
         ranks=tuple(state.steps.ranks),
         where=state.places(lambda rank: call_site(rank, "backward")),
-        evidence=(
-            (
-                f"{times} backwards with a reduction per optimizer step; beyond backward's own computation, the "
-                f"reductions take {state.of_step(transfer_ms)}"
-            ),
-        ),
+        evidence=(f"{times} backwards with a reduction per optimizer step; {beyond}",),
         fix=state.knob("accumulate"),
         share=share,
     )

@@ -86,20 +86,6 @@ def predict_workers(state: SpeedState, count: int | None = None) -> PredictedSte
     return replace(predicted, ratio=high, low=low, high=high, assumes=assumes)
 
 
-def workers_to_try(state: SpeedState | None) -> tuple[int, int]:
-    """Return the number of loader workers that is predicted to keep up, and twice as many.
-
-    Without such a prediction, that is the present number, which a trial tries with ``persistent_workers``, or one.
-    """
-    predicted = predict_workers(state) if state is not None else None
-    if predicted is not None and predicted.ratio is not None:
-        count = int(predicted.setting.partition("=")[2])
-    else:
-        known = [rank.fetch_times.workers or 0 for rank in state.ranks if rank.fetch_times] if state is not None else []
-        count = max(1, min(known, default=0))
-    return count, 2 * count
-
-
 def are_starved(state: SpeedState) -> bool:
     """Return whether the workers of all ranks are at work all the time."""
     for rank in state.ranks:

@@ -185,24 +185,20 @@ def predict_setting(basis: PredictionBasis, setting: str) -> PredictedStep | Non
     if gradients is None or basis.refusal:
         return PredictedStep(setting=setting, change=changes[name], reason=basis.refusal)
     assumes = basis.assumes
-    if name == "bucket_cap":
-        ends = [simulate(gradients, buckets_for(gradients, number), network) for network in networks]
-    elif name == "find_unused_off":
+    cap: int | None = number
+    if name == "find_unused_off":
         order = sorted(range(len(gradients.ready_ms)), key=gradients.ready_ms.__getitem__)
-        gradients, cap = (
-            replace(
-                gradients,
-                sizes_bytes=tuple(gradients.sizes_bytes[i] for i in order),
-                ready_ms=tuple(gradients.ready_ms[i] for i in order),
-                by_registration=False,
-            ),
-            None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes,
-        )
-        ends = [simulate(gradients, buckets_for(gradients, cap), network) for network in networks]
-    else:
+        gradients = replace(
+            gradients, by_registration=False, sizes_bytes=tuple(gradients.sizes_bytes[i] for i in order),
+            ready_ms=tuple(gradients.ready_ms[i] for i in order),
+        )  # fmt: skip
+        cap = None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes
+    if name == "bf16_reduction":
         halves = [_Halved(network) for network in networks]
         ends = [*(simulate(gradients, gradients.bucket_bytes, half) for half in halves), gradients.end_ms]
         assumes = HALF_ASSUMES
+    else:
+        ends = [simulate(gradients, buckets_for(gradients, cap), network) for network in networks]
     ratios = sorted(1 + basis.reductions * (end - gradients.end_ms) / basis.step_ms for end in ends)
     return PredictedStep(
         setting=setting, change=changes[name], ratio=ratios[len(ratios) // 2], low=ratios[0], high=ratios[-1],

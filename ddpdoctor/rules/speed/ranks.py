@@ -301,18 +301,6 @@ def check_threads(state: SpeedState) -> Answer:
     )
 
 
-def threads_to_try(state: SpeedState) -> tuple[int, int]:
-    """Return the threads of a rank, and the cores of its host divided by the ranks there; zeros if that is not known.
-
-    If the ranks differ, the ones with most threads count.
-    """
-    around = [(rank.host, rank.speed.surroundings) for rank in state.ranks if rank.speed and rank.speed.surroundings]
-    if not around:
-        return 0, 0
-    most = max(Counter(host for host, _ in around).values())
-    return max(one.threads for _, one in around), max(1, min(one.cores for _, one in around) // most)
-
-
 @rule("DD812", "data-parallel", Severity.WARNING, "A model uses DataParallel instead of DistributedDataParallel")
 def check_data_parallel(state: SpeedState) -> Answer:
     """Report a rank that trains a model in `torch.nn.DataParallel`."""

@@ -229,13 +229,16 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
     common = sorted(set.intersection(*map(set, tables.values()))) if tables else []
     last = max(common, default=0)
     warm_up = min(MOST_WARM_UP, int(WARM_UP_SHARE * last) + 1)
+    parts = {rank: speed.kept.parts_ms for rank, speed in speeds.items()}
     for most in LOOK_SHARES:
-
-        def is_looked_at(number: int, most: float = most) -> bool:
-            kept = ((speeds[rank].kept.parts_ms, at[number]) for rank, at in tables.items())
-            return any(parts["own"][i] > most * parts["wall"][i] for parts, i in kept)
-
-        numbers = [number for number in common if number > warm_up and not is_looked_at(number)]
+        numbers = [
+            number
+            for number in common
+            if number > warm_up
+            and not any(
+                parts[rank]["own"][at[number]] > most * parts[rank]["wall"][at[number]] for rank, at in tables.items()
+            )
+        ]
         if len(numbers) >= MIN_USABLE and last >= MIN_STEPS:
             ranks = {rank: _of_ring(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
             rows = {part: zip(*(one.parts_ms[part] for one in ranks.values()), strict=True) for part in SHARED_PARTS}

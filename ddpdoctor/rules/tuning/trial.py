@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING
@@ -21,12 +22,11 @@ from ddpdoctor.model.tuning import (
     TuneResult,
     TuneVerdict,
 )
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.answers import Answer, found, passed
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, block_step_s, is_gain, measure_effect, spread_of
-from ddpdoctor.rules.speed.input import predict_workers, workers_to_try
+from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, is_gain, measure_effect, spread_of
+from ddpdoctor.rules.speed.input import predict_workers
 from ddpdoctor.rules.speed.predictions import basis_of, predict_setting
-from ddpdoctor.rules.speed.ranks import threads_to_try
 from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import KNOBS as SPEED_KNOBS
 from ddpdoctor.rules.speed.state import mean
@@ -192,34 +192,26 @@ def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]
         steps_ms = [alone.step_ms, share.step_ms, job.step_ms]
         kind = ScalingKind.UNKNOWN
         if alone.rows is not None and share.rows is not None and job.rows is not None:
-            kind = kind_of(alone.rows, job.rows, job.ranks)
+            # What stayed the same: the batch of a rank, or the batch of all ranks together.
+            rows_alone = alone.rows
+            totals = ((ScalingKind.WEAK, job.rows), (ScalingKind.STRONG, job.rows * job.ranks))
+            same = (each for each, now in totals if abs(now - rows_alone) <= SAME_BATCH * max(now, rows_alone))
+            kind = next(same, ScalingKind.NEITHER)
             steps_ms = [one.step_ms / (one.rows or 1.0) for one in (alone, share, job)]
         alone_ms, share_ms, job_ms = steps_ms
         communication = min(1.0, job.unreduced_ms / job.step_ms)
-        rows.append(
-            ScalingRow(
-                ranks=job.ranks,
-                kind=kind,
-                step_ms=job.step_ms,
-                rows=job.rows,
-                efficiency=alone_ms / job_ms,
-                threads=alone_ms / share_ms,
-                contention=share_ms / (job_ms * communication),
-                communication=communication,
-                noise=max(alone.noise, share.noise, job.noise),
-            )
-        )
+        rows.append(ScalingRow(
+            ranks=job.ranks,
+            kind=kind,
+            step_ms=job.step_ms,
+            rows=job.rows,
+            efficiency=alone_ms / job_ms,
+            threads=alone_ms / share_ms,
+            contention=share_ms / (job_ms * communication),
+            communication=communication,
+            noise=max(alone.noise, share.noise, job.noise),
+        ))  # fmt: skip
     return tuple(rows)
-
-
-def kind_of(one_rows: float | None, rows: float | None, ranks: int) -> ScalingKind:
-    """Return what stayed the same: the batch of a rank, or the batch of all ranks together."""
-    if one_rows is None or rows is None:
-        return ScalingKind.UNKNOWN
-    for kind, now in ((ScalingKind.WEAK, rows), (ScalingKind.STRONG, rows * ranks)):
-        if abs(now - one_rows) <= SAME_BATCH * max(now, one_rows):
-            return kind
-    return ScalingKind.NEITHER
 
 
 # What no running job can change: the kind of the finding that makes it worth trying, and what that means.
@@ -252,18 +244,30 @@ def plan_restarts(
         several = f"there are {trial.models} models of DistributedDataParallel"
         reason = several if trial.stop is TrialStop.SEVERAL_MODELS else trial.reason
         reasons.append(f"the settings of this job cannot be changed while it runs: {reason}")
+    ranks = state.ranks if state is not None else ()
     for name in wanted:
         cause, what = RESTARTED[name]
         reasons.append(f"a running job cannot change its {name}" if only else f"{what} ({cause})")
         if name == WORKERS:
-            values += [f"{WORKERS}={count}" for count in workers_to_try(state)]
+            # The number that is predicted to keep up, else the present one, which is tried with persistent workers.
+            predicted = predict_workers(state) if state is not None else None
+            count = max(1, min((rank.fetch_times.workers or 0 for rank in ranks if rank.fetch_times), default=0))
+            if predicted is not None and predicted.ratio is not None:
+                count = value_of(predicted.setting)
+            values += [f"{WORKERS}={count}", f"{WORKERS}={2 * count}"]
             continue
-        present, share = threads_to_try(state) if state is not None else (0, 0)
-        if share and present != share:
+        around = [(rank.host, rank.speed.surroundings) for rank in ranks if rank.speed and rank.speed.surroundings]
+        if not around:
+            refused.append((name, "unknown number of cores"))
+            continue
+        # If the ranks differ, the ones with most threads count, and the host with most ranks.
+        present = max(one.threads for _, one in around)
+        most = max(Counter(host for host, _ in around).values())
+        share = max(1, min(one.cores for _, one in around) // most)
+        if present != share:
             values.append(f"{THREADS}={share}")
         else:
-            reason = f"a rank has {present} already: the cores / the ranks" if share else "unknown number of cores"
-            refused.append((name, reason))
+            refused.append((name, f"a rank has {present} already: the cores / the ranks"))
     return RestartPlan(settings=(*of_ddp, *values), refused=tuple(refused), why="; ".join(reasons))
 
 
@@ -362,19 +366,17 @@ def _rows(trial: TrialRecord, predictions: Mapping[str, RatioRange]) -> tuple[Ra
         if not reason and rounds < trial.rounds:
             reason = trial.reason or "the job ended while it was tried"
         effect = None if reason else _effect(times, setting)
-        rows.append(
-            TriedSetting(
-                setting=setting,
-                title=title_of_setting(setting),
-                note=NOTES.get(name_of(setting), ""),
-                rounds=rounds,
-                predicted=predictions.get(setting),
-                measured=effect,
-                reason=reason,
-                is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
-                by_restarts=trial.by_restarts,
-            )
-        )
+        rows.append(TriedSetting(
+            setting=setting,
+            title=title_of_setting(setting),
+            note=NOTES.get(name_of(setting), ""),
+            rounds=rounds,
+            predicted=predictions.get(setting),
+            measured=effect,
+            reason=reason,
+            is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
+            by_restarts=trial.by_restarts,
+        ))  # fmt: skip
     return noise, rows
 
 
@@ -388,12 +390,10 @@ def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
     """Return the step time of each block, by setting and round."""
     times: dict[str, dict[int, float]] = {}
     for block in trial.blocks:
+        slowest_ms: list[float] = [max(step) for step in zip(*block.ranks_ms, strict=True)]
         # With accumulation the steps differ, so that their mean counts.
-        if name_of(block.setting) == ACCUMULATE:
-            block_ms = fmean(max(step) for step in zip(*block.ranks_ms, strict=True))
-        else:
-            block_ms = block_step_s(block.ranks_ms)
-        times.setdefault(block.setting, {})[block.round] = block_ms
+        is_mean = name_of(block.setting) == ACCUMULATE
+        times.setdefault(block.setting, {})[block.round] = fmean(slowest_ms) if is_mean else median(slowest_ms)
     return times
 
 
@@ -410,12 +410,8 @@ def check_noise(result: TuneResult) -> Answer:
     seen = f"the script's settings against themselves: {noise.low - 1:+.0%} to {noise.high - 1:+.0%}"
     if result.verdict is not TuneVerdict.NOISY or spread_of(noise) <= NOISY:
         return passed(seen)
-    return judged(
-        [
-            Problem(
-                summary="step times differ too much between rounds to measure what a setting gains",
-                evidence=(f"{seen} (95% interval)", f"this noise hides effects of {NOISY:.0%}"),
-                fix="run it again on a quiet machine, or with more rounds (--rounds)",
-            )
-        ]
+    return found(
+        "step times differ too much between rounds to measure what a setting gains",
+        evidence=(f"{seen} (95% interval)", f"this noise hides effects of {NOISY:.0%}"),
+        fix="run it again on a quiet machine, or with more rounds (--rounds)",
     )

@@ -13,15 +13,7 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.steps import Budget, CoreTime, DataParallelSeen, FetchTimes, HandReduced
 from ddpdoctor.rules.answers import Answer
-from ddpdoctor.rules.speed.comparing import (
-    NOISY,
-    block_step_s,
-    compare_phases,
-    compare_steps,
-    measure_effect,
-    settings_of,
-    spread_of,
-)
+from ddpdoctor.rules.speed.comparing import NOISY, compare_phases, compare_steps, measure_effect, settings_of, spread_of
 from ddpdoctor.rules.speed.gradients import (
     check_accumulation,
     check_buffers,
@@ -178,10 +170,6 @@ def test_settings_that_ranks_do_not_share_are_unknown() -> None:
 
 QUIET = measure_effect([1.0, 1.01, 0.99, 1.0], [1.0, 1.0, 1.0, 1.0])
 NOISE = measure_effect([0.8, 1.2, 1.0, 1.1], [1.0, 1.0, 1.0, 1.0])
-
-
-def test_of_a_step_the_slowest_rank_counts_and_of_a_block_the_median():
-    assert block_step_s([[1.0, 5.0, 1.0], [2.0, 2.0, 3.0]]) == 3.0
 
 
 def test_rounds_are_compared_each_by_itself():
