@@ -119,21 +119,14 @@ class _Mesh:
         self, conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
     ) -> None:
         self._conversation, self._publications, self._limits = conversation, publications, limits
-        self._count = len(publications)
+        self._count = count = len(publications)
         self.place = next(place for place, one in enumerate(publications) if one.number == own)
-        total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * self._count
+        total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * count
         self._deadline = time.monotonic() + total_s
-        self._pace = PayloadLimits(
-            stall_s=limits.stall_s, send_s=min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / self._count))
-        )
-        self._lost = LostTime(limit_s=FAILURES * limits.stall_s)
-        self._visitor = Visitor(
-            own,
-            connect_s=limits.connect_s,
-            pace=self._pace,
-            lost=LostTime(limit_s=FAILURES * limits.stall_s),
-            deadline=self._deadline,
-        )
+        send_s = min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / count))
+        self._pace = pace = PayloadLimits(stall_s=limits.stall_s, send_s=send_s)
+        self._lost, lost = (LostTime(limit_s=FAILURES * limits.stall_s) for _ in range(2))  # as target, as source
+        self._visitor = Visitor(own, connect_s=limits.connect_s, pace=pace, lost=lost, deadline=self._deadline)
 
     def run_block(self, block: int, rounds: range) -> tuple[NodePair, ...]:
         """Listen for the sources of some rounds and visit their targets."""
@@ -191,20 +184,14 @@ class _Mesh:
                 pairs |= {(number, pair.target): pair for pair in said if pair.source == number}
         return tuple(
             pairs.get((source.number, target.number))
-            or (
-                NodePair(
-                    source=source.number,
-                    target=target.number,
-                    address=target.address,
-                    port=0,
-                    interface=target.interface,
-                    skipped="the source did not report what it saw",
-                )
+            or NodePair(
+                source=source.number, target=target.number, address=target.address, port=0,
+                interface=target.interface, skipped="the source did not report what it saw",
             )
             for source in self._publications
             for target in self._publications
             if source is not target
-        )
+        )  # fmt: skip
 
     def _hear(self, kind: type[Kind], key: str, numbers: Sequence[int], deadline: float) -> dict[int, Kind | None]:
         """Return the nodes' records by number. A record that cannot be read is None, and a late one is missing."""
@@ -538,17 +525,13 @@ def _take(attempt: ConnectionAttempt, connection: Any, selector: selectors.BaseS
 
 
 def _end(attempt: ConnectionAttempt, error: OSError | None, started: float) -> None:
+    timed_out = error.strerror if isinstance(error, TimeoutError) else None
     attempt.seen = Connecting(
-        host=attempt.address,
-        address=attempt.address,
-        port=attempt.port,
+        host=attempt.address, address=attempt.address, port=attempt.port,
         contact=Contact.CONNECTED if error is None else contact_of(error),
-        error=""
-        if error is None
-        else (error.strerror if isinstance(error, TimeoutError) and error.strerror else describe(error)),
-        duration_s=time.monotonic() - started,
-        tries=attempt.tries,
-    )
+        error="" if error is None else timed_out or describe(error),
+        duration_s=time.monotonic() - started, tries=attempt.tries,
+    )  # fmt: skip
 
 
 def _drop_pending(attempt: ConnectionAttempt, selector: selectors.BaseSelector) -> None:

@@ -237,7 +237,7 @@ def propose(launch: Launch, env: Mapping[str, str], settings: BenchSettings | Tr
     member = read_member(launch, env)
     return Proposal(
         member=member,
-        asked=describe_settings(settings) | describe_versions(member),
+        asked=describe_asked(settings, member),
         backend=settings.backend or AUTO,
         gpu=read_gpu(launch.local_rank or 0, env),
     )
@@ -335,13 +335,11 @@ def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> No
 
     ``said`` has rank, problem ("" for none) and advice of each rank that came.
     """
-    wrong = [one for one in said if one[1]]
-    if not wrong:
-        return
-    _, first, advice = wrong[0]
-    alike = [rank for rank, problem, _ in wrong if problem == first]
-    everywhere = len(alike) == len(said) or (alike == [0] and len(said) < world_size)
-    raise UserError(first if everywhere else f"{rank_list(alike)}: {first}", help=advice)
+    for _, first, advice in said:
+        if first:
+            alike = [rank for rank, problem, _ in said if problem == first]
+            everywhere = len(alike) == len(said) or (alike == [0] and len(said) < world_size)
+            raise UserError(first if everywhere else f"{rank_list(alike)}: {first}", help=advice)
 
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
@@ -360,15 +358,10 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
     return found
 
 
-def describe_settings(settings: BenchSettings | TrialSettings) -> dict[str, str]:
-    """Return each setting in words, by its option: "64 MiB", "float32,bfloat16", "no", "30 s", "not set"."""
-    names = [one.name for one in fields(settings)]
-    return {NAMES.get(name, f"--{name.replace('_', '-')}"): _describe(name, getattr(settings, name)) for name in names}
-
-
-def describe_versions(member: Member) -> dict[str, str]:
-    """Return the versions that must be the same on all ranks."""
-    return {
+def describe_asked(settings: BenchSettings | TrialSettings, member: Member) -> dict[str, str]:
+    """Return what must be the same on all ranks: each setting by its option ("64 MiB", "30 s"), and versions."""
+    options = {one.name: NAMES.get(one.name, f"--{one.name.replace('_', '-')}") for one in fields(settings)}
+    return {option: _describe(name, getattr(settings, name)) for name, option in options.items()} | {
         "the version of ddpdoctor": member.version,
         "the version of torch": member.torch.partition("+")[0],
         "the version of NCCL": ".".join((member.nccl or "none").split(".")[:2]),
@@ -459,12 +452,9 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
         )
     # The ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable.
     known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
-    if all(gpu.may_share for gpu in known.values()):
-        sharing = []
-    else:
-        users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
-        sharing = [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
-    if sharing:
+    users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
+    sharing = [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
+    if sharing and not all(gpu.may_share for gpu in known.values()):
         raise UserError(
             f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
             help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To run NCCL on a "
