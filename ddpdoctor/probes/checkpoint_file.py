@@ -268,12 +268,10 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
     if weights:
         parts.add(StatePart.MODEL)
     return Contents(
-        tensors=_describe_all(walk_tensors(root)),
-        weights=tuple(weights),
+        tensors=_describe_all(walk_tensors(root)), weights=tuple(weights), globals=names,
         parts=tuple(part for part in StatePart if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
-        globals=names,
-    )
+    )  # fmt: skip
 
 
 def _describe_all(tensors: Iterable[tuple[str, TensorRef]]) -> tuple[TensorIn, ...]:
@@ -337,9 +335,8 @@ def _is_weights(value: Any) -> bool:
     """
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
-    if any(
-        isinstance(one, dict) and any(isinstance(inner, TensorRef) for inner in one.values()) for one in value.values()
-    ):
+    inner = (one for held in value.values() if isinstance(held, dict) for one in held.values())
+    if any(isinstance(one, TensorRef) for one in inner):
         return False
     tensors = [key for key, one in value.items() if isinstance(one, TensorRef) and not _is_random(key, one)]
     return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None

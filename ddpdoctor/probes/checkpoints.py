@@ -8,6 +8,7 @@ import re
 import statistics
 import zipfile
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -70,27 +71,23 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     import_torch()
     paths = tuple(path for given in wanted.paths for path in _expand(given))
     expected = None if wanted.model is None else read_expected(wanted.model)
-    if wanted.same:
-        copies: tuple[tuple[int, ...], ...] = (tuple(range(len(paths))),) if len(paths) > 1 else ()
-    else:
-        by_name = grouped((path.name, number) for number, path in enumerate(paths))
-        copies = tuple(tuple(group) for group in by_name.values() if len(group) > 1)
+    by_name = grouped(("" if wanted.same else path.name, number) for number, path in enumerate(paths))
+    copies = tuple(tuple(group) for group in by_name.values() if len(group) > 1)
     compared = {number for group in copies for number in group}
     files = []
     for number, path in enumerate(paths):
         progress(str(path))
         files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
     folders = {path.parent: list_folder(path.parent) for path in paths}
-    gaps = (one for path in paths for one in find_gaps(path, folders[path.parent]))
-    leftovers = (
-        one
-        for path in paths
-        for one in find_leftovers(path, folders[path.parent], of_folder=path.parent in wanted.paths)
-    )
-    unique_gaps = tuple({gap.pattern: gap for gap in gaps}.values())
+    gaps: dict[str, Gap] = {}
+    leftovers: dict[Leftover, None] = {}
+    for path in paths:
+        sizes = folders[path.parent]
+        gaps |= {gap.pattern: gap for gap in find_gaps(path, sizes)}
+        leftovers |= dict.fromkeys(find_leftovers(path, sizes, of_folder=path.parent in wanted.paths))
     return Checkpoints(
-        files=tuple(files), expected=expected, copies=copies, same_asked=wanted.same,
-        leftovers=tuple(dict.fromkeys(leftovers)), gaps=unique_gaps,
+        files=tuple(files), expected=expected, copies=copies, same_asked=wanted.same, leftovers=tuple(leftovers),
+        gaps=tuple(gaps.values()),
     )  # fmt: skip
 
 
@@ -200,11 +197,9 @@ def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
     except Unreadable as error:
         return replace(seen, state=ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
     # Recognize parts by the first word of their names, which the script chose
-    names = {item.name.partition(".")[0].lower() for item in items} | {
-        one.name.partition(".")[0].lower() for one in tensors
-    }
+    names = [item.name for item in items] + [one.name for one in tensors]
     parts = [StatePart.MODEL] if tensors else []
-    parts += [StatePart.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
+    parts += [StatePart.OPTIMIZER] if any(name.lower().startswith("optim") for name in names) else []
     model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
     first = {one.name.partition(".")[0] for one in model}
     where = first.pop() if len(first) == 1 and first & MODEL_KEYS else ""
@@ -310,17 +305,13 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
         final = _final_name(name)
         if final is not None and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
             beside = f"{final} has {sizes[final]}" if final in sizes else f"there is no {final}"
-            yield Leftover(
-                path=str(path.with_name(name)),
-                kind="a temporary file of a write",
-                detail=f"{sizes[name]} bytes; {beside}",
-            )
+            detail = f"{sizes[name]} bytes; {beside}"
+            yield Leftover(path=str(path.with_name(name)), kind="a temporary file of a write", detail=detail)
     like = [size for name, size in sizes.items() if name != path.name and _shape(name) == _shape(path.name)]
     if len(like) >= FEWEST_LIKE and path.name in sizes:
-        share = sizes[path.name] / max(1.0, statistics.median(like))
-        if share < MUCH_SMALLER:
-            usual = round(statistics.median(like))
-            detail = f"{sizes[path.name]} bytes, where {len(like)} files of the same kind have {usual}"
+        usual = statistics.median(like)
+        if sizes[path.name] / max(1.0, usual) < MUCH_SMALLER:
+            detail = f"{sizes[path.name]} bytes, where {len(like)} files of the same kind have {round(usual)}"
             yield Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
 
 
@@ -346,12 +337,10 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
     match = PART_OF.search(path.name)
     if match is not None:
         name = path.name
-        count = int(match[2])
-        wanted = [f"{name[: match.start(1)]}{number:05d}{name[match.end(1) :]}" for number in range(1, count + 1)]
-        missing = tuple(one for one in wanted if one not in known)
-        if missing:
-            pattern = f"{name[: match.start(1)]}*{name[match.end(1) :]}"
-            yield Gap(pattern=pattern, missing=missing, why=f"the names say that there are {count}")
+        before, after, count = name[: match.start(1)], name[match.end(1) :], int(match[2])
+        wanted = [f"{before}{number:05d}{after}" for number in range(1, count + 1)]
+        if missing := tuple(one for one in wanted if one not in known):
+            yield Gap(pattern=f"{before}*{after}", missing=missing, why=f"the names say that there are {count}")
         return
     for found in RANK.finditer(path.name):
         yield from _missing_ranks(path.name, found.span(3), known)
@@ -361,14 +350,11 @@ def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> 
     """Find ranks that other steps have but this one lacks, and gaps between the numbers."""
     before, after = name[: span[0]], name[span[1] :]
     digits = span[1] - span[0]
-    groups: dict[str, set[int]] = {}
     form = re.compile(f"({_open(before)})" + r"(\d+)" + f"({_open(after)})")
-    for one in known:
-        found = form.fullmatch(one)
-        if found is not None:
-            groups.setdefault(f"{found[1]}*{found[3]}", set()).add(int(found[2]))
-    own = groups.pop(f"{before}*{after}", set())
-    elsewhere = set().union(*groups.values()) if groups else set()
+    found = filter(None, map(form.fullmatch, known))
+    groups = grouped((f"{one[1]}*{one[3]}", int(one[2])) for one in found)
+    own = set(groups.pop(f"{before}*{after}", ()))
+    elsewhere = set(chain.from_iterable(groups.values()))
     highest = max(own, default=0)
     missing = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
     if missing and len(own | elsewhere) > 1:

@@ -68,21 +68,16 @@ class CheckDataOptions:
     timeout_s: float  # how long to wait for the slowest rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredDraws:
-    """What rank 0 received from all ranks."""
-
-    drawn: Drawn
-    ranks: tuple[RankDraws, ...]
-
-
 def run_rank(
-    wanted: CheckDataOptions, launch: Launch, env: Mapping[str, str], report: Callable[[GatheredDraws], int]
+    wanted: CheckDataOptions,
+    launch: Launch,
+    env: Mapping[str, str],
+    report: Callable[[Drawn, tuple[RankDraws, ...]], int],
 ) -> int:
     """Take part and return the exit status, which is the same on all ranks.
 
-    ``report`` judges and shows the result on rank 0. Raises ``UserError`` on rank 0 if the user's code failed on any
-    rank, and on a rank that cannot reach the others.
+    ``report`` judges and shows on rank 0 what was counted and what each rank drew. Raises ``UserError`` on rank 0 if
+    the user's code failed on any rank, and on a rank that cannot reach the others.
     """
     try:
         with meet_ranks(launch, env, meet_limit_s=MEET_LIMIT_S, limit_s=wanted.timeout_s) as ranks:
@@ -99,8 +94,7 @@ def run_rank(
             def decide() -> int:
                 draws = everyone or ()
                 refuse_problems([(one.rank, one.problem, one.help) for one in draws], len(draws))
-                drawn = _count(wanted, draws, [part for part in parts if part])
-                return report(GatheredDraws(drawn=drawn, ranks=draws))
+                return report(_count(wanted, draws, [part for part in parts if part]), draws)
 
             return ranks.end(decide, wanted.timeout_s + LATE_S)
     except StoreError as error:
@@ -208,9 +202,8 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
             f"{name} returns a dataset ({_type_of(made)}), but loader and sampler decide how it is split",
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
-    if isinstance(made, tuple | list | dict) and any(
-        isinstance(one, DataLoader) for one in (made.values() if isinstance(made, dict) else made)
-    ):
+    several = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else ()
+    if any(isinstance(one, DataLoader) for one in several):
         raise UserError(
             f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
             help="Name a function that returns the DataLoader that training iterates.",
@@ -303,9 +296,8 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
         number=number, set_epoch=epoch, batches=batches, drawn=0, total=0, xor=0, order="", first="", complete=complete,
         trained=True, batch_digests=tuple(digests), backwards=batches,
     )  # fmt: skip
-    return seen, RankPass(
-        rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete
-    )  # fmt: skip
+    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
+    return seen, row
 
 
 def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
@@ -315,11 +307,11 @@ def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     if not set_epoch:
         found = (getattr(owner, "epoch", None) for owner in owners)
         return next((epoch for epoch in found if isinstance(epoch, int)), None)
-    owner = next((one for one in owners if callable(getattr(one, "set_epoch", None))), None)
-    if owner is None:
-        return None
-    owner.set_epoch(number - 1)
-    return number - 1
+    for owner in owners:
+        if callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(number - 1)
+            return number - 1
+    return None
 
 
 def _describe(

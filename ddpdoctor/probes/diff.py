@@ -94,13 +94,9 @@ def _unequal_tensor(name: str, saved: Sequence[Saved], digests: Sequence[dict[st
         measure_apart(side[0], sides[0][0], tensor, tensors[0]) for side, tensor in zip(sides, tensors, strict=True)
     ]
     return Unequal(
-        kind=saved[sides[0][0]].tensors[name][0],
-        name=name,
-        sides=sides,
-        seen=tuple(_dtype_and_shape(tensor) for tensor in tensors),
-        absent_in=absent,
-        apart=tuple(one for one in apart[1:] if one is not None),
-    )
+        kind=saved[sides[0][0]].tensors[name][0], name=name, sides=sides, absent_in=absent,
+        seen=tuple(map(_dtype_and_shape, tensors)), apart=tuple(one for one in apart[1:] if one is not None),
+    )  # fmt: skip
 
 
 def _unequal_value(name: str, saved: Sequence[Saved]) -> Unequal | None:

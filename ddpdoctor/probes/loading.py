@@ -78,12 +78,10 @@ class Lifeline:
     def __init__(self, words: str) -> None:
         """``words`` is the text to print above the stacks."""
         self._reader: subprocess.Popen[bytes] | None = None
+        command = [SHELL, "-c", READER, SHELL, words]
         with contextlib.suppress(OSError):  # without a shell only the stacks are printed
             self._reader = subprocess.Popen(
-                [SHELL, "-c", READER, SHELL, words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
             )
 
     def put_off(self, limit_s: float) -> None:

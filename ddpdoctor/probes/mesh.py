@@ -161,18 +161,13 @@ class _Mesh:
         return (*seen, *self._visitor.visit([self._target(one, None) for one in late]))
 
     def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
-        port = posts.ports.get(str(self._publications[self.place].number), 0) if posts is not None else 0
-        obstacle = "it did not report its ports" if posts is None else posts.error
-        try:
-            ticket = bytes.fromhex(posts.ticket) if posts is not None else b""
-        except ValueError:
-            ticket = b""
-        return Target(
-            publication=publication,
-            port=port,
-            ticket=ticket,
-            obstacle=obstacle if obstacle or port else "it opened no port for this node",
-        )
+        if posts is None:
+            return Target(publication=publication, port=0, ticket=b"", obstacle="it did not report its ports")
+        port, ticket = posts.ports.get(str(self._publications[self.place].number), 0), b""
+        with contextlib.suppress(ValueError):
+            ticket = bytes.fromhex(posts.ticket)
+        obstacle = posts.error or ("" if port else "it opened no port for this node")
+        return Target(publication=publication, port=port, ticket=ticket, obstacle=obstacle)
 
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, by source and target. Pairs without a result carry the reason."""

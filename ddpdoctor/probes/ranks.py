@@ -235,12 +235,8 @@ class StartDecision:
 def propose(launch: Launch, env: Mapping[str, str], settings: BenchSettings | TrialSettings) -> Proposal:
     """Return this rank's proposal. Imports torch."""
     member = read_member(launch, env)
-    return Proposal(
-        member=member,
-        asked=describe_asked(settings, member),
-        backend=settings.backend or AUTO,
-        gpu=read_gpu(launch.local_rank or 0, env),
-    )
+    asked, gpu = describe_asked(settings, member), read_gpu(launch.local_rank or 0, env)
+    return Proposal(member=member, asked=asked, backend=settings.backend or AUTO, gpu=gpu)
 
 
 def run_agreed(
@@ -417,12 +413,9 @@ def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
             return None
         properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
         return RankGpu(
-            index=index,
-            name=str(properties.name),
-            uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
-            nccl_host=nccl_host(env, host),
-            may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
-        )
+            index=index, name=str(properties.name), uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
+            nccl_host=nccl_host(env, host), may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
+        )  # fmt: skip
 
 
 @contextmanager
@@ -478,14 +471,10 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
     import torch
 
     listed, _ = select_variables(env)
+    bearing = [name for name in listed if getattr(find_variable(name), "component", "") in BEARING]
     with _asking_cuda() as possible:
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
     return replace(
-        name_member(launch),
-        torch=str(torch.__version__),
-        nccl=nccl,
-        driver=read_text(DRIVER_VERSION).strip() or None,
-        variables={
-            name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING
-        },
-    )
+        name_member(launch), torch=str(torch.__version__), nccl=nccl,
+        driver=read_text(DRIVER_VERSION).strip() or None, variables={name: listed[name] for name in bearing},
+    )  # fmt: skip

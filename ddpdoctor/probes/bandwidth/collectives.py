@@ -321,21 +321,13 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
     rows = group.gather([(ended - began) / 1e3, *own])
     wrong = [
         Wrong(
-            rank=rank,
-            host=hosts[rank],
-            collective=case.collective,
-            dtype=case.dtype,
-            redop=case.redop,
-            in_place=case.in_place,
-            size_bytes=case.size_bytes,
-            index=int(index),
-            expected=expected,
-            found=found,
+            rank=rank, host=hosts[rank], collective=case.collective, dtype=case.dtype, redop=case.redop,
+            in_place=case.in_place, size_bytes=case.size_bytes, index=int(index), expected=expected, found=found,
             count=int(count),
         )
         for rank, (_, count, index, expected, found) in zip(group.ranks, rows, strict=True)
         if count
-    ]
+    ]  # fmt: skip
     return tuple(wrong), max(row[0] for row in rows)
 
 

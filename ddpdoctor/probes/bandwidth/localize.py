@@ -100,24 +100,20 @@ def visit_units(
             for group in groups.of(slot):
                 small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
                 large = measure(group, _case(size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
-                waits_us = small.waits_us
-                index = group.index
-                own_late: list[float] = []
-                for call in zip(*waits_us, strict=True):
-                    others = [wait for place, wait in enumerate(call) if place != index]
-                    own_late.append(statistics.median(others) - call[index])
-                mine = [
-                    small.measurement.p50_us,
-                    large.measurement.busbw_gb_s or 0.0,
-                    float(statistics.median(own_late)),
+                own = group.index
+                late = [
+                    statistics.median([*call[:own], *call[own + 1 :]]) - call[own]
+                    for call in zip(*small.waits_us, strict=True)
                 ]
+                busbw_gb_s = large.measurement.busbw_gb_s or 0.0
+                mine = [small.measurement.p50_us, busbw_gb_s, float(statistics.median(late))]
             groups.close(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
             for unit in slot:
                 _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
-                late = tuple(rows[rank][-1] for rank in unit.ranks)
-                yield unit, UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=late)
+                late_us = tuple(rows[rank][-1] for rank in unit.ranks)
+                yield unit, UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=late_us)
             if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * budget_s:
                 slots = slots[:number]
                 break

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -206,17 +206,12 @@ class _Sweep:
         needed = needed_bytes(first.cases[0], group, most)
         reason = find_lack(needed, int(free_bytes[least]), group.ranks[least])
         if slot is None or reason:
-            collective, dtype = curve = first.curve
+            (collective, dtype), sizes = first.curve, tuple(one.size_bytes for one in steps if one.curve == first.curve)
+            reason = reason or f"the budget of {self._settings.budget_s:g} s is too short"
             log.left_out.append(
-                LeftOut(
-                    collective=collective,
-                    dtype=dtype,
-                    mode=None,
-                    sizes_bytes=tuple(step.size_bytes for step in steps if step.curve == curve),
-                    reason=reason or f"the budget of {self._settings.budget_s:g} s is too short",
-                )
+                LeftOut(collective=collective, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason)
             )
-            return [step for step in steps if step.curve != curve]
+            return [step for step in steps if step.curve != first.curve]
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         began_s = time.monotonic()
         self._come_to("check", first, self._longest_s(first))
@@ -318,9 +313,9 @@ class NcclLogs:
 
     def __init__(self, backend: str) -> None:
         """Create the folder. With another backend than NCCL, this object does nothing."""
-        self._folder = (
-            TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True) if backend == "nccl" else None
-        )
+        self._folder: TemporaryDirectory[str] | None = None
+        if backend == "nccl":
+            self._folder = TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:
         """Make NCCL log to the folder."""
@@ -382,17 +377,14 @@ def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
     if not networks:
         return None
     # The ports of RDMA cards, or the interfaces of TCP. Other network plugins log neither.
-    interfaces: list[str] = []
     lines, each = (NCCL_SOCKETS, NCCL_INTERFACE) if networks[0] == "Socket" else (NCCL_CARDS, NCCL_CARD)
-    for line in lines.findall(text):
-        interfaces += each.findall(line)
+    interfaces = chain.from_iterable(each.findall(line) for line in lines.findall(text))
+    ways = Counter(match["near"] or match["net"] + (match["gdr"] or "") for match in NCCL_WAY.finditer(text))
     return NcclLog(
         rank=rank,
         network=networks[0],
         interfaces=tuple(dict.fromkeys(interfaces)),
-        transports=dict(
-            Counter(match["near"] or match["net"] + (match["gdr"] or "") for match in NCCL_WAY.finditer(text))
-        ),
+        transports=dict(ways),
         # None if NCCL did not look for NVLink SHARP, as with two GPUs. One communicator with its channels is enough,
         # because a communicator of two ranks never has them.
         nvls=any(map(int, NVLS_CHANNELS.findall(text))) if MULTICAST.search(text) else None,

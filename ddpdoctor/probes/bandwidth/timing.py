@@ -240,11 +240,7 @@ class Spans:
     waits_us: tuple[float, ...]
 
     def __add__(self, more: Spans) -> Spans:
-        return Spans(
-            times_us=self.times_us + more.times_us,
-            host_us=self.host_us + more.host_us,
-            waits_us=self.waits_us + more.waits_us,
-        )
+        return Spans(**{one.name: getattr(self, one.name) + getattr(more, one.name) for one in fields(Spans)})
 
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:

@@ -109,12 +109,9 @@ class ReferenceProcess:
         folder = str(Path(ddpdoctor.__file__).parents[1])
         paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
         self._process = subprocess.Popen(
-            [sys.executable, *safe_flags(), "-m", MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, *safe_flags(), "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**kept, **ALONE, "PYTHONPATH": paths},
-        )
+        )  # fmt: skip
         self._send(ReferenceStart(settings=settings, world_size=world_size, device=str(device)))
 
     @contextmanager
@@ -140,13 +137,8 @@ class ReferenceProcess:
             return
         path = Path(self._folder.name) / f"{step}.pt"
         torch.save({"state": self._state, "gradients": self._gradients}, path)
-        question = Question(
-            step=step,
-            path=str(path),
-            batches=tuple(one.batch for one in records),
-            losses=tuple(one.loss for one in records),
-        )
-        self._send(question)
+        batches, losses = tuple(one.batch for one in records), tuple(one.loss for one in records)
+        self._send(Question(step=step, path=str(path), batches=batches, losses=losses))
         answer = self._hear()
         self.result = replace(answer, dropout=self.result.dropout, steps=(*self.result.steps, *answer.steps))
         path.unlink(missing_ok=True)
@@ -339,11 +331,9 @@ class Alone:
         distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
         built = self._build()
         self._batches: Batches = choose_batches(self._settings, built.module, self._device)
-        self._hooked = tuple(
-            name
-            for name, one in built.module.named_parameters()
-            if (bool(getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None)))
-        )
+        hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        parameters = built.module.named_parameters()
+        self._hooked = tuple(name for name, one in parameters if any(getattr(one, kind, None) for kind in hooks))
         self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
         self._plain = self._copy(built, lambda tensor: tensor)
         self._double = self._in_double(built)
@@ -366,12 +356,9 @@ class Alone:
 
     def _reply(self, *steps: ReferenceStep, problem: str = "") -> OneProcess:
         return OneProcess(
-            steps=steps,
-            float64=self._double is not None,
-            batchnorm=self._batchnorm,
-            hooked=self._hooked,
+            steps=steps, float64=self._double is not None, batchnorm=self._batchnorm, hooked=self._hooked,
             problem=problem,
-        )
+        )  # fmt: skip
 
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
         whole, double = join(batches), None
@@ -403,9 +390,7 @@ class Alone:
         gradients, _ = self._compute(one, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
 
-    def _without_batchnorm(
-        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
-    ) -> Gradients:  # fmt: skip
+    def _without_batchnorm(self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int) -> Gradients:
         """Return the gradients with BatchNorm in eval mode: its running statistics are the same for any batch."""
         layers = [layer for layer in one.module.modules() if is_batchnorm(layer)]
         for layer in layers:
@@ -451,22 +436,19 @@ class Alone:
             return None
 
     def _copy(self, built: Built, change: Callable[[Any], Any]) -> _Copy:
-        return _Copy(
-            module=built.module,
-            ddp=wrap(built.module, self._device, unused=self._settings.unused),
-            steps=TrainingStep(self._settings.step, built.loss_fn),
-            change=change,
-        )
+        ddp = wrap(built.module, self._device, unused=self._settings.unused)
+        steps = TrainingStep(self._settings.step, built.loss_fn)
+        return _Copy(module=built.module, ddp=ddp, steps=steps, change=change)
 
 
 def take_gradients(module: Any) -> dict[str, Any]:
     """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
     import torch
 
-    gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
     return {
-        name: gradient.detach().to_dense().to(device="cpu", dtype=torch.float64, copy=True)
-        for name, gradient in gradients.items()
+        name: one.grad.detach().to_dense().to(device="cpu", dtype=torch.float64, copy=True)
+        for name, one in module.named_parameters()
+        if one.grad is not None
     }
 
 

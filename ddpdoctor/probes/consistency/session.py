@@ -146,11 +146,9 @@ class _Run:
         from torch import distributed
 
         self._watch.mark("the process group")
-        settings = self._settings
+        backend, limit_s = self._settings.backend, self._settings.limit_s
         device = self._members[self._launch.rank].device
-        store = self._ranks.open_process_group(
-            settings.backend, device, settings.limit_s, ABOVE_OURS * settings.limit_s
-        )
+        store = self._ranks.open_process_group(backend, device, limit_s, ABOVE_OURS * limit_s)
         trial = self._try()
         # The DDP model is in a cycle with its hooks. If it outlives its group, it can deadlock with a thread of Gloo.
         gc.collect()
@@ -180,12 +178,10 @@ class _Run:
             return None
         return replace(
             self._trial(setting, models),
-            consistency=Consistency(
-                check_every=1, streams=compare_steps(steps), allowed=self._settings.allowed
-            ),
+            consistency=Consistency(check_every=1, streams=compare_steps(steps), allowed=self._settings.allowed),
             reference=None if reference is None else reference.result,
             rerun=rerun,
-        )  # fmt: skip
+        )
 
     def _build(self) -> tuple[TrainingSetup, int]:
         self._watch.mark("building the model")
@@ -207,8 +203,8 @@ class _Run:
         module = setting.built.module
         built = digest_rows([*parameter_rows(module), *buffer_rows(module)])
         all_built = self._ranks.gather(f"built{run}", _Built(tensors=built))
-        if all_built is not None and not run:
-            self._notes += filter(None, [describe_built([one.tensors for one in all_built])])
+        if all_built is not None and not run and (note := describe_built([one.tensors for one in all_built])):
+            self._notes.append(note)
         training = Training(setting)
         own: list[StepRecord] = []
         steps: list[tuple[StepRecord, ...]] = []
@@ -231,18 +227,12 @@ class _Run:
         return RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
 
     def _trial(self, setting: TrainingSetup, models: Any) -> Trial:
+        names = [one.name for one in fields(Participant)]
         return Trial(
-            settings=self._settings,
-            participants=tuple(
-                Participant(**{one.name: getattr(member, one.name) for one in fields(Participant)})
-                for member in self._members
-            ),
-            models=models,
-            optimizer=type(setting.built.optimizer).__name__,
-            batch=setting.batches.words,
-            loss=setting.steps.words,
-            notes=tuple(self._notes),
-        )
+            settings=self._settings, models=models, optimizer=type(setting.built.optimizer).__name__,
+            participants=tuple(Participant(**{name: getattr(one, name) for name in names}) for one in self._members),
+            batch=setting.batches.words, loss=setting.steps.words, notes=tuple(self._notes),
+        )  # fmt: skip
 
 
 def describe_built(built: Sequence[Sequence[TensorDigest]]) -> str:
@@ -347,11 +337,8 @@ class TrialWatch:
                 places = self._gather(RankPlace, "place", PLACES_LIMIT_S)
                 said = "; ".join([trouble.message, *describe_places(places, self._size)])
             else:
-                alike = [
-                    one.rank
-                    for one in self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
-                    if one.message == trouble.message
-                ]
+                troubles = self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
+                alike = [one.rank for one in troubles if one.message == trouble.message]
                 said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
             self._show(UserError(said, help=trouble.help))
             self._conversation.say_goodbye(Ended(status=int(trouble.status)), lambda: self._size - 1, LEAVE_LIMIT_S)

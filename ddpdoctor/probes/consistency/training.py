@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Values
@@ -22,7 +23,6 @@ from ddpdoctor.probes.consistency.comparing import (
     digest_rows,
     gradient_rows,
     parameter_rows,
-    random_digest,
     read_settings,
     state_rows,
 )
@@ -133,16 +133,20 @@ class Training:
         self._will_sync = False
 
     def _values(self, step: int) -> Values:
+        import torch
         from torch import nn
 
-        module, optimizer = self._setting.built.module, self._setting.built.optimizer
+        module, optimizer, device = self._setting.built.module, self._setting.built.optimizer, self._setting.device
+        random_states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            random_states.append(torch.cuda.get_rng_state(device))
         dropout = nn.modules.dropout._DropoutNd  # noqa: SLF001 - their only base
         trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)]
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         return Values(
             rank=self._setting.rank, steps=step, reductions=self._reductions, forwards=self._forwards,
             unreduced_forwards=self._unreduced, settings=read_settings(optimizer), optimizer=type(optimizer).__name__,
-            random=random_digest(self._setting.device),
+            random=hashlib.sha256(b"".join(bytes(one.tolist()) for one in random_states)).hexdigest()[:16],
             dropout=any(isinstance(one, dropout) and one.training and one.p > 0 for one in module.modules()),
             unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
             stray=len(held - {id(one) for one in module.parameters()}),
@@ -213,16 +217,13 @@ def see_model(module: Any, group: str) -> ModelSeen:
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     tensors = tuple(
         TensorSeen(
-            name=name,
-            shape=_shape(tensor),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            requires_grad=bool(tensor.requires_grad),
-            is_buffer=is_buffer,
+            name=name, shape=_shape(tensor), dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=bool(tensor.requires_grad), is_buffer=is_buffer,
         )
         for is_buffer, named in ((False, module.named_parameters()), (True, module.named_buffers()))
         for name, tensor in named
         if name not in ignored
-    )
+    )  # fmt: skip
     rows = [[one.name, one.shape, one.dtype, one.requires_grad, one.is_buffer] for one in tensors]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return ModelSeen(group=group, digest=digest, count=len(tensors), tensors=tensors, site=None)
@@ -302,16 +303,14 @@ class Batches:
 
 def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches:
     """Return the user's batches, or random ones that fit the model's first layer. Raises ``UserError``."""
+    chosen = partial(Batches, seed=settings.seed, device=device)
     if settings.batch:
         make = load_callable(settings.batch, "--batch")
-        spec = f"--batch {settings.batch}"
-        return Batches(make=make, words=settings.batch, spec=spec, seed=settings.seed, device=device)
+        return chosen(make=make, words=settings.batch, spec=f"--batch {settings.batch}")
     for name, layer in module.named_modules():
-        guess = _guess(layer)
-        if guess is not None:
-            draw, words = guess
-            said = f"{words}, made up for {name or 'the model'} ({type(layer).__name__})"
-            return Batches(make=draw, words=said, spec="the made-up batch", seed=settings.seed, device=device)
+        if guess := _guess(layer):
+            said = f"{guess[1]}, made up for {name or 'the model'} ({type(layer).__name__})"
+            return chosen(make=guess[0], words=said, spec="the made-up batch")
     raise UserError(
         "cannot guess the model's input: it has no Linear, Conv2d or Embedding",
         help="Give --batch package.module:make_batch; make_batch(rank, world_size, step) returns a batch.",
