@@ -26,19 +26,7 @@ from ddpdoctor.model.saved import (
     Weights,
 )
 from ddpdoctor.model.words import grouped
-from ddpdoctor.probes.checkpoint_formats import (
-    LAYERS,
-    LOCAL_SIGNATURE,
-    Opaque,
-    TensorRef,
-    Unreadable,
-    is_safetensors,
-    read_archive,
-    read_legacy,
-    read_rest,
-    read_safetensors,
-    walk_tensors,
-)
+from ddpdoctor.probes import checkpoint_formats as formats
 from ddpdoctor.recorder.fingerprint import fingerprints
 
 if TYPE_CHECKING:
@@ -90,9 +78,9 @@ def read_file(path: Path, extent: Extent) -> FileSeen:
         return seen
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-        if head.startswith(LOCAL_SIGNATURE):
+        if head.startswith(formats.LOCAL_SIGNATURE):
             return _read_zip(replace(seen, form=Form.ZIP), file, extent)
-        if is_safetensors(head):
+        if formats.is_safetensors(head):
             return _read_safetensors(replace(seen, form=Form.SAFETENSORS), file, extent)
         foreign = replace(seen, state=ReadState.FOREIGN, detail=name_foreign(head))
         return _read_legacy(replace(seen, form=Form.LEGACY), file, extent) or foreign
@@ -100,7 +88,7 @@ def read_file(path: Path, extent: Extent) -> FileSeen:
 
 def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     try:
-        archive = read_archive(file, checksums=extent.whole)
+        archive = formats.read_archive(file, checksums=extent.whole)
     except zipfile.BadZipFile:
         return _read_cut_zip(seen, file)
     if extent.whole:
@@ -112,7 +100,7 @@ def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
             detail=archive.problem,
             damaged=tuple(Damage(record=name) for name in archive.damaged),
         )
-    tensors, names = tuple(walk_tensors(archive.loaded.root)), archive.loaded.names
+    tensors, names = tuple(formats.walk_tensors(archive.loaded.root)), archive.loaded.names
     refused, refusal = ((), "") if archive.damaged else try_load(Path(seen.path), named=names)
     by_record = grouped((f"data/{ref.storage.key}", name) for name, ref in tensors)
     whole = replace(
@@ -139,8 +127,8 @@ def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:
             break
         end = start
     end = end if size - end >= TAIL_BYTES else size
-    loaded, whole = read_rest(file, end)
-    tensors = () if loaded is None else tuple(walk_tensors(loaded.root))
+    loaded, whole = formats.read_rest(file, end)
+    tensors = () if loaded is None else tuple(formats.walk_tensors(loaded.root))
     # Whether the end of a zip archive is there. If so, the file is damaged and not truncated.
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
@@ -157,14 +145,14 @@ def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:
 
 def _read_legacy(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen | None:
     try:
-        legacy = read_legacy(file, seen.size_bytes)
-    except Unreadable as error:
+        legacy = formats.read_legacy(file, seen.size_bytes)
+    except formats.Unreadable as error:
         # Damaged or truncated: without an index we cannot know which.
         return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
     if legacy is None:
         return None
     loaded, starts, is_whole = legacy
-    tensors = tuple(walk_tensors(loaded.root))
+    tensors = tuple(formats.walk_tensors(loaded.root))
     seen = replace(
         seen,
         state=ReadState.WHOLE if is_whole else ReadState.CUT,
@@ -178,8 +166,8 @@ def _read_legacy(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen | N
 
 def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     try:
-        tensors, starts = read_safetensors(file, seen.size_bytes)
-    except Unreadable as error:
+        tensors, starts = formats.read_safetensors(file, seen.size_bytes)
+    except formats.Unreadable as error:
         return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
     lost = tuple(name for name in tensors if name not in starts)
     described = _describe_all(tensors.items())
@@ -195,7 +183,7 @@ def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSee
 
 
 def _with_values(
-    seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], extent: Extent
+    seen: FileSeen, tensors: Sequence[tuple[str, formats.TensorRef]], starts: Mapping[str, int], extent: Extent
 ) -> FileSeen:
     """Add what the values of a whole file show: odd ones, and by name dtype, shape and fingerprint as text."""
     if seen.state is not ReadState.WHOLE:
@@ -258,23 +246,23 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
     weights = []
     for path, value, _ in found:
         if _is_weights(value):
-            own = ((name, ref) for name, ref in value.items() if isinstance(ref, TensorRef))
+            own = ((name, ref) for name, ref in value.items() if isinstance(ref, formats.TensorRef))
             weights.append(Weights(where=path, tensors=_describe_all(own)))
         elif _is_module(value):
             weights.append(Weights(where=path, tensors=_describe_all(_state_of(value, ""))))
-    if not weights and isinstance(root, Opaque):
+    if not weights and isinstance(root, formats.Opaque):
         # Such as a torch.jit script.
-        weights.append(Weights(where="", tensors=_describe_all(walk_tensors(root))))
+        weights.append(Weights(where="", tensors=_describe_all(formats.walk_tensors(root))))
     if weights:
         parts.add(StatePart.MODEL)
     return Contents(
-        tensors=_describe_all(walk_tensors(root)), weights=tuple(weights), globals=names,
+        tensors=_describe_all(formats.walk_tensors(root)), weights=tuple(weights), globals=names,
         parts=tuple(part for part in StatePart if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
     )  # fmt: skip
 
 
-def _describe_all(tensors: Iterable[tuple[str, TensorRef]]) -> tuple[TensorIn, ...]:
+def _describe_all(tensors: Iterable[tuple[str, formats.TensorRef]]) -> tuple[TensorIn, ...]:
     return tuple(TensorIn(name=name, shape=ref.shape, dtype=ref.dtype) for name, ref in tensors)
 
 
@@ -288,7 +276,7 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
         items += value.items()
     elif isinstance(value, list | tuple):
         items += enumerate(value)
-    elif isinstance(value, Opaque) and isinstance(value.state, dict):
+    elif isinstance(value, formats.Opaque) and isinstance(value.state, dict):
         items += value.state.items()
     for key, child in items:
         yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
@@ -321,10 +309,10 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _is_random(key: str, value: Any) -> bool:
-    if isinstance(value, TensorRef):
+    if isinstance(value, formats.TensorRef):
         is_state = value.dtype == "uint8" and value.shape in {(CPU_STATE_BYTES,), (CUDA_STATE_BYTES,)}
         return is_state or any(word in key.lower() for word in RANDOM_WORDS)
-    return isinstance(value, list | tuple | Opaque) and any(word in key.lower() for word in RANDOM_WORDS)
+    return isinstance(value, list | tuple | formats.Opaque) and any(word in key.lower() for word in RANDOM_WORDS)
 
 
 def _is_weights(value: Any) -> bool:
@@ -336,23 +324,23 @@ def _is_weights(value: Any) -> bool:
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
     inner = (one for held in value.values() if isinstance(held, dict) for one in held.values())
-    if any(isinstance(one, TensorRef) for one in inner):
+    if any(isinstance(one, formats.TensorRef) for one in inner):
         return False
-    tensors = [key for key, one in value.items() if isinstance(one, TensorRef) and not _is_random(key, one)]
+    tensors = [key for key, one in value.items() if isinstance(one, formats.TensorRef) and not _is_random(key, one)]
     return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None
 
 
 def _is_module(value: Any) -> bool:
     """Return whether a value is a module that was pickled as a whole."""
-    return isinstance(value, Opaque) and isinstance(value.state, dict) and value.state.keys() >= LAYERS
+    return isinstance(value, formats.Opaque) and isinstance(value.state, dict) and value.state.keys() >= formats.LAYERS
 
 
-def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
+def _state_of(module: formats.Opaque, prefix: str) -> Iterator[tuple[str, formats.TensorRef]]:
     """Yield what a pickled module's state dict would hold. Other tensors, such as an LSTM's views, are left out."""
     state = module.state
     passing = state.get("_non_persistent_buffers_set") or ()
     for name, one in (*state["_parameters"].items(), *state["_buffers"].items()):
-        if isinstance(one, TensorRef) and name not in passing:
+        if isinstance(one, formats.TensorRef) and name not in passing:
             yield f"{prefix}{name}", one
     for name, layer in state["_modules"].items():
         if _is_module(layer):
@@ -367,7 +355,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def check_values(
-    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
+    buffer: mmap.mmap, tensors: Iterable[tuple[str, formats.TensorRef]], starts: Mapping[str, int]
 ) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and the names of those that could not be checked."""
     import torch
@@ -394,7 +382,7 @@ def check_values(
     return tuple(found), tuple(unseen)
 
 
-def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) -> Any | None:
+def open_tensor(buffer: mmap.mmap, ref: formats.TensorRef, starts: Mapping[str, int]) -> Any | None:
     """Return a tensor as a view of the map, or None if its record is missing or too short."""
     import torch
 

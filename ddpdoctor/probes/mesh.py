@@ -25,23 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.launch import Connecting, Contact, NodePair
-from ddpdoctor.probes.payloads import (
-    ENOUGH,
-    GO,
-    HELLO_BYTES,
-    NUMBER,
-    SMALL_BYTES,
-    TICKET_BYTES,
-    Damaged,
-    PayloadLimits,
-    TargetBusy,
-    greet,
-    pack_hello,
-    rate_of,
-    send_large,
-    send_payload,
-    serve_payloads,
-)
+from ddpdoctor.probes import payloads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -124,7 +108,7 @@ class _Mesh:
         total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * count
         self._deadline = time.monotonic() + total_s
         send_s = min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / count))
-        self._pace = pace = PayloadLimits(stall_s=limits.stall_s, send_s=send_s)
+        self._pace = pace = payloads.PayloadLimits(stall_s=limits.stall_s, send_s=send_s)
         self._lost, lost = (LostTime(limit_s=FAILURES * limits.stall_s) for _ in range(2))  # as target, as source
         self._visitor = Visitor(own, connect_s=limits.connect_s, pace=pace, lost=lost, deadline=self._deadline)
 
@@ -237,13 +221,13 @@ class Posts:
         address: str,
         sources: Sequence[int],
         port_range: tuple[int, int] | None,
-        pace: PayloadLimits,
+        pace: payloads.PayloadLimits,
         lost: LostTime,
     ) -> None:
         """Listen at a numeric address, on a port for each source. Errors are in ``published``."""
         self.served: set[int] = set()
         """Sources that were served, successfully or not."""
-        self._ticket = os.urandom(TICKET_BYTES)
+        self._ticket = os.urandom(payloads.TICKET_BYTES)
         self._pace, self._lost = pace, lost
         self._listeners: dict[int, socket.socket] = {}
         """The listening socket for each source."""
@@ -335,24 +319,24 @@ class Posts:
         """Read more of a hello. Serve the source once its hello is complete."""
         listener, hello = self._waiting[connection]
         try:
-            part = connection.recv(HELLO_BYTES - len(hello))
+            part = connection.recv(payloads.HELLO_BYTES - len(hello))
         except OSError:
             part = b""
         hello += part
-        if len(hello) < HELLO_BYTES and part:
+        if len(hello) < payloads.HELLO_BYTES and part:
             return
-        if len(hello) == HELLO_BYTES:
-            (source,) = NUMBER.unpack(hello[-NUMBER.size :])
-            known = hmac.compare_digest(bytes(hello), pack_hello(self._ticket, source))
+        if len(hello) == payloads.HELLO_BYTES:
+            (source,) = payloads.NUMBER.unpack(hello[-payloads.NUMBER.size :])
+            known = hmac.compare_digest(bytes(hello), payloads.pack_hello(self._ticket, source))
             # Not a stranger, nor a source on another source's port
             if known and self._listeners.get(source) is listener:
                 self._selector.unregister(connection)
                 started = time.monotonic()
                 try:
-                    connection.sendall(ENOUGH if self._lost.enough else GO)
+                    connection.sendall(payloads.ENOUGH if self._lost.enough else payloads.GO)
                     if not self._lost.enough:
-                        serve_payloads(connection, self._pace)
-                except (OSError, Damaged):
+                        payloads.serve_payloads(connection, self._pace)
+                except (OSError, payloads.Damaged):
                     # The source reports the failure. Here only the lost time is counted.
                     self._lost.spent_s += time.monotonic() - started
                 self.served.add(source)
@@ -385,7 +369,9 @@ class Target:
 class Visitor:
     """Visits targets in the given order."""
 
-    def __init__(self, own: int, *, connect_s: float, pace: PayloadLimits, lost: LostTime, deadline: float) -> None:
+    def __init__(
+        self, own: int, *, connect_s: float, pace: payloads.PayloadLimits, lost: LostTime, deadline: float
+    ) -> None:
         """``own`` is this node's number. Payloads that have not begun by ``deadline`` are left out."""
         self._own, self._pace, self._lost = own, pace, lost
         self._connect_s, self._deadline = connect_s, deadline
@@ -418,25 +404,25 @@ class Visitor:
         if self._lost.enough or left_s <= 0:
             return replace(pair, skipped=SOURCE_FAILS if self._lost.enough else NO_TIME)
         try:
-            word = greet(connection, pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
-        except TargetBusy as busy:
+            word = payloads.greet(connection, payloads.pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
+        except payloads.TargetBusy as busy:
             return replace(pair, skipped=str(busy))
         except OSError as error:
             self._lost.spent_s += self._pace.stall_s * isinstance(error, TimeoutError)
             return _broken(pair, contact_of(error), describe(error))
-        if word == ENOUGH:
+        if word == payloads.ENOUGH:
             return replace(pair, skipped=TARGET_FAILS)
-        if word and word != GO:
+        if word and word != payloads.GO:
             return _broken(pair, Contact.FAILED, "another program answers at this address")
         if not word:
             return _broken(pair, Contact.RESET, "the connection was accepted and then closed")
         started = time.monotonic()
-        small = send_payload(connection, SMALL_BYTES, self._pace)
-        large = send_large(connection, self._pace, self._fastest) if _went_well(small) else None
+        small = payloads.send_payload(connection, payloads.SMALL_BYTES, self._pace)
+        large = payloads.send_large(connection, self._pace, self._fastest) if _went_well(small) else None
         if large is None or not _went_well(large):
             self._lost.spent_s += time.monotonic() - started
         else:
-            self._fastest = max(self._fastest, rate_of(large))
+            self._fastest = max(self._fastest, payloads.rate_of(large))
         return replace(pair, small=small, large=large)
 
 

@@ -84,18 +84,6 @@ class Ended:
     status: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Port:
-    """The port of the torch store that rank 0 serves."""
-
-    port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrived:
-    """A rank has come to a point where ranks wait for each other."""
-
-
 class Ranks:
     """This rank's link to the other ranks, if any. Every call raises ``StoreError`` if a rank does not answer."""
 
@@ -122,8 +110,8 @@ class Ranks:
 
     def wait_for_all(self, name: str) -> None:
         """Return once every rank has called this with the same name, which is used once."""
-        everyone = self.gather(name, _Arrived())
-        self.agree(_Arrived, f"{name}/all", _Arrived() if everyone else None)
+        everyone = self.gather(name, self.rank)
+        self.agree(int, f"{name}/all", len(everyone) if everyone else None)
 
     def end(
         self, decide: Callable[[], int], limit_s: float = REPORT_LIMIT_S, others: Callable[[], int] | None = None
@@ -168,13 +156,13 @@ class Ranks:
             store = PrefixStore(f"ddpdoctor/{launch.run}/group/{self.conversation.prefix}", store)
         elif self.rank == 0:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-            self.conversation.send("port", _Port(port=store.port))
+            self.conversation.send("port", store.port)
         else:
-            served = self.conversation.wait(_Port, "port", store_limit_s, "rank 0")
-            if served is None:
+            port = self.conversation.wait(int, "port", store_limit_s, "rank 0")
+            if port is None:
                 raise StoreError(f"rank 0 opened no store within {store_limit_s:g} s")
-            host = reach(launch.hosts, served.port, store_limit_s, _address)
-            store = TCPStore(host, served.port, is_master=False, wait_for_workers=False, timeout=limit)
+            host = reach(launch.hosts, port, store_limit_s, _address)
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         distributed.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timedelta(seconds=timeout_s),
             device_id=gpu,

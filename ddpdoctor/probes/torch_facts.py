@@ -22,7 +22,8 @@ def main() -> None:
 
         build = _build(torch)
     except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is the fact
-        _say(out, {"import_error": _last_line(error), "path": _where_torch_is()})
+        last = "".join(f": {line}" for line in _lines(error)[-1:])
+        _say(out, {"import_error": f"{type(error).__name__}{last}", "path": _where_torch_is()})
         os._exit(0)
     _say(out, build)
     _say(out, _cuda(torch))
@@ -36,9 +37,8 @@ def _say(out: Any, facts: dict[str, Any]) -> None:
     out.flush()
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
 def _where_torch_is() -> str | None:
@@ -127,8 +127,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
             if source != target
         ]
     except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        found = {"cuda_error": lines[0] if lines else type(error).__name__}
+        found = {"cuda_error": next(iter(_lines(error)), type(error).__name__)}
     else:
         found = {"cuda_available": count > 0, "device_count": count, "devices": devices, "peers": peers}
     return {**found, "cuda_library": next(iter(_mapped("libcuda")), None)}

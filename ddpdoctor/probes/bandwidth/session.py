@@ -17,24 +17,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, describe_shared_gpus
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import format_size
-from ddpdoctor.probes.bandwidth.collectives import (
-    RankGroup,
-    Tracker,
-    check,
-    count_sets,
-    make_sets,
-    set_bytes,
-    working_bytes,
-)
-from ddpdoctor.probes.bandwidth.plan import (
-    Forecast,
-    Step,
-    check_possible,
-    is_in_place,
-    list_cases,
-    list_impossible,
-    share_out,
-)
+from ddpdoctor.probes.bandwidth import collectives, plan
 from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
@@ -105,7 +88,7 @@ def run_rank(job: BenchTask) -> int:
                 job.timeout_s,
                 job.show_error,
                 lambda backend, members: _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members)),
-                check=lambda backend: check_possible(replace(job.settings, backend=backend)),
+                check=lambda backend: plan.check_possible(replace(job.settings, backend=backend)),
             )
     except StoreError as error:
         if launch.rank != 0:
@@ -123,7 +106,7 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
 
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 
-    tracker, settings, nccl_logs = Tracker(), log.settings, NcclLogs(log.settings.backend)
+    tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
     member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
     watched = Watched(
         rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
@@ -144,7 +127,7 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
             group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
             store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
             tracker.leave()
-            group = RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
+            group = collectives.RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
             run_sweep(group, settings, hosts, log, job.progress)
             if settings.pairs:
                 run_pairs(group, settings, hosts, log, job.progress)
@@ -158,47 +141,52 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
 
 
 def run_sweep(
-    group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+    group: collectives.RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
 ) -> None:
     """Check and measure all cases within ``settings.budget_s``. Results go to ``log`` at once, on every rank.
 
     ``hosts`` is indexed by global rank, and the group is all ranks. Cases without enough time or memory are listed in
     ``log.left_out``. torch's errors propagate.
     """
-    log.left_out.extend(list_impossible(settings, group.size))
+    log.left_out.extend(plan.list_impossible(settings, group.size))
     # Note the collectives that --in-place does not apply to
-    other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
+    other = [one.value for one in settings.collectives if not plan.is_in_place(one, asked=True)]
     if settings.in_place and other:
         log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
     sweep = _Sweep(group, settings, hosts, log, progress)
-    steps = list_steps(list_cases(settings, group.size))
+    steps = list_steps(plan.list_cases(settings, group.size))
     while steps:
         steps = sweep.take(steps)
 
 
-def list_steps(cases: Sequence[Case]) -> list[Step]:
+def list_steps(cases: Sequence[Case]) -> list[plan.Step]:
     """Group the modes of each collective, dtype and size into one step."""
     groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
-    return [Step(cases=tuple(members)) for _, members in groups]
+    return [plan.Step(cases=tuple(members)) for _, members in groups]
 
 
 class _Sweep:
     def __init__(
-        self, group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+        self,
+        group: collectives.RankGroup,
+        settings: BenchSettings,
+        hosts: Sequence[str],
+        log: ResultLog,
+        progress: Progress,
     ) -> None:
         self._group, self._settings, self._hosts = group, settings, hosts
         self._log, self._progress = log, progress
-        self._forecast = Forecast(settings.backend, settings.iterations)
+        self._forecast = plan.Forecast(settings.backend, settings.iterations)
         self._arrivals = BarrierWaits([hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
         self._ends_s: float | None = None
         """When the sweep is expected to end."""
 
-    def take(self, steps: list[Step]) -> list[Step]:
+    def take(self, steps: list[plan.Step]) -> list[plan.Step]:
         """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
         first, group, log = steps[0], self._group, self._log
         elapsed_s = group.agree(time.monotonic() - self._began_s)
-        slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
+        slot = plan.share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
         # The room of the rank that has least. No buffers are held here.
         own_bytes = read_free_bytes(group.device) / count_takers(log.members[group.ranks[group.index]], log.members)
         free_bytes = [row[0] for row in group.gather([own_bytes])]
@@ -215,8 +203,8 @@ class _Sweep:
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         began_s = time.monotonic()
         self._come_to("check", first, self._longest_s(first))
-        sets = make_sets(group, first.cases[0], most)
-        wrong, first_us = check(group, first.cases[0], sets[0], self._hosts)
+        sets = collectives.make_sets(group, first.cases[0], most)
+        wrong, first_us = collectives.check(group, first.cases[0], sets[0], self._hosts)
         log.wrong.extend(wrong)
         timed_s = 0.0
         for case in first.cases:
@@ -236,7 +224,7 @@ class _Sweep:
         log.arrivals = self._arrivals.summary()
         return steps[1:]
 
-    def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:
+    def _come_to(self, phase: str, step: plan.Step, allowance_s: float) -> None:
         self._group.tracker.at(phase, name_step(step), allowance_s=allowance_s)
         now_s = time.monotonic()
         elapsed_s = now_s - self._began_s
@@ -244,7 +232,7 @@ class _Sweep:
         whole_s = max(elapsed_s, self._settings.budget_s) if left_s is None else elapsed_s + left_s
         self._progress(name_step(step), elapsed_s / whole_s if whole_s else 0.0, left_s)
 
-    def _longest_s(self, step: Step) -> float:
+    def _longest_s(self, step: plan.Step) -> float:
         """Return how long a call may take before it looks like a hang."""
         if self._forecast.knows(step):
             return self._forecast.predict(step)
@@ -255,7 +243,7 @@ class _Sweep:
         return Effort(warmup=asked.warmup, iterations=asked.iterations, seconds=seconds, cold=asked.cold)
 
 
-def name_step(step: Step) -> str:
+def name_step(step: plan.Step) -> str:
     """Return "all_reduce float32 1 MiB"."""
     collective, dtype = step.curve
     return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
@@ -281,15 +269,19 @@ def count_takers(own: Member, members: Sequence[Member]) -> int:
     return sum(one.host == own.host for one in members)
 
 
-def needed_bytes(case: Case, group: RankGroup, most: int = 1) -> int:
+def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int:
     """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory.
 
     The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of reduce_scatter's
     input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
     """
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
-    sets = count_sets(group.device, case, group.size, most)
-    return sets * set_bytes(case, group.size) + copies * case.size_bytes + working_bytes(case, group)
+    sets = collectives.count_sets(group.device, case, group.size, most)
+    return (
+        sets * collectives.set_bytes(case, group.size)
+        + copies * case.size_bytes
+        + collectives.working_bytes(case, group)
+    )
 
 
 def read_free_bytes(device: torch.device) -> int:
@@ -332,7 +324,7 @@ class NcclLogs:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def share(self, group: RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
+    def share(self, group: collectives.RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
         """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
         if self._folder is None:
             return ()

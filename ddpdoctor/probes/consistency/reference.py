@@ -26,23 +26,8 @@ from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep
+from ddpdoctor.probes.consistency import training
 from ddpdoctor.probes.consistency.comparing import batch_digest
-from ddpdoctor.probes.consistency.training import (
-    BUILD,
-    FAILED,
-    STEP,
-    Batches,
-    CannotJoin,
-    TrainingStep,
-    build,
-    choose_batches,
-    join,
-    map_tensors,
-    quiet_dropout,
-    sample_counts,
-    set_seed,
-    wrap,
-)
 from ddpdoctor.probes.loading import load_callable
 
 if TYPE_CHECKING:
@@ -50,7 +35,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.comparing import StepRecord
-    from ddpdoctor.probes.consistency.training import Built
 
     Named = Mapping[str, Any]
 
@@ -164,16 +148,19 @@ class ReferenceProcess:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
             raise UserError(
-                f"the process that computes the reference did not answer within {self._limit_s:g} s", status=FAILED
+                f"the process that computes the reference did not answer within {self._limit_s:g} s",
+                status=training.FAILED,
             )
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
-            raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)
+            raise UserError(f"the process that computes the reference ended (status {status})", status=training.FAILED)
         try:
             return decode(OneProcess, json.loads(line))
         except (ValueError, WrongValue) as error:
-            raise UserError(f"the process that computes the reference said {line[:80]!r}", status=FAILED) from error
+            raise UserError(
+                f"the process that computes the reference said {line[:80]!r}", status=training.FAILED
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +298,7 @@ class _Copy:
 
     module: Any
     ddp: Any
-    steps: TrainingStep
+    steps: training.TrainingStep
     change: Callable[[Any], Any]  # converts a batch's tensor to that precision
 
 
@@ -330,7 +317,7 @@ class Alone:
         store = distributed.HashStore()
         distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
         built = self._build()
-        self._batches: Batches = choose_batches(self._settings, built.module, self._device)
+        self._batches: training.Batches = training.choose_batches(self._settings, built.module, self._device)
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
         parameters = built.module.named_parameters()
         self._hooked = tuple(name for name, one in parameters if any(getattr(one, kind, None) for kind in hooks))
@@ -349,7 +336,7 @@ class Alone:
             if changed:
                 return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
             return self._reply(self._compare(question, kept, batches))
-        except CannotJoin as error:
+        except training.CannotJoin as error:
             return self._reply(problem=f"cannot join the batches of all ranks: {error}")
         except UserError as error:
             return _trouble(error)
@@ -361,7 +348,7 @@ class Alone:
         )  # fmt: skip
 
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
-        whole, double = join(batches), None
+        whole, double = training.join(batches), None
         plain, losses = self._compute_all(self._plain, kept, whole, batches, question.step)
         if self._double is not None:
             try:
@@ -370,9 +357,9 @@ class Alone:
                 self._double = None
         copy_ = self._double or self._plain
         other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
-        samples = sample_counts(batches)
+        samples = training.sample_counts(batches)
         # The gradient of the samples in reverse order is the same sum, added in another order.
-        backwards = map_tensors(
+        backwards = training.map_tensors(
             whole, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == sum(samples) else tensor
         )
         return compare_gradients(
@@ -410,17 +397,17 @@ class Alone:
         with torch.no_grad():
             for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
                 tensor.copy_(kept["state"][name])
-        set_seed(self._settings.seed + seed, STEP, step=step, rank=rank)
-        loss = one.steps.run(one.ddp, map_tensors(batch, one.change), f"step {step}")
+        training.set_seed(self._settings.seed + seed, training.STEP, step=step, rank=rank)
+        loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
         return take_gradients(one.module), loss
 
-    def _build(self) -> Built:
-        set_seed(self._settings.seed, BUILD)
-        built = build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
-        quiet_dropout(built.module)
+    def _build(self) -> training.Built:
+        training.set_seed(self._settings.seed, training.BUILD)
+        built = training.build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
+        training.quiet_dropout(built.module)
         return built
 
-    def _in_double(self, plain: Built) -> _Copy | None:
+    def _in_double(self, plain: training.Built) -> _Copy | None:
         """Return a second copy of the model in float64, or None if it does not support that."""
         import torch
 
@@ -435,9 +422,9 @@ class Alone:
         except Exception:  # noqa: BLE001 - the user's classes may raise anything; rounding is then estimated otherwise
             return None
 
-    def _copy(self, built: Built, change: Callable[[Any], Any]) -> _Copy:
-        ddp = wrap(built.module, self._device, unused=self._settings.unused)
-        steps = TrainingStep(self._settings.step, built.loss_fn)
+    def _copy(self, built: training.Built, change: Callable[[Any], Any]) -> _Copy:
+        ddp = training.wrap(built.module, self._device, unused=self._settings.unused)
+        steps = training.TrainingStep(self._settings.step, built.loss_fn)
         return _Copy(module=built.module, ddp=ddp, steps=steps, change=change)
 
 

@@ -20,18 +20,7 @@ from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.trial import Participant, Trial, TrialSettings
 from ddpdoctor.model.words import grouped, rank_list
-from ddpdoctor.probes.consistency.comparing import (
-    GROUP,
-    RunRecord,
-    TensorDigest,
-    buffer_rows,
-    compare_runs,
-    compare_steps,
-    digest_rows,
-    merge_reruns,
-    parameter_rows,
-    split,
-)
+from ddpdoctor.probes.consistency import comparing
 from ddpdoctor.probes.consistency.reference import ReferenceProcess
 from ddpdoctor.probes.consistency.training import (
     BUILD,
@@ -54,7 +43,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.consistency.comparing import StepRecord
     from ddpdoctor.probes.ranks import Ranks
 
 Kind = TypeVar("Kind")
@@ -74,18 +62,6 @@ class TrialTask:
     settings: TrialSettings
     report: Callable[[Trial], int]  # called on rank 0: judges and shows a trial, and returns the exit status
     show_error: Callable[[UserError], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """Rank 0's decision on whether to go on."""
-
-    goes_on: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Built:
-    tensors: tuple[TensorDigest, ...]
 
 
 def run_rank(job: TrialTask) -> int:
@@ -158,9 +134,9 @@ class _Run:
 
     def _try(self) -> Trial | None:
         setting, dropout = self._build()
-        models = self._ranks.gather("model", see_model(setting.built.module, GROUP))
-        alike = None if models is None else _Decision(goes_on=len({one.digest for one in models}) == 1)
-        if not self._ranks.agree(_Decision, "alike", alike).goes_on:
+        models = self._ranks.gather("model", see_model(setting.built.module, comparing.GROUP))
+        alike = None if models is None else len({one.digest for one in models}) == 1
+        if not self._ranks.agree(bool, "alike", alike):
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(setting, models)
         reference = None
@@ -172,13 +148,15 @@ class _Run:
         rerun = None
         if self._settings.twice:  # build and train again, and compare with the first run on each rank
             second, _ = self._train(self._build()[0], "-again", None)
-            reruns = self._ranks.gather("rerun", compare_runs(own, second, self._launch.rank))
-            rerun = None if reruns is None else merge_reruns(reruns)
+            reruns = self._ranks.gather("rerun", comparing.compare_runs(own, second, self._launch.rank))
+            rerun = None if reruns is None else comparing.merge_reruns(reruns)
         if models is None or steps is None:
             return None
         return replace(
             self._trial(setting, models),
-            consistency=Consistency(check_every=1, streams=compare_steps(steps), allowed=self._settings.allowed),
+            consistency=Consistency(
+                check_every=1, streams=comparing.compare_steps(steps), allowed=self._settings.allowed
+            ),
             reference=None if reference is None else reference.result,
             rerun=rerun,
         )
@@ -198,16 +176,16 @@ class _Run:
 
     def _train(
         self, setting: TrainingSetup, run: str, reference: ReferenceProcess | None
-    ) -> tuple[RunRecord, list[tuple[StepRecord, ...]] | None]:
+    ) -> tuple[comparing.RunRecord, list[tuple[comparing.StepRecord, ...]] | None]:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
-        built = digest_rows([*parameter_rows(module), *buffer_rows(module)])
-        all_built = self._ranks.gather(f"built{run}", _Built(tensors=built))
-        if all_built is not None and not run and (note := describe_built([one.tensors for one in all_built])):
+        built = comparing.digest_rows([*comparing.parameter_rows(module), *comparing.buffer_rows(module)])
+        all_built = self._ranks.gather(f"built{run}", comparing.RunRecord(built=built, records=()))
+        if all_built is not None and not run and (note := describe_built([one.built for one in all_built])):
             self._notes.append(note)
         training = Training(setting)
-        own: list[StepRecord] = []
-        steps: list[tuple[StepRecord, ...]] = []
+        own: list[comparing.StepRecord] = []
+        steps: list[tuple[comparing.StepRecord, ...]] = []
         for step in range(1, self._settings.steps + 1):
             with reference.keeping(module) if reference is not None else nullcontext():
                 loss = training.compute(step)
@@ -222,9 +200,8 @@ class _Run:
                 self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
                 if reference is not None and records is not None:
                     reference.ask(step, records)
-                answered = _Decision(goes_on=True) if self._launch.rank == 0 else None
-                self._ranks.agree(_Decision, f"asked/{step}", answered)
-        return RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
+                self._ranks.agree(int, f"asked/{step}", step if self._launch.rank == 0 else None)
+        return comparing.RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
 
     def _trial(self, setting: TrainingSetup, models: Any) -> Trial:
         names = [one.name for one in fields(Participant)]
@@ -235,9 +212,9 @@ class _Run:
         )  # fmt: skip
 
 
-def describe_built(built: Sequence[Sequence[TensorDigest]]) -> str:
+def describe_built(built: Sequence[Sequence[comparing.TensorDigest]]) -> str:
     """Return which parameters were built with other values on other ranks, or "". ``built`` is in rank order."""
-    (splits,) = split(dict(enumerate(built)), [What.PARAMETER])
+    (splits,) = comparing.split(dict(enumerate(built)), [What.PARAMETER])
     if not splits:
         return ""
     sides = " and ".join(rank_list(side) for side in splits[0].sides[:2])
