@@ -219,11 +219,9 @@ def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
 def _items(root: Any) -> Iterator[_Item]:
     for index, info in _field(root, "storage_data", dict).items():
         item = _Item(
-            name=_field(index, "fqn", str),
-            file=_field(info, "relative_path", str),
-            offset=_field(info, "offset", int),
-            length=_field(info, "length", int),
-        )
+            name=_field(index, "fqn", str), file=_field(info, "relative_path", str),
+            offset=_field(info, "offset", int), length=_field(info, "length", int),
+        )  # fmt: skip
         if not 0 <= item.offset < MOST_ELEMENTS or not 0 <= item.length < MOST_ELEMENTS:
             raise Unreadable(f"it has an impossible place for {item.name}")
         path = PurePosixPath(item.file)

@@ -54,12 +54,10 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     unequal = [_unequal_tensor(name, saved, digests) for name in tensors]
     unequal += [_unequal_value(name, saved) for name in values]
     return DiffFacts(
-        files=tuple(_describe(path, one) for path, one in zip(paths, saved, strict=True)),
-        tensors=len(tensors),
-        values=len(values),
-        unequal=tuple(one for one in unequal if one is not None),
+        files=tuple(_describe(path, one) for path, one in zip(paths, saved, strict=True)), tensors=len(tensors),
+        values=len(values), unequal=tuple(one for one in unequal if one is not None),
         incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
-    )
+    )  # fmt: skip
 
 
 def _describe(path: Path, saved: Saved) -> SavedFile:

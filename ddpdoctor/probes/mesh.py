@@ -21,6 +21,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ddpdoctor.exchange.reach import contact_of, describe
@@ -167,9 +168,7 @@ class _Mesh:
                 source=source.number, target=target.number, address=target.address, port=0,
                 interface=target.interface, skipped="the source did not report what it saw",
             )
-            for source in self._publications
-            for target in self._publications
-            if source is not target
+            for source, target in permutations(self._publications, 2)
         )  # fmt: skip
 
     def _hear(self, kind: type[Kind], key: str, numbers: Sequence[int], deadline: float) -> dict[int, Kind | None]:
@@ -380,9 +379,8 @@ class Visitor:
 
     def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
         """Visit all targets and return the result of each."""
-        open_targets = [target for target in targets if not target.obstacle]
-        places = [(target.publication.address, target.port) for target in open_targets]
-        attempts = dict(zip(map(id, open_targets), connect_all(places, self._connect_s), strict=True))
+        places = {id(one): (one.publication.address, one.port) for one in targets if not one.obstacle}
+        attempts = dict(zip(places, connect_all(tuple(places.values()), self._connect_s), strict=True))
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
 
     def _visit(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
@@ -495,13 +493,11 @@ def _take(attempt: ConnectionAttempt, connection: Any, selector: selectors.BaseS
     if attempt.seen is not None:
         return
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        _end(attempt, OSError(code, os.strerror(code)), started)
-    else:
+    if not code:
         attempt.pending.remove(connection)
         selector.unregister(connection)
         attempt.connection = connection
-        _end(attempt, None, started)
+    _end(attempt, OSError(code, os.strerror(code)) if code else None, started)
     _drop_pending(attempt, selector)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import permutations
 from typing import Any
 
 MARK = "ddpdoctor-torch-facts:"  # starts each line of facts, because a wheel or a site hook may print its own lines
@@ -122,9 +123,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
         devices = [_device(torch, index) for index in range(count)]
         peers = [
             {"source": source, "target": target, "possible": bool(torch.cuda.can_device_access_peer(source, target))}
-            for source in range(count)
-            for target in range(count)
-            if source != target
+            for source, target in permutations(range(count), 2)
         ]
     except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
         found = {"cuda_error": next(iter(_lines(error)), type(error).__name__)}

@@ -71,17 +71,14 @@ def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
     wanted = product(sizes, settings.collectives, settings.dtypes, settings.modes)
     cases = (
         Case(
-            collective=collective,
-            dtype=dtype,
-            redop=settings.redop if collective.reduces else None,
-            mode=mode,
+            collective=collective, dtype=dtype, redop=settings.redop if collective.reduces else None, mode=mode,
             in_place=is_in_place(collective, asked=settings.in_place),
             size_bytes=(rounded := round_size(collective, size, DTYPES[dtype], world_size)),
             count=rounded // DTYPES[dtype],
         )
         for size, collective, dtype, mode in wanted
         if _has_partner(collective, world_size)
-    )
+    )  # fmt: skip
     return tuple(dict.fromkeys(cases))
 
 

@@ -333,15 +333,11 @@ class BarrierWaits:
         middle, high = (late_us.kthvalue(math.ceil(share * len(late_us)), dim=0).values for share in (0.5, 0.95))
         return tuple(
             Arrival(
-                rank=rank,
-                host=host,
-                late_us=float(middle[rank]),
-                late_p95_us=float(high[rank]),
-                share=float((last == rank).double().mean()),
-                calls=len(late_us),
+                rank=rank, host=host, late_us=float(middle[rank]), late_p95_us=float(high[rank]),
+                share=float((last == rank).double().mean()), calls=len(late_us),
             )
             for rank, host in enumerate(self._hosts)
-        )
+        )  # fmt: skip
 
 
 def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
