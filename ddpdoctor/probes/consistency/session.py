@@ -20,19 +20,8 @@ from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.trial import Participant, Trial, TrialSettings
 from ddpdoctor.model.words import grouped, rank_list
-from ddpdoctor.probes.consistency import comparing
+from ddpdoctor.probes.consistency import comparing, training
 from ddpdoctor.probes.consistency.reference import ReferenceProcess
-from ddpdoctor.probes.consistency.training import (
-    BUILD,
-    Training,
-    TrainingSetup,
-    TrainingStep,
-    build,
-    choose_batches,
-    quiet_dropout,
-    see_model,
-    set_seed,
-)
 from ddpdoctor.probes.loading import is_installed, load_callable
 from ddpdoctor.probes.ranks import ABOVE_OURS, LEAVE_LIMIT_S, Ended, meet_ranks, propose, run_agreed, unreachable
 
@@ -134,7 +123,7 @@ class _Run:
 
     def _try(self) -> Trial | None:
         setting, dropout = self._build()
-        models = self._ranks.gather("model", see_model(setting.built.module, comparing.GROUP))
+        models = self._ranks.gather("model", training.see_model(setting.built.module, comparing.GROUP))
         alike = None if models is None else len({one.digest for one in models}) == 1
         if not self._ranks.agree(bool, "alike", alike):
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
@@ -161,21 +150,21 @@ class _Run:
             rerun=rerun,
         )
 
-    def _build(self) -> tuple[TrainingSetup, int]:
+    def _build(self) -> tuple[training.TrainingSetup, int]:
         self._watch.mark("building the model")
         settings = self._settings
-        set_seed(settings.seed, BUILD)
-        built = build(load_callable(settings.model, "--model"), settings.model, self._device)
-        dropout = quiet_dropout(built.module) if settings.reference else 0
-        setting = TrainingSetup(
+        training.set_seed(settings.seed, training.BUILD)
+        built = training.build(load_callable(settings.model, "--model"), settings.model, self._device)
+        dropout = training.quiet_dropout(built.module) if settings.reference else 0
+        setting = training.TrainingSetup(
             settings=settings, rank=self._launch.rank, world_size=self._launch.world_size, device=self._device,
-            built=built, batches=choose_batches(settings, built.module, self._device),
-            steps=TrainingStep(settings.step, built.loss_fn), mark=self._watch.mark,
+            built=built, batches=training.choose_batches(settings, built.module, self._device),
+            steps=training.TrainingStep(settings.step, built.loss_fn), mark=self._watch.mark,
         )  # fmt: skip
         return setting, dropout
 
     def _train(
-        self, setting: TrainingSetup, run: str, reference: ReferenceProcess | None
+        self, setting: training.TrainingSetup, run: str, reference: ReferenceProcess | None
     ) -> tuple[comparing.RunRecord, list[tuple[comparing.StepRecord, ...]] | None]:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
@@ -183,13 +172,13 @@ class _Run:
         all_built = self._ranks.gather(f"built{run}", comparing.RunRecord(built=built, records=()))
         if all_built is not None and not run and (note := describe_built([one.built for one in all_built])):
             self._notes.append(note)
-        training = Training(setting)
+        replica = training.Training(setting)
         own: list[comparing.StepRecord] = []
         steps: list[tuple[comparing.StepRecord, ...]] = []
         for step in range(1, self._settings.steps + 1):
             with reference.keeping(module) if reference is not None else nullcontext():
-                loss = training.compute(step)
-            record = training.finish(step, loss)
+                loss = replica.compute(step)
+            record = replica.finish(step, loss)
             own.append(record)
             self._watch.mark(f"step {step}: the comparison")
             records = self._ranks.gather(f"record{run}/{step}", record)
@@ -203,7 +192,7 @@ class _Run:
                 self._ranks.agree(int, f"asked/{step}", step if self._launch.rank == 0 else None)
         return comparing.RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
 
-    def _trial(self, setting: TrainingSetup, models: Any) -> Trial:
+    def _trial(self, setting: training.TrainingSetup, models: Any) -> Trial:
         names = [one.name for one in fields(Participant)]
         return Trial(
             settings=self._settings, models=models, optimizer=type(setting.built.optimizer).__name__,
