@@ -47,6 +47,9 @@ PLATEAU_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
 LEAST_BYTES = 2**20  # our choice: below this, the time is mostly latency and says little about bandwidth
 CALLS = 5  # our choice: how many calls of the large size a slot should have time for
 End = TypeVar("End")
+# One measurement of one unit: latency in us of calls of SMALL_BYTES, bus bandwidth in GB/s of calls of the large size,
+# and how many us later than the others each of its ranks came to the barriers of the small calls.
+UnitVisit = tuple[float, float, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +59,6 @@ class Unit:
     name: str
     ranks: tuple[int, ...]
     hosts: tuple[str, ...] = ()  # the one or two hosts whose ranks they are, if whole hosts are measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitVisit:
-    """One measurement of one unit."""
-
-    latency_us: float  # for calls of SMALL_BYTES
-    busbw_gb_s: float  # for calls of the large size
-    # For each of its ranks, how much later than the others it came to the barriers of the small calls.
-    late_us: tuple[float, ...]
 
 
 def visit_units(
@@ -112,8 +105,7 @@ def visit_units(
             elapsed_s, done = rows[0][0], done + 1
             for unit in slot:
                 _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
-                late_us = tuple(rows[rank][-1] for rank in unit.ranks)
-                yield unit, UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=late_us)
+                yield unit, (latency_us, busbw_gb_s, tuple(rows[rank][-1] for rank in unit.ranks))
             if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * budget_s:
                 slots = slots[:number]
                 break
@@ -194,7 +186,7 @@ def run_pairs(
     )
     pairs: dict[Unit, Pair] = {}
     for unit, visits, shared in _visit_all("pairs", rounds, world, settings, log, progress):
-        late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
+        late_us = [statistics.median(late) for late in zip(*(late for _, _, late in visits), strict=True)]
         first, second = unit.ranks
         pairs[unit] = Pair(
             ranks=(first, second), hosts=(hosts[first], hosts[second]), late_us=(late_us[0], late_us[1]), **shared
@@ -262,16 +254,12 @@ def _visit_all(
     for unit, visit in visit_units(world, phase, slots, size, settings.budget_s, progress):
         visits = seen.setdefault(unit, [])
         visits.append(visit)
-        latencies_us = tuple(visit.latency_us for visit in visits)
-        busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
+        latencies_us, busbws_gb_s, _ = zip(*visits, strict=True)
         shared = {
-            "latency_us": statistics.median(latencies_us),
-            "busbw_gb_s": statistics.median(busbws_gb_s),
+            "latency_us": statistics.median(latencies_us), "latencies_us": latencies_us, "alone": alone,
+            "busbw_gb_s": statistics.median(busbws_gb_s), "busbws_gb_s": busbws_gb_s,
             "cv": coefficient_of_variation(busbws_gb_s),
-            "latencies_us": latencies_us,
-            "busbws_gb_s": busbws_gb_s,
-            "alone": alone,
-        }
+        }  # fmt: skip
         yield unit, visits, shared
     left = "" if len(seen) == len(single) else f", for more of which a budget of {settings.budget_s:g} s has no time,"
     is_pairs = phase == "pairs"

@@ -257,7 +257,6 @@ class Watcher:
         return not moving and self._still_s() >= self._watched.hang_timeout_s
 
     def _answer(self, questions: int) -> None:
-        """Answer the questions since the last call."""
         moving = self._still_s() < self._watched.hang_timeout_s * STILL_SHARE
         for question in range(self._answered + 1, questions + 1):
             self._try(partial(self._conversation.add, f"{'moving' if moving else 'still'}/{question}", 1), 0)

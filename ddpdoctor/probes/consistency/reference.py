@@ -350,11 +350,11 @@ class Alone:
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
         whole, double = training.join(batches), None
         plain, losses = self._compute_all(self._plain, kept, whole, batches, question.step)
-        if self._double is not None:
-            try:
+        try:
+            if self._double is not None:
                 double, _ = self._compute_all(self._double, kept, whole, batches, question.step)
-            except UserError:  # a layer or the user's code does not support float64
-                self._double = None
+        except UserError:  # a layer or the user's code does not support float64
+            self._double = None
         copy_ = self._double or self._plain
         other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
         samples = training.sample_counts(batches)

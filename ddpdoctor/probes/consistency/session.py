@@ -94,8 +94,6 @@ def _run(job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], r
 
 
 class _Run:
-    """What one rank does once all ranks have agreed."""
-
     def __init__(
         self, job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: TrialWatch
     ) -> None:
