@@ -20,7 +20,6 @@ from ddpdoctor.probes.bandwidth.timing import Effort, coefficient_of_variation, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import BenchSettings
     from ddpdoctor.probes.bandwidth.timing import ResultLog
 
     Progress = Callable[[str, float, float | None], None]
@@ -173,9 +172,7 @@ class _Groups:
                 dist.destroy_process_group(handle)
 
 
-def run_pairs(
-    world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-) -> None:
+def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     """Measure every pair of ranks separately, into ``log.pairs``."""
     if world.size < 2:
         log.note("--pairs: one rank has no pairs")
@@ -184,8 +181,8 @@ def run_pairs(
         tuple(Unit(name=f"ranks {first} and {second}", ranks=(first, second)) for first, second in pairs)
         for pairs in circle_rounds(world.ranks)
     )
-    pairs: dict[Unit, Pair] = {}
-    for unit, visits, shared in _visit_all("pairs", rounds, world, settings, log, progress):
+    hosts, pairs = log.hosts, dict[Unit, Pair]()
+    for unit, visits, shared in _visit_all("pairs", rounds, world, log, progress):
         late_us = [statistics.median(late) for late in zip(*(late for _, _, late in visits), strict=True)]
         first, second = unit.ranks
         pairs[unit] = Pair(
@@ -194,22 +191,20 @@ def run_pairs(
         log.pairs = list(pairs.values())
 
 
-def run_nodes(
-    world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-) -> None:
+def run_nodes(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
 
     All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
     network card for each GPU. A host with one rank has nothing to measure alone.
     """
-    members = grouped((host, rank) for rank, host in enumerate(hosts))
+    members = grouped((host, rank) for rank, host in enumerate(log.hosts))
     if len(members) < 2:
         log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
         return
     rounds = [tuple(_node(members, host) for host in members if len(members[host]) > 1)]
     rounds += [tuple(_node(members, *pair) for pair in pairs) for pairs in circle_rounds(tuple(members))]
     nodes: dict[Unit, NodeResult] = {}
-    for unit, _, shared in _visit_all("nodes", rounds, world, settings, log, progress):
+    for unit, _, shared in _visit_all("nodes", rounds, world, log, progress):
         host, *peers = unit.hosts
         nodes[unit] = NodeResult(host=host, peer=peers[0] if peers else None, ranks=unit.ranks, **shared)
         log.nodes = list(nodes.values())
@@ -221,19 +216,14 @@ def _node(members: dict[str, list[int]], *hosts: str) -> Unit:
 
 
 def _visit_all(
-    phase: str,
-    rounds: Sequence[tuple[Unit, ...]],
-    world: RankGroup,
-    settings: BenchSettings,
-    log: ResultLog,
-    progress: Progress,
+    phase: str, rounds: Sequence[tuple[Unit, ...]], world: RankGroup, log: ResultLog, progress: Progress
 ) -> Iterator[tuple[Unit, list[UnitVisit], dict[str, Any]]]:
     """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share.
 
     At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
     cores, memory and network cards and can slow each other.
     """
-    single = tuple((unit,) for unit in chain.from_iterable(rounds))
+    settings, single = log.settings, tuple((unit,) for unit in chain.from_iterable(rounds))
     fits = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
     slots = single if fits else tuple(filter(None, rounds))
     # The largest size whose calls should fit into a slot, judged by the whole group's times

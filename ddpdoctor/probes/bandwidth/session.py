@@ -107,7 +107,7 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 
     tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
-    member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
+    member, everybody = log.members[job.launch.rank], tuple(range(len(log.members)))
     watched = Watched(
         rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
         hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: job.report(log.bench(stop)),
@@ -118,7 +118,6 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
             job.read_machines(ranks.conversation)
         except StoreError as error:
             log.note(f"the machines could not be read: {error}")
-        everybody = tuple(range(len(hosts)))
         if shared := describe_shared_gpus(log.members):
             log.note(shared)
         tracker.at("connect", allowance_s=job.timeout_s)
@@ -128,11 +127,11 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
             store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
             tracker.leave()
             group = collectives.RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
-            run_sweep(group, settings, hosts, log, job.progress)
+            run_sweep(group, log, job.progress)
             if settings.pairs:
-                run_pairs(group, settings, hosts, log, job.progress)
+                run_pairs(group, log, job.progress)
             if settings.by_node:
-                run_nodes(group, settings, hosts, log, job.progress)
+                run_nodes(group, log, job.progress)
             tracker.at("end")
             log.nccl_logs = nccl_logs.share(group, ranks.conversation)
         distributed.destroy_process_group()
@@ -140,20 +139,18 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     return ranks.end(lambda: job.report(log.bench()))
 
 
-def run_sweep(
-    group: collectives.RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-) -> None:
-    """Check and measure all cases within ``settings.budget_s``. Results go to ``log`` at once, on every rank.
+def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
+    """Check and measure all cases of ``log.settings`` within its budget. Results go to ``log`` at once, on every rank.
 
-    ``hosts`` is indexed by global rank, and the group is all ranks. Cases without enough time or memory are listed in
-    ``log.left_out``. torch's errors propagate.
+    The group is all ranks. What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
     """
+    settings = log.settings
     log.left_out.extend(plan.list_impossible(settings, group.size))
     # Note the collectives that --in-place does not apply to
     other = [one.value for one in settings.collectives if not plan.is_in_place(one, asked=True)]
     if settings.in_place and other:
         log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
-    sweep = _Sweep(group, settings, hosts, log, progress)
+    sweep = _Sweep(group, log, progress)
     steps = list_steps(plan.list_cases(settings, group.size))
     while steps:
         steps = sweep.take(steps)
@@ -166,18 +163,10 @@ def list_steps(cases: Sequence[Case]) -> list[plan.Step]:
 
 
 class _Sweep:
-    def __init__(
-        self,
-        group: collectives.RankGroup,
-        settings: BenchSettings,
-        hosts: Sequence[str],
-        log: ResultLog,
-        progress: Progress,
-    ) -> None:
-        self._group, self._settings, self._hosts = group, settings, hosts
-        self._log, self._progress = log, progress
-        self._forecast = plan.Forecast(settings.backend, settings.iterations)
-        self._arrivals = BarrierWaits([hosts[rank] for rank in group.ranks])
+    def __init__(self, group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
+        self._group, self._log, self._settings, self._progress = group, log, log.settings, progress
+        self._forecast = plan.Forecast(log.settings.backend, log.settings.iterations)
+        self._arrivals = BarrierWaits([log.hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
         self._ends_s: float | None = None
         """When the sweep is expected to end."""
@@ -204,7 +193,7 @@ class _Sweep:
         began_s = time.monotonic()
         self._come_to("check", first, self._longest_s(first))
         sets = collectives.make_sets(group, first.cases[0], most)
-        wrong, first_us = collectives.check(group, first.cases[0], sets[0], self._hosts)
+        wrong, first_us = collectives.check(group, first.cases[0], sets[0], log.hosts)
         log.wrong.extend(wrong)
         timed_s = 0.0
         for case in first.cases:

@@ -66,6 +66,11 @@ class ResultLog:
     notes: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def hosts(self) -> list[str]:
+        """Each rank's host, in rank order."""
+        return [one.host for one in self.members]
+
     def note(self, text: str) -> None:
         """Add a note for the reader about how it was measured. Equal notes are added once."""
         with self._lock:

@@ -229,7 +229,6 @@ class RankPlace:
     rank: int
     phase: str
     line: str  # the innermost line of the user's code, or "" if there is none
-    waits: bool  # the rank was inside torch, another installed package or ddpdoctor, not in the user's code
 
 
 class TrialWatch:
@@ -290,11 +289,9 @@ class TrialWatch:
         trouble = self._conversation.alarm(TrialTrouble)
         if trouble.still:
             stack = walk_stack(sys._current_frames()[self._main])  # noqa: SLF001 - the documented way to a stack
-            frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
-            own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
-            waits = bool(frames) and is_installed(frames[0][0])
-            place = RankPlace(rank=self._rank, phase=self._phase, line=own, waits=waits)
-            self._conversation.send(f"place/{self._rank}", place)
+            codes = ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack)
+            own = next((f"{file}:{line} in {name}" for file, line, name in codes if not is_installed(file)), "")
+            self._conversation.send(f"place/{self._rank}", RankPlace(rank=self._rank, phase=self._phase, line=own))
         if self._rank == 0:
             # On rank 0: show the trouble to the user, then send the others the status
             if trouble.still:
