@@ -98,10 +98,9 @@ class WatchedTest:
     def headline(self) -> str:
         """The verdict in one line, which pytest shows in its summary."""
         report = place.read_report(self.folder)
-        verdict = report.verdict if report is not None else None
-        if verdict is None:
+        if report is None or report.verdict is None:
             return "the ranks of this test hung"
-        return f"{verdict.code} {verdict.kind}: {verdict.summary}"
+        return f"{report.verdict.code} {report.verdict.kind}: {report.verdict.summary}"
 
     def end(self, *, failed: bool) -> str:
         """End the watch; return the verdict of a test that has failed or whose ranks were stopped, else ""."""

@@ -87,12 +87,9 @@ def _read_zip(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.Fil
             seen, checksums=saved.Checksums.CHECKED if archive.has_checksums else saved.Checksums.NOT_WRITTEN
         )
     if archive.loaded is None:
-        return replace(
-            seen,
-            state=saved.ReadState.UNREADABLE if archive.damaged else saved.ReadState.FOREIGN,
-            detail=archive.problem,
-            damaged=tuple(saved.Damage(record=name) for name in archive.damaged),
-        )
+        state = saved.ReadState.UNREADABLE if archive.damaged else saved.ReadState.FOREIGN
+        damaged = tuple(saved.Damage(record=name) for name in archive.damaged)
+        return replace(seen, state=state, detail=archive.problem, damaged=damaged)
     tensors, names = tuple(formats.walk_tensors(archive.loaded.root)), archive.loaded.names
     refused, refusal = ((), "") if archive.damaged else try_load(Path(seen.path), named=names)
     by_record = grouped((f"data/{ref.storage.key}", name) for name, ref in tensors)
@@ -185,11 +182,10 @@ def _with_values(
     with mapped(Path(seen.path)) as buffer:
         values, unseen = check_values(buffer, tensors, starts) if extent.whole else (None, ())
         if extent.digests:
-            opened = ((name, ref, open_tensor(buffer, ref, starts)) for name, ref in tensors)
             digests = {
                 name: f"{ref.dtype} {list(ref.shape)} {fingerprints([tensor]).hex()}"
-                for name, ref, tensor in opened
-                if tensor is not None
+                for name, ref in tensors
+                if (tensor := open_tensor(buffer, ref, starts)) is not None
             }
     return replace(seen, values=values, unseen=unseen, digests=digests)
 

@@ -311,11 +311,8 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
                 loaded = read_pickle(io.BytesIO(file.read(info.file_size)))
             except Unreadable as error:
                 problem = str(error)
-        starts = {
-            name.removeprefix("data/"): _start(file, info)
-            for name, info in records.items()
-            if name.startswith("data/") and name not in damaged
-        }
+        sound = (name for name in records if name.startswith("data/") and name not in damaged)
+        starts = {name.removeprefix("data/"): _start(file, records[name]) for name in sound}
     return Archive(loaded=loaded, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums)
 
 

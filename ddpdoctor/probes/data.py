@@ -110,11 +110,10 @@ def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[Ra
                 made = function()
             draws, maps = draw_from(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
     except UserError as error:
-        host = os.uname().nodename
         advice = error.help
         if MADE_TWICE in error.message:
             advice += "\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
-        return RankDraws(rank=launch.rank, host=host, problem=error.message, help=advice), ()
+        return RankDraws(rank=launch.rank, host=os.uname().nodename, problem=error.message, help=advice), ()
     fits = draws.samples is not None and draws.samples <= MOST_SAMPLES and len(maps) == wanted.epochs
     return replace(draws, compared=fits), maps if fits else ()
 

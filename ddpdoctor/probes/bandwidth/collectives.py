@@ -366,11 +366,8 @@ def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int
     if collective in {Collective.BROADCAST, Collective.SEND_RECV}:
         source = ROOT if collective is Collective.BROADCAST else (own - 1) % group.size
         return [(0, case.count, put_in(case, group, source), 0)]
-    gathers = collective is Collective.ALL_GATHER
-    return [
-        (rank * share, share, put_in(case, group, rank), (rank if gathers else own) * share)
-        for rank in range(group.size)
-    ]  # fmt: skip
+    indexes = [(rank if collective is Collective.ALL_GATHER else own) * share for rank in range(group.size)]
+    return [(rank * share, share, put_in(case, group, rank), index) for rank, index in enumerate(indexes)]
 
 
 def _compare(

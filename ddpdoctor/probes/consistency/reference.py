@@ -107,11 +107,8 @@ class ReferenceProcess:
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
         yield
-        self._gradients = {
-            name: one.grad.detach().to_dense().to("cpu", copy=True)
-            for name, one in module.named_parameters()
-            if one.grad is not None
-        }
+        gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
+        self._gradients = {name: one.detach().to_dense().to("cpu", copy=True) for name, one in gradients}
 
     def ask(self, step: int, records: Sequence[StepRecord]) -> None:
         """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
@@ -432,11 +429,8 @@ def take_gradients(module: Any) -> dict[str, Any]:
     """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
     import torch
 
-    return {
-        name: one.grad.detach().to_dense().to(device="cpu", dtype=torch.float64, copy=True)
-        for name, one in module.named_parameters()
-        if one.grad is not None
-    }
+    gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
+    return {name: one.detach().to_dense().to("cpu", torch.float64, copy=True) for name, one in gradients}
 
 
 def is_batchnorm(module: Any) -> bool:
