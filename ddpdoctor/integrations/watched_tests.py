@@ -78,7 +78,6 @@ class WatchedTest:
     """The record of one test."""
 
     def __init__(self, asked: place.Asked) -> None:
-        """Make the folder."""
         self._asked = asked
         self.folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-test-"))
         self._watcher: subprocess.Popen[bytes] | None = None

@@ -8,6 +8,8 @@ import struct
 import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ddpdoctor.recorder.storage.files import parse_json
@@ -100,15 +102,12 @@ class Opaque:
         """Accept any arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> Opaque:
-        """Return a placeholder for the result of a call."""
         return Opaque()
 
     def __setstate__(self, state: Any) -> None:
-        """Keep the state as it is."""
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Keep an item of a mapping."""
         self.items[key] = value  # type: ignore[attr-defined]
 
     def append(self, value: Any) -> None:
@@ -448,13 +447,9 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, TensorR
 
 
 def _read_entry(name: str, entry: Any) -> TensorRef:
-    shape = tuple(map(_natural, entry["shape"]))
-    stride, numel = [], 1
-    for size in reversed(shape):
-        stride.append(numel)
-        numel *= size
-    dtype = SAFETENSORS_DTYPES[entry["dtype"]]
-    return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(stride)), dtype)
+    shape, dtype = tuple(map(_natural, entry["shape"])), SAFETENSORS_DTYPES[entry["dtype"]]
+    *strides, numel = accumulate(reversed(shape), mul, initial=1)
+    return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(strides)), dtype)
 
 
 def _natural(value: Any) -> int:

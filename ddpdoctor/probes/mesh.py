@@ -98,8 +98,6 @@ def run_mesh(
 
 
 class _Mesh:
-    """One node's part."""
-
     def __init__(
         self, conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
     ) -> None:

@@ -88,7 +88,6 @@ class Ranks:
     """This rank's link to the other ranks, if any. Every call raises ``StoreError`` if a rank does not answer."""
 
     def __init__(self, launch: Launch, conversation: Conversation, limit_s: float) -> None:
-        """Set who this rank is, and how long it waits for another rank."""
         self.rank, self.world_size = launch.rank, launch.world_size
         self.conversation = conversation
         self._launch, self._limit_s = launch, limit_s

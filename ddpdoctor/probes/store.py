@@ -71,7 +71,6 @@ class StoreWatch:
     """A context manager that probes the store from a thread, every ``EVERY_S`` seconds."""
 
     def __init__(self, host: str, port: int, torch: TorchProcess) -> None:
-        """``host`` and ``port`` are where the store should be."""
         self.attempts: tuple[Connecting, ...] = ()
         """The attempts of the most telling probe."""
         self._host, self._port, self._torch = host, port, torch

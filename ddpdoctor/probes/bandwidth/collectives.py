@@ -357,8 +357,7 @@ def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int
     """
     collective, share, own = case.collective, case.count // group.size, group.index
     if collective is Collective.REDUCE and own != ROOT:
-        # The contents of the other ranks' buffers are undefined.
-        return []
+        return []  # the contents of the other ranks' buffers are undefined
     if collective in {Collective.ALL_REDUCE, Collective.REDUCE}:
         return [(0, case.count, reduced(case, group), 0)]
     if collective is Collective.REDUCE_SCATTER:

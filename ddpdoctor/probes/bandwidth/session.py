@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -299,13 +300,11 @@ class NcclLogs:
             self._folder = TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:
-        """Make NCCL log to the folder."""
         if self._folder is not None:
             os.environ.update(nccl_log_environment(os.environ, self._folder.name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the folder."""
         self.close()
 
     def close(self) -> None:
@@ -344,11 +343,8 @@ def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
     """Return what NCCL has logged to the folder so far, or None if it has not logged its network."""
     texts = []
     for path in sorted(Path(folder).glob("nccl.*.log")):
-        try:
-            with path.open("rb") as file:
-                texts.append(file.read(MOST_LOG_BYTES).decode(errors="replace"))
-        except OSError:
-            continue
+        with suppress(OSError), path.open("rb") as file:
+            texts.append(file.read(MOST_LOG_BYTES).decode(errors="replace"))
     return parse_nccl_log("\n".join(texts), rank)
 
 

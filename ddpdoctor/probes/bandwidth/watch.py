@@ -111,7 +111,6 @@ class Watcher:
     """
 
     def __init__(self, watched: Watched) -> None:
-        """``watched`` describes this rank."""
         self._watched = watched
         self._conversation = watched.conversation
         self._local_ranks = LocalRanks(read_home())
@@ -222,10 +221,9 @@ class Watcher:
         and ended well.
         """
         for rank in self._local_ranks.gone() - self._ended:
-            try:
+            left_word = not where_unknown
+            with contextlib.suppress(StoreError):
                 left_word = end_of(self._conversation, rank) is not None
-            except StoreError:
-                left_word = not where_unknown
             if not left_word:
                 return True
             self._ended.add(rank)
