@@ -192,46 +192,37 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
     Without indices there are no bitmaps.
     Raises ``UserError`` if it is not a loader, or if the user's code fails.
     """
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-    if isinstance(made, DataLoader):
-        return _inspect_loader(made, name, rank, epochs, set_epoch=set_epoch)
-    if isinstance(made, Dataset):
+    is_loader = isinstance(made, DataLoader)
+    if isinstance(made, Dataset) and not is_loader:
         raise UserError(
             f"{name} returns a dataset ({_type_of(made)}), but loader and sampler decide how it is split",
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
     several = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else ()
-    if any(isinstance(one, DataLoader) for one in several):
+    if not is_loader and any(isinstance(one, DataLoader) for one in several):
         raise UserError(
             f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
             help="Name a function that returns the DataLoader that training iterates.",
         )
-    if not hasattr(made, "__iter__"):
+    if not is_loader and not hasattr(made, "__iter__"):
         raise UserError(
             f"{name} returns {_type_of(made)}, not a loader", help="Return the DataLoader that training iterates."
         )
-    return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
-
-
-def _inspect_loader(
-    loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool
-) -> tuple[RankDraws, tuple[bytes, ...]]:
-    from torch.utils.data import IterableDataset
-
-    if isinstance(loader.dataset, IterableDataset):
-        return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch), ()
+    if not is_loader or isinstance(made.dataset, IterableDataset):
+        return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
     try:
-        base = find_base(loader.dataset)
+        base = find_base(made.dataset)
         with users_turn(f"{name}: drawing its indices failed"):
-            drawn = [_draw_pass(loader, base, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
+            drawn = [_draw_pass(made, base, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     except NoIndices as error:
-        draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
-        note = f"the indices of {_type_of(loader)} could not be followed: {error.message}"
+        draws = _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch)
+        note = f"the indices of {_type_of(made)} could not be followed: {error.message}"
         return replace(draws, notes=(note, *draws.notes)), ()
     digests, notes = _digest_samples(base, name)
     seen = tuple(replace(epoch, sample_digests=digests) for epoch, _, _ in drawn)
-    return _describe(loader, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
+    return _describe(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
 def _draw_pass(
