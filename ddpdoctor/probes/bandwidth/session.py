@@ -266,12 +266,11 @@ def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int
     input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
     """
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
-    sets = collectives.count_sets(group.device, case, group.size, most)
-    return (
-        sets * collectives.set_bytes(case, group.size)
-        + copies * case.size_bytes
-        + collectives.working_bytes(case, group)
+    sets, set_bytes = (
+        collectives.count_sets(group.device, case, group.size, most),
+        collectives.set_bytes(case, group.size),
     )
+    return sets * set_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
 
 
 def read_free_bytes(device: torch.device) -> int:
