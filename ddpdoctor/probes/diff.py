@@ -214,7 +214,14 @@ def _load(path: Path) -> Any:
         hint = check if path.is_file() else ""
         raise UserError(f"{path} cannot be read: {error.strerror or error}", help=hint) from error
     except pickle.UnpicklingError as error:
-        raise _refused(path, error) from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f": it names {named[1]}" if named else f" ({typed_line(error)})"
+        raise UserError(
+            f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses, "
+            "since loading it could run any code. Nothing of it was run",
+            help="Save state_dict() of model and optimizer, and numbers; not objects, arrays of NumPy or whole "
+            "modules.",
+        ) from error
     except Exception as error:
         raise UserError(f"{path} is not a checkpoint, or is damaged: {typed_line(error)}", help=check) from error
 
@@ -235,27 +242,15 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
         return found
 
 
-def _refused(path: Path, error: Exception) -> UserError:
-    named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    what = f": it names {named[1]}" if named else f" ({typed_line(error)})"
-    return UserError(
-        f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses, since "
-        "loading it could run any code. Nothing of it was run",
-        help="Save state_dict() of model and optimizer, and numbers; not objects, arrays of NumPy or whole modules.",
-    )
-
-
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
     """Add all that ``value`` holds to ``found``. Objects of other classes than plain containers are left out."""
     import torch
 
     name = ".".join(path)
+    random = Kind.RANDOM if RANDOM.search(name) else None
     if isinstance(value, torch.Tensor):
-        if RANDOM.search(name):
-            kind_of_tensor = Kind.RANDOM
-        else:
-            kind_of_tensor = Kind.BUFFER if kind is Kind.PARAMETER and name.rpartition(".")[2] in BUFFERS else kind
-        found.tensors[name] = (kind_of_tensor, value)
+        is_buffer = kind is Kind.PARAMETER and name.rpartition(".")[2] in BUFFERS
+        found.tensors[name] = (random or (Kind.BUFFER if is_buffer else kind), value)
     elif isinstance(value, dict):
         inner = Kind.STATE if value.keys() >= OPTIMIZER_KEYS else kind
         for key, child in _items(found, value):
@@ -264,12 +259,8 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         for number, child in enumerate(value):
             _list(found, child, (*path, str(number)), kind)
     elif isinstance(value, (*PLAIN, torch.Size, torch.dtype, torch.device)):
-        if RANDOM.search(name):
-            kind_of_value = Kind.RANDOM
-        else:
-            scheduler = any("sched" in part for part in name.lower().split(".")[:-1])
-            kind_of_value = Kind.SETTING if kind is Kind.STATE or scheduler else Kind.VALUE
-        found.values[name] = (kind_of_value, repr(value))
+        is_setting = kind is Kind.STATE or any("sched" in part for part in name.lower().split(".")[:-1])
+        found.values[name] = (random or (Kind.SETTING if is_setting else Kind.VALUE), repr(value))
 
 
 def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
