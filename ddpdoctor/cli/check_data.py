@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.output import Outputs
-    from ddpdoctor.model.data import SamplingPlan
-    from ddpdoctor.probes.data import GatheredDraws
+    from ddpdoctor.model.data import Drawn, RankDraws, SamplingPlan
 
 EXAMPLES = (
     "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
@@ -118,8 +117,8 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
         )
     started_at = now()
 
-    def report(heard: GatheredDraws) -> int:
-        made = drawn_report(heard.drawn, heard.ranks, tuple(sys.argv), started_at, options.accumulation)
+    def report(drawn: Drawn, ranks: tuple[RankDraws, ...]) -> int:
+        made = drawn_report(drawn, ranks, tuple(sys.argv), started_at, options.accumulation)
         return deliver_check(made, outputs)
 
     return run_rank(settings_of(options, CheckDataOptions, function=function), launch, env, report)

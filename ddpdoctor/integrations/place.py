@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import safe_flags
-from ddpdoctor.launch.attendance import (
-    HostWatch,
-    enter,
-    locked,
-    meeting_file,
-    read_attendance,
-    read_meeting,
-    write_meeting,
-)
+from ddpdoctor.launch import attendance
 from ddpdoctor.launch.run_folder import REPORT_NAME, RUN_FILES, choose_folder, make_default_dir, make_report_dir
 from ddpdoctor.launch.stopping import is_same
 from ddpdoctor.model.findings import Severity
@@ -58,7 +50,7 @@ def this_process() -> Target:
     return os.getpid(), start_ticks()
 
 
-def take_place(asked: Asked, env: Mapping[str, str]) -> HostWatch:
+def take_place(asked: Asked, env: Mapping[str, str]) -> attendance.HostWatch:
     """Join the watch of this host's ranks; the first starts it.
 
     Raises:
@@ -66,25 +58,25 @@ def take_place(asked: Asked, env: Mapping[str, str]) -> HostWatch:
         OSError: the watcher cannot be started.
     """
     process, number = this_process(), env.get("RANK", "")
-    file = meeting_file(env, astuple(asked), process)
-    with locked(file) as descriptor:
-        meeting = read_meeting(descriptor)
+    file = attendance.meeting_file(env, astuple(asked), process)
+    with attendance.locked(file) as descriptor:
+        meeting = attendance.read_meeting(descriptor)
         if meeting is None or not _is_ours(meeting, process, number):
             run_dir = _make_run_dir(asked.report_dir, env).resolve()
             record = choose_folder(run_dir)
             make_record(str(record))
             watcher = _start_watcher(asked, [str(run_dir), str(record), str(file)], env)
-            meeting = HostWatch(record=record, run_dir=run_dir, watcher=watcher)
-            write_meeting(descriptor, meeting)
-        enter(meeting.record, process, number)
+            meeting = attendance.HostWatch(record=record, run_dir=run_dir, watcher=watcher)
+            attendance.write_meeting(descriptor, meeting)
+        attendance.enter(meeting.record, process, number)
     return meeting
 
 
-def _is_ours(meeting: HostWatch, process: Target, number: str) -> bool:
+def _is_ours(meeting: attendance.HostWatch, process: Target, number: str) -> bool:
     """Return whether a watch is for this launch: its watcher lives, and no other process has this rank's number."""
     if not is_same(*meeting.watcher):
         return False
-    present = read_attendance(meeting.record).present
+    present = attendance.read_attendance(meeting.record).present
     return not number or all(one == process or taken != number for one, taken in present.items())
 
 

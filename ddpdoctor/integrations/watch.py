@@ -113,7 +113,6 @@ class Watch(contextlib.ContextDecorator):
             return ""
 
     def __enter__(self) -> Self:
-        """Start."""
         return self.start()
 
     def __exit__(

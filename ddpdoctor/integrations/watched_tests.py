@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddpdoctor.integrations.place import (
-    Asked,
-    draw_verdict,
-    read_report,
-    record_pythons,
-    restore,
-    this_process,
-    watcher_command,
-    watcher_environment,
-)
+from ddpdoctor.integrations import place
 from ddpdoctor.launch.attendance import Leaving, enter, leave
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.recorder.start import is_foreign
@@ -45,7 +36,7 @@ class WatchedTests:
 
     def __init__(self, timeout_s: float) -> None:
         """Take the seconds until ranks count as hung."""
-        self._asked = Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None, entry="pytest")
+        self._asked = place.Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None, entry="pytest")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -60,13 +51,13 @@ class WatchedTests:
             return (yield)
         failure: BaseException | None = None
         result: object = None
-        former = record_pythons(run.folder)
+        former = place.record_pythons(run.folder)
         try:
             result = yield
         except BaseException as error:  # noqa: BLE001 - it is raised again below, with what was found
             failure = error
         finally:
-            restore(former)
+            place.restore(former)
         headline = verdict = ""
         try:
             verdict = run.end(failed=failure is not None)
@@ -86,42 +77,40 @@ class WatchedTests:
 class WatchedTest:
     """The record of one test."""
 
-    def __init__(self, asked: Asked) -> None:
-        """Make the folder."""
+    def __init__(self, asked: place.Asked) -> None:
         self._asked = asked
         self.folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-test-"))
         self._watcher: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         make_record(str(self.folder))
-        enter(self.folder, this_process(), "")
+        enter(self.folder, place.this_process(), "")
         self._thread = threading.Thread(target=self._await_ranks, name="ddpdoctor-test", daemon=True)
         self._thread.start()
 
     @property
     def was_stopped(self) -> bool:
         """Whether the watcher stopped the ranks because they hung."""
-        report = read_report(self.folder)
+        report = place.read_report(self.folder)
         return report is not None and report.job is not None and report.job.exit_status == ExitStatus.HUNG
 
     @property
     def headline(self) -> str:
         """The verdict in one line, which pytest shows in its summary."""
-        report = read_report(self.folder)
-        verdict = report.verdict if report is not None else None
-        if verdict is None:
+        report = place.read_report(self.folder)
+        if report is None or report.verdict is None:
             return "the ranks of this test hung"
-        return f"{verdict.code} {verdict.kind}: {verdict.summary}"
+        return f"{report.verdict.code} {report.verdict.kind}: {report.verdict.summary}"
 
     def end(self, *, failed: bool) -> str:
         """End the watch; return the verdict of a test that has failed or whose ranks were stopped, else ""."""
         self._ended.set()
         self._thread.join()
-        leave(self.folder, this_process(), Leaving.FAILED if failed else Leaving.DONE)
+        leave(self.folder, place.this_process(), Leaving.FAILED if failed else Leaving.DONE)
         watcher = self._watcher
         if watcher is not None and (failed or self.was_stopped):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 watcher.wait(VERDICT_LIMIT_S)
-            if verdict := draw_verdict(self.folder):
+            if verdict := place.draw_verdict(self.folder):
                 return verdict
         if watcher is not None:
             watcher.kill()
@@ -135,7 +124,10 @@ class WatchedTest:
                 break
         else:
             return
-        command, nowhere = watcher_command(self._asked, [str(self.folder), str(self.folder), ""]), subprocess.DEVNULL
+        command, nowhere = (
+            place.watcher_command(self._asked, [str(self.folder), str(self.folder), ""]),
+            subprocess.DEVNULL,
+        )
         self._watcher = subprocess.Popen(
-            command, env=watcher_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere
+            command, env=place.watcher_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere
         )  # fmt: skip

@@ -12,33 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ddpdoctor.model import saved
 from ddpdoctor.model.errors import typed_line
-from ddpdoctor.model.saved import (
-    Checksums,
-    Contents,
-    Damage,
-    FileSeen,
-    Form,
-    OddValues,
-    ReadState,
-    StatePart,
-    TensorIn,
-    Weights,
-)
 from ddpdoctor.model.words import grouped
-from ddpdoctor.probes.checkpoint_formats import (
-    LAYERS,
-    LOCAL_SIGNATURE,
-    Opaque,
-    TensorRef,
-    Unreadable,
-    is_safetensors,
-    read_archive,
-    read_legacy,
-    read_rest,
-    read_safetensors,
-    walk_tensors,
-)
+from ddpdoctor.probes import checkpoint_formats as formats
 from ddpdoctor.recorder.fingerprint import fingerprints
 
 if TYPE_CHECKING:
@@ -83,42 +60,43 @@ class Extent:
     digests: bool = False
 
 
-def read_file(path: Path, extent: Extent) -> FileSeen:
+def read_file(path: Path, extent: Extent) -> saved.FileSeen:
     """Read a file. Raises ``OSError`` if it cannot be opened."""
-    seen = FileSeen(path=str(path), size_bytes=path.stat().st_size, form=Form.FOREIGN, state=ReadState.EMPTY)
+    seen = saved.FileSeen(
+        path=str(path), size_bytes=path.stat().st_size, form=saved.Form.FOREIGN, state=saved.ReadState.EMPTY
+    )
     if seen.size_bytes == 0:
         return seen
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-        if head.startswith(LOCAL_SIGNATURE):
-            return _read_zip(replace(seen, form=Form.ZIP), file, extent)
-        if is_safetensors(head):
-            return _read_safetensors(replace(seen, form=Form.SAFETENSORS), file, extent)
-        foreign = replace(seen, state=ReadState.FOREIGN, detail=name_foreign(head))
-        return _read_legacy(replace(seen, form=Form.LEGACY), file, extent) or foreign
+        if head.startswith(formats.LOCAL_SIGNATURE):
+            return _read_zip(replace(seen, form=saved.Form.ZIP), file, extent)
+        if formats.is_safetensors(head):
+            return _read_safetensors(replace(seen, form=saved.Form.SAFETENSORS), file, extent)
+        foreign = replace(seen, state=saved.ReadState.FOREIGN, detail=name_foreign(head))
+        return _read_legacy(replace(seen, form=saved.Form.LEGACY), file, extent) or foreign
 
 
-def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
+def _read_zip(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.FileSeen:
     try:
-        archive = read_archive(file, checksums=extent.whole)
+        archive = formats.read_archive(file, checksums=extent.whole)
     except zipfile.BadZipFile:
         return _read_cut_zip(seen, file)
     if extent.whole:
-        seen = replace(seen, checksums=Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN)
-    if archive.loaded is None:
-        return replace(
-            seen,
-            state=ReadState.UNREADABLE if archive.damaged else ReadState.FOREIGN,
-            detail=archive.problem,
-            damaged=tuple(Damage(record=name) for name in archive.damaged),
+        seen = replace(
+            seen, checksums=saved.Checksums.CHECKED if archive.has_checksums else saved.Checksums.NOT_WRITTEN
         )
-    tensors, names = tuple(walk_tensors(archive.loaded.root)), archive.loaded.names
+    if archive.loaded is None:
+        state = saved.ReadState.UNREADABLE if archive.damaged else saved.ReadState.FOREIGN
+        damaged = tuple(saved.Damage(record=name) for name in archive.damaged)
+        return replace(seen, state=state, detail=archive.problem, damaged=damaged)
+    tensors, names = tuple(formats.walk_tensors(archive.loaded.root)), archive.loaded.names
     refused, refusal = ((), "") if archive.damaged else try_load(Path(seen.path), named=names)
     by_record = grouped((f"data/{ref.storage.key}", name) for name, ref in tensors)
     whole = replace(
         seen,
-        state=ReadState.WHOLE,
-        damaged=tuple(Damage(record=name, tensors=tuple(by_record.get(name, ()))) for name in archive.damaged),
+        state=saved.ReadState.WHOLE,
+        damaged=tuple(saved.Damage(record=name, tensors=tuple(by_record.get(name, ()))) for name in archive.damaged),
         contents=describe(archive.loaded.root, names),
         refused=refused,
         refusal=refusal,
@@ -126,7 +104,7 @@ def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     return _with_values(whole, tensors, archive.starts, extent)
 
 
-def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:
+def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
     # Where the data ends. Zeros after it were never written: the host went down, or the disk was full. Fewer than
     # TAIL_BYTES zeros may be data and count as such.
     end = size = seen.size_bytes
@@ -139,8 +117,8 @@ def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:
             break
         end = start
     end = end if size - end >= TAIL_BYTES else size
-    loaded, whole = read_rest(file, end)
-    tensors = () if loaded is None else tuple(walk_tensors(loaded.root))
+    loaded, whole = formats.read_rest(file, end)
+    tensors = () if loaded is None else tuple(formats.walk_tensors(loaded.root))
     # Whether the end of a zip archive is there. If so, the file is damaged and not truncated.
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
@@ -148,27 +126,27 @@ def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:
     zeros = "" if end == size else f"its last {size - end} bytes are zeros"
     return replace(
         seen,
-        state=ReadState.UNREADABLE if has_end else ReadState.CUT,
+        state=saved.ReadState.UNREADABLE if has_end else saved.ReadState.CUT,
         detail="the directory of its records is damaged" if has_end else zeros,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in whole),
         contents=None if loaded is None else describe(loaded.root, loaded.names),
     )
 
 
-def _read_legacy(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen | None:
+def _read_legacy(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.FileSeen | None:
     try:
-        legacy = read_legacy(file, seen.size_bytes)
-    except Unreadable as error:
+        legacy = formats.read_legacy(file, seen.size_bytes)
+    except formats.Unreadable as error:
         # Damaged or truncated: without an index we cannot know which.
-        return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
+        return replace(seen, state=saved.ReadState.UNREADABLE, detail=str(error))
     if legacy is None:
         return None
     loaded, starts, is_whole = legacy
-    tensors = tuple(walk_tensors(loaded.root))
+    tensors = tuple(formats.walk_tensors(loaded.root))
     seen = replace(
         seen,
-        state=ReadState.WHOLE if is_whole else ReadState.CUT,
-        checksums=Checksums.NONE,
+        state=saved.ReadState.WHOLE if is_whole else saved.ReadState.CUT,
+        checksums=saved.Checksums.NONE,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in starts),
         contents=describe(loaded.root, loaded.names),
         refused=loaded.names,
@@ -176,39 +154,38 @@ def _read_legacy(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen | N
     return _with_values(seen, tensors, starts, extent)
 
 
-def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
+def _read_safetensors(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.FileSeen:
     try:
-        tensors, starts = read_safetensors(file, seen.size_bytes)
-    except Unreadable as error:
-        return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
+        tensors, starts = formats.read_safetensors(file, seen.size_bytes)
+    except formats.Unreadable as error:
+        return replace(seen, state=saved.ReadState.UNREADABLE, detail=str(error))
     lost = tuple(name for name in tensors if name not in starts)
     described = _describe_all(tensors.items())
-    weights = (Weights(where="", tensors=described),) if described else ()
+    weights = (saved.Weights(where="", tensors=described),) if described else ()
     seen = replace(
         seen,
-        state=ReadState.CUT if lost else ReadState.WHOLE,
-        checksums=Checksums.NONE,
+        state=saved.ReadState.CUT if lost else saved.ReadState.WHOLE,
+        checksums=saved.Checksums.NONE,
         lost=lost,
-        contents=Contents(tensors=described, weights=weights, parts=(StatePart.MODEL,) if weights else ()),
+        contents=saved.Contents(tensors=described, weights=weights, parts=(saved.StatePart.MODEL,) if weights else ()),
     )
     return _with_values(seen, tuple(tensors.items()), starts, extent)
 
 
 def _with_values(
-    seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], extent: Extent
-) -> FileSeen:
+    seen: saved.FileSeen, tensors: Sequence[tuple[str, formats.TensorRef]], starts: Mapping[str, int], extent: Extent
+) -> saved.FileSeen:
     """Add what the values of a whole file show: odd ones, and by name dtype, shape and fingerprint as text."""
-    if seen.state is not ReadState.WHOLE:
+    if seen.state is not saved.ReadState.WHOLE:
         return seen
     digests: dict[str, str] | None = None
     with mapped(Path(seen.path)) as buffer:
         values, unseen = check_values(buffer, tensors, starts) if extent.whole else (None, ())
         if extent.digests:
-            opened = ((name, ref, open_tensor(buffer, ref, starts)) for name, ref in tensors)
             digests = {
                 name: f"{ref.dtype} {list(ref.shape)} {fingerprints([tensor]).hex()}"
-                for name, ref, tensor in opened
-                if tensor is not None
+                for name, ref in tensors
+                if (tensor := open_tensor(buffer, ref, starts)) is not None
             }
     return replace(seen, values=values, unseen=unseen, digests=digests)
 
@@ -251,33 +228,31 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
     return (), ""
 
 
-def describe(root: Any, names: tuple[str, ...]) -> Contents:
+def describe(root: Any, names: tuple[str, ...]) -> saved.Contents:
     """Return what a checkpoint holds. ``names`` are the functions and classes that its pickle names."""
     found = list(_walk(root, "", 0))
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
     weights = []
     for path, value, _ in found:
         if _is_weights(value):
-            own = ((name, ref) for name, ref in value.items() if isinstance(ref, TensorRef))
-            weights.append(Weights(where=path, tensors=_describe_all(own)))
+            own = ((name, ref) for name, ref in value.items() if isinstance(ref, formats.TensorRef))
+            weights.append(saved.Weights(where=path, tensors=_describe_all(own)))
         elif _is_module(value):
-            weights.append(Weights(where=path, tensors=_describe_all(_state_of(value, ""))))
-    if not weights and isinstance(root, Opaque):
+            weights.append(saved.Weights(where=path, tensors=_describe_all(_state_of(value, ""))))
+    if not weights and isinstance(root, formats.Opaque):
         # Such as a torch.jit script.
-        weights.append(Weights(where="", tensors=_describe_all(walk_tensors(root))))
+        weights.append(saved.Weights(where="", tensors=_describe_all(formats.walk_tensors(root))))
     if weights:
-        parts.add(StatePart.MODEL)
-    return Contents(
-        tensors=_describe_all(walk_tensors(root)),
-        weights=tuple(weights),
-        parts=tuple(part for part in StatePart if part in parts),
+        parts.add(saved.StatePart.MODEL)
+    return saved.Contents(
+        tensors=_describe_all(formats.walk_tensors(root)), weights=tuple(weights), globals=names,
+        parts=tuple(part for part in saved.StatePart if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
-        globals=names,
-    )
+    )  # fmt: skip
 
 
-def _describe_all(tensors: Iterable[tuple[str, TensorRef]]) -> tuple[TensorIn, ...]:
-    return tuple(TensorIn(name=name, shape=ref.shape, dtype=ref.dtype) for name, ref in tensors)
+def _describe_all(tensors: Iterable[tuple[str, formats.TensorRef]]) -> tuple[saved.TensorIn, ...]:
+    return tuple(saved.TensorIn(name=name, shape=ref.shape, dtype=ref.dtype) for name, ref in tensors)
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
@@ -290,29 +265,29 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
         items += value.items()
     elif isinstance(value, list | tuple):
         items += enumerate(value)
-    elif isinstance(value, Opaque) and isinstance(value.state, dict):
+    elif isinstance(value, formats.Opaque) and isinstance(value.state, dict):
         items += value.state.items()
     for key, child in items:
         yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
 
 
-def _part_of(key: str, value: Any) -> StatePart | None:
+def _part_of(key: str, value: Any) -> saved.StatePart | None:
     if _is_optimizer(value):
-        return StatePart.OPTIMIZER
+        return saved.StatePart.OPTIMIZER
     if isinstance(value, dict):
         return _part_of_dict(value)
     if _is_random(key, value):
-        return StatePart.RANDOM
+        return saved.StatePart.RANDOM
     if type(value) is int and key.lower().rstrip("s") in PROGRESS_WORDS:
-        return StatePart.PROGRESS
+        return saved.StatePart.PROGRESS
     return None
 
 
-def _part_of_dict(value: dict[Any, Any]) -> StatePart | None:
+def _part_of_dict(value: dict[Any, Any]) -> saved.StatePart | None:
     if {"scale", "growth_factor", "_growth_tracker"} <= value.keys():
-        return StatePart.SCALER
+        return saved.StatePart.SCALER
     if "last_epoch" in value and ({"_step_count", "base_lrs", "_last_lr"} & value.keys()):
-        return StatePart.SCHEDULER
+        return saved.StatePart.SCHEDULER
     return None
 
 
@@ -323,10 +298,10 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _is_random(key: str, value: Any) -> bool:
-    if isinstance(value, TensorRef):
+    if isinstance(value, formats.TensorRef):
         is_state = value.dtype == "uint8" and value.shape in {(CPU_STATE_BYTES,), (CUDA_STATE_BYTES,)}
         return is_state or any(word in key.lower() for word in RANDOM_WORDS)
-    return isinstance(value, list | tuple | Opaque) and any(word in key.lower() for word in RANDOM_WORDS)
+    return isinstance(value, list | tuple | formats.Opaque) and any(word in key.lower() for word in RANDOM_WORDS)
 
 
 def _is_weights(value: Any) -> bool:
@@ -337,25 +312,24 @@ def _is_weights(value: Any) -> bool:
     """
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
-    if any(
-        isinstance(one, dict) and any(isinstance(inner, TensorRef) for inner in one.values()) for one in value.values()
-    ):
+    inner = (one for held in value.values() if isinstance(held, dict) for one in held.values())
+    if any(isinstance(one, formats.TensorRef) for one in inner):
         return False
-    tensors = [key for key, one in value.items() if isinstance(one, TensorRef) and not _is_random(key, one)]
+    tensors = [key for key, one in value.items() if isinstance(one, formats.TensorRef) and not _is_random(key, one)]
     return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None
 
 
 def _is_module(value: Any) -> bool:
     """Return whether a value is a module that was pickled as a whole."""
-    return isinstance(value, Opaque) and isinstance(value.state, dict) and value.state.keys() >= LAYERS
+    return isinstance(value, formats.Opaque) and isinstance(value.state, dict) and value.state.keys() >= formats.LAYERS
 
 
-def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
+def _state_of(module: formats.Opaque, prefix: str) -> Iterator[tuple[str, formats.TensorRef]]:
     """Yield what a pickled module's state dict would hold. Other tensors, such as an LSTM's views, are left out."""
     state = module.state
     passing = state.get("_non_persistent_buffers_set") or ()
     for name, one in (*state["_parameters"].items(), *state["_buffers"].items()):
-        if isinstance(one, TensorRef) and name not in passing:
+        if isinstance(one, formats.TensorRef) and name not in passing:
             yield f"{prefix}{name}", one
     for name, layer in state["_modules"].items():
         if _is_module(layer):
@@ -370,8 +344,8 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def check_values(
-    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
-) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
+    buffer: mmap.mmap, tensors: Iterable[tuple[str, formats.TensorRef]], starts: Mapping[str, int]
+) -> tuple[tuple[saved.OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and the names of those that could not be checked."""
     import torch
 
@@ -393,11 +367,11 @@ def check_values(
             above += int(torch.isposinf(chunk).sum())
             below += int(torch.isneginf(chunk).sum())
             plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
-        found.append(OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain))
+        found.append(saved.OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain))
     return tuple(found), tuple(unseen)
 
 
-def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) -> Any | None:
+def open_tensor(buffer: mmap.mmap, ref: formats.TensorRef, starts: Mapping[str, int]) -> Any | None:
     """Return a tensor as a view of the map, or None if its record is missing or too short."""
     import torch
 

@@ -8,6 +8,8 @@ import struct
 import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ddpdoctor.recorder.storage.files import parse_json
@@ -100,15 +102,12 @@ class Opaque:
         """Accept any arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> Opaque:
-        """Return a placeholder for the result of a call."""
         return Opaque()
 
     def __setstate__(self, state: Any) -> None:
-        """Keep the state as it is."""
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Keep an item of a mapping."""
         self.items[key] = value  # type: ignore[attr-defined]
 
     def append(self, value: Any) -> None:
@@ -155,11 +154,6 @@ class _Bounded:
 
     def readline(self) -> bytes:
         return self._file.readline(MOST_LINE_BYTES)
-
-    def readinto(self, buffer: bytearray) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
@@ -316,14 +310,9 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
                 loaded = read_pickle(io.BytesIO(file.read(info.file_size)))
             except Unreadable as error:
                 problem = str(error)
-        starts = {
-            name.removeprefix("data/"): _start(file, info)
-            for name, info in records.items()
-            if name.startswith("data/") and name not in damaged
-        }
-    return Archive(
-        loaded=loaded, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums
-    )  # fmt: skip
+        sound = (name for name in records if name.startswith("data/") and name not in damaged)
+        starts = {name.removeprefix("data/"): _start(file, records[name]) for name in sound}
+    return Archive(loaded=loaded, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums)
 
 
 def _short(name: str) -> str:
@@ -364,12 +353,12 @@ def read_rest(file: BinaryIO, size_bytes: int) -> tuple[Loaded | None, set[str]]
     position = first[1]
     whole: set[str] = set()
     while (found := _next_header(file, position, size_bytes)) is not None:
-        name, start = found
+        name, position = found
         storage = storages.get(_short(name).removeprefix("data/")) if _short(name).startswith("data/") else None
-        end = start + (storage.size_bytes if storage is not None else 0)
-        if storage is not None and end <= size_bytes:
-            whole.add(storage.key)
-        position = end
+        if storage is not None:
+            position += storage.size_bytes
+            if position <= size_bytes:
+                whole.add(storage.key)
     return loaded, whole
 
 
@@ -434,11 +423,7 @@ def read_legacy(file: BinaryIO, size_bytes: int) -> tuple[Loaded, dict[str, int]
 
 def is_safetensors(head: bytes) -> bool:
     """Return whether a file that begins with ``head`` may be safetensors."""
-    return (
-        len(head) > HEADER_LENGTH.size
-        and 2 <= HEADER_LENGTH.unpack_from(head)[0] <= MOST_HEADER_BYTES
-        and head[8:9] == b"{"
-    )
+    return head[8:9] == b"{" and 2 <= HEADER_LENGTH.unpack_from(head)[0] <= MOST_HEADER_BYTES
 
 
 def read_safetensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, TensorRef], dict[str, int]]:
@@ -452,25 +437,19 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, TensorR
         header = parse_json(file.read(length))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         tensors = {name: _read_entry(name, entry) for name, entry in entries.items()}
-        begins = {
-            name: HEADER_LENGTH.size + length + _natural(entry["data_offsets"][0]) for name, entry in entries.items()
-        }
+        offsets = {name: _natural(entry["data_offsets"][0]) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Unreadable(f"its header cannot be read ({type(error).__name__})") from error
-    starts = {
+    begins = {name: HEADER_LENGTH.size + length + offset for name, offset in offsets.items()}
+    return tensors, {
         name: start for name, start in begins.items() if start + tensors[name].storage.size_bytes <= size_bytes
-    }  # fmt: skip
-    return tensors, starts
+    }
 
 
 def _read_entry(name: str, entry: Any) -> TensorRef:
-    shape = tuple(map(_natural, entry["shape"]))
-    stride, numel = [], 1
-    for size in reversed(shape):
-        stride.append(numel)
-        numel *= size
-    dtype = SAFETENSORS_DTYPES[entry["dtype"]]
-    return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(stride)), dtype)
+    shape, dtype = tuple(map(_natural, entry["shape"])), SAFETENSORS_DTYPES[entry["dtype"]]
+    *strides, numel = accumulate(reversed(shape), mul, initial=1)
+    return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(strides)), dtype)
 
 
 def _natural(value: Any) -> int:

@@ -8,26 +8,12 @@ import re
 import statistics
 import zipfile
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ddpdoctor.model import saved
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.saved import (
-    MODEL_KEYS,
-    Checkpoints,
-    Checksums,
-    Contents,
-    Damage,
-    Expected,
-    FileSeen,
-    Form,
-    Gap,
-    Leftover,
-    ReadState,
-    StatePart,
-    TensorIn,
-    Weights,
-)
 from ddpdoctor.model.words import grouped
 from ddpdoctor.probes.checkpoint_file import Extent, read_file
 from ddpdoctor.probes.checkpoint_formats import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
@@ -65,32 +51,28 @@ class CheckpointOptions:
     quick: bool = False  # whether to read only the index, without checksums and values
 
 
-def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None]) -> Checkpoints:
+def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None]) -> saved.Checkpoints:
     """Read all files. ``progress`` is called with each path before it is read. Raises ``UserError``."""
     import_torch()
     paths = tuple(path for given in wanted.paths for path in _expand(given))
     expected = None if wanted.model is None else read_expected(wanted.model)
-    if wanted.same:
-        copies: tuple[tuple[int, ...], ...] = (tuple(range(len(paths))),) if len(paths) > 1 else ()
-    else:
-        by_name = grouped((path.name, number) for number, path in enumerate(paths))
-        copies = tuple(tuple(group) for group in by_name.values() if len(group) > 1)
+    by_name = grouped(("" if wanted.same else path.name, number) for number, path in enumerate(paths))
+    copies = tuple(tuple(group) for group in by_name.values() if len(group) > 1)
     compared = {number for group in copies for number in group}
     files = []
     for number, path in enumerate(paths):
         progress(str(path))
         files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
     folders = {path.parent: list_folder(path.parent) for path in paths}
-    gaps = (one for path in paths for one in find_gaps(path, folders[path.parent]))
-    leftovers = (
-        one
-        for path in paths
-        for one in find_leftovers(path, folders[path.parent], of_folder=path.parent in wanted.paths)
-    )
-    unique_gaps = tuple({gap.pattern: gap for gap in gaps}.values())
-    return Checkpoints(
-        files=tuple(files), expected=expected, copies=copies, same_asked=wanted.same,
-        leftovers=tuple(dict.fromkeys(leftovers)), gaps=unique_gaps,
+    gaps: dict[str, saved.Gap] = {}
+    leftovers: dict[saved.Leftover, None] = {}
+    for path in paths:
+        sizes = folders[path.parent]
+        gaps |= {gap.pattern: gap for gap in find_gaps(path, sizes)}
+        leftovers |= dict.fromkeys(find_leftovers(path, sizes, of_folder=path.parent in wanted.paths))
+    return saved.Checkpoints(
+        files=tuple(files), expected=expected, copies=copies, same_asked=wanted.same, leftovers=tuple(leftovers),
+        gaps=tuple(gaps.values()),
     )  # fmt: skip
 
 
@@ -113,18 +95,18 @@ def _expand(path: Path) -> tuple[Path, ...]:
     return found
 
 
-def _read(path: Path, extent: Extent) -> FileSeen:
+def _read(path: Path, extent: Extent) -> saved.FileSeen:
     try:
         return read_distributed(path, checksums=extent.whole) if path.is_dir() else read_file(path, extent)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # noqa: BLE001 - collectors catch everything: a damaged file may raise anything
-        form = Form.FOLDER if path.is_dir() else Form.FOREIGN
+        form = saved.Form.FOLDER if path.is_dir() else saved.Form.FOREIGN
         detail = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
-        return FileSeen(path=str(path), size_bytes=0, form=form, state=ReadState.UNREADABLE, detail=detail)
+        return saved.FileSeen(path=str(path), size_bytes=0, form=form, state=saved.ReadState.UNREADABLE, detail=detail)
 
 
-def read_expected(function: str) -> Expected:
+def read_expected(function: str) -> saved.Expected:
     """Return the tensors of the model that the user's function builds. Raises ``UserError``."""
     make = load_callable(function, "--model")
     with users_turn(f"--model {function} failed"):
@@ -135,10 +117,10 @@ def read_expected(function: str) -> Expected:
         state = made if isinstance(made, dict) else save() if callable(save) else None
     if state is None:
         raise UserError(f"--model {function} does not return a module", help="Return the model, before DDP wraps it.")
-    return Expected(
+    return saved.Expected(
         function=function,
         tensors=tuple(
-            TensorIn(name=name, shape=tuple(one.shape), dtype=str(one.dtype).removeprefix("torch."))
+            saved.TensorIn(name=name, shape=tuple(one.shape), dtype=str(one.dtype).removeprefix("torch."))
             for name, one in state.items()
             if hasattr(one, "shape") and hasattr(one, "dtype")
         ),
@@ -185,50 +167,47 @@ class _Item:
     length: int
 
 
-def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
+def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     """Read a folder. Raises ``OSError``."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    seen = FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=ReadState.WHOLE)
+    seen = saved.FileSeen(path=str(folder), size_bytes=size, form=saved.Form.FOLDER, state=saved.ReadState.WHOLE)
     if folder / METADATA not in files:
         detail = f"it holds {sum(path.suffix == '.distcp' for path in files)} .distcp files and no {METADATA}"
-        return replace(seen, state=ReadState.CUT, detail=detail)
+        return replace(seen, state=saved.ReadState.CUT, detail=detail)
     try:
         with (folder / METADATA).open("rb") as file:
             root = read_pickle(file).root
         items, tensors = tuple(_items(root)), tuple(_tensors(root))
     except Unreadable as error:
-        return replace(seen, state=ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
+        return replace(seen, state=saved.ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
     # Recognize parts by the first word of their names, which the script chose
-    names = {item.name.partition(".")[0].lower() for item in items} | {
-        one.name.partition(".")[0].lower() for one in tensors
-    }
-    parts = [StatePart.MODEL] if tensors else []
-    parts += [StatePart.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
+    names = [item.name for item in items] + [one.name for one in tensors]
+    parts = [saved.StatePart.MODEL] if tensors else []
+    parts += [saved.StatePart.OPTIMIZER] if any(name.lower().startswith("optim") for name in names) else []
     model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
     first = {one.name.partition(".")[0] for one in model}
-    where = first.pop() if len(first) == 1 and first & MODEL_KEYS else ""
+    where = first.pop() if len(first) == 1 and first & saved.MODEL_KEYS else ""
     cut = len(where) + 1 if where else 0
-    weights = Weights(
-        where=where, tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model)
+    weights = saved.Weights(
+        where=where,
+        tensors=tuple(saved.TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
     )
     return replace(
         seen,
-        checksums=Checksums.CHECKED if checksums else Checksums.NOT_READ,
+        checksums=saved.Checksums.CHECKED if checksums else saved.Checksums.NOT_READ,
         damaged=tuple(_damaged(folder, items)) if checksums else (),
         missing=tuple(_missing(folder, items)),
-        contents=Contents(tensors=tensors, weights=(weights,) if model else (), parts=tuple(parts)),
+        contents=saved.Contents(tensors=tensors, weights=(weights,) if model else (), parts=tuple(parts)),
     )
 
 
 def _items(root: Any) -> Iterator[_Item]:
     for index, info in _field(root, "storage_data", dict).items():
         item = _Item(
-            name=_field(index, "fqn", str),
-            file=_field(info, "relative_path", str),
-            offset=_field(info, "offset", int),
-            length=_field(info, "length", int),
-        )
+            name=_field(index, "fqn", str), file=_field(info, "relative_path", str),
+            offset=_field(info, "offset", int), length=_field(info, "length", int),
+        )  # fmt: skip
         if not 0 <= item.offset < MOST_ELEMENTS or not 0 <= item.length < MOST_ELEMENTS:
             raise Unreadable(f"it has an impossible place for {item.name}")
         path = PurePosixPath(item.file)
@@ -245,7 +224,7 @@ def _field(record: Any, name: str, kind: type) -> Any:
     return value
 
 
-def _tensors(root: Any) -> Iterator[TensorIn]:
+def _tensors(root: Any) -> Iterator[saved.TensorIn]:
     for name, metadata in _field(root, "state_dict_metadata", dict).items():
         state = metadata.state if isinstance(metadata, Opaque) else None
         size = state.get("size") if isinstance(state, dict) else None
@@ -255,7 +234,7 @@ def _tensors(root: Any) -> Iterator[TensorIn]:
             held = properties.state if isinstance(properties, Opaque) else properties
             values = held.values() if isinstance(held, dict) else held if isinstance(held, tuple) else ()
             dtype = next((value for value in values if isinstance(value, str) and value in DTYPES), "")
-            yield TensorIn(name=str(name), shape=size, dtype=dtype)
+            yield saved.TensorIn(name=str(name), shape=size, dtype=dtype)
 
 
 def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
@@ -270,7 +249,7 @@ def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
             yield f"{name} has {path.stat().st_size} of {size} bytes"
 
 
-def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[Damage]:
+def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[saved.Damage]:
     for item in items:
         path = folder / item.file
         if not path.is_file() or path.stat().st_size < item.offset + item.length:
@@ -285,7 +264,7 @@ def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[Damage]:
             except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
                 is_sound = False
         if not is_sound:
-            yield Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
+            yield saved.Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
 
 
 def list_folder(folder: Path) -> dict[str, int]:
@@ -300,7 +279,7 @@ def list_folder(folder: Path) -> dict[str, int]:
     return found
 
 
-def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> Iterator[Leftover]:
+def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> Iterator[saved.Leftover]:
     """Yield the temporary files of unfinished writes, and ``path`` itself if it is much smaller than similar files.
 
     ``sizes`` has the files of the folder. If the folder itself was given, all temporary files in it count. Otherwise
@@ -310,18 +289,14 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
         final = _final_name(name)
         if final is not None and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
             beside = f"{final} has {sizes[final]}" if final in sizes else f"there is no {final}"
-            yield Leftover(
-                path=str(path.with_name(name)),
-                kind="a temporary file of a write",
-                detail=f"{sizes[name]} bytes; {beside}",
-            )
+            detail = f"{sizes[name]} bytes; {beside}"
+            yield saved.Leftover(path=str(path.with_name(name)), kind="a temporary file of a write", detail=detail)
     like = [size for name, size in sizes.items() if name != path.name and _shape(name) == _shape(path.name)]
     if len(like) >= FEWEST_LIKE and path.name in sizes:
-        share = sizes[path.name] / max(1.0, statistics.median(like))
-        if share < MUCH_SMALLER:
-            usual = round(statistics.median(like))
-            detail = f"{sizes[path.name]} bytes, where {len(like)} files of the same kind have {usual}"
-            yield Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
+        usual = statistics.median(like)
+        if sizes[path.name] / max(1.0, usual) < MUCH_SMALLER:
+            detail = f"{sizes[path.name]} bytes, where {len(like)} files of the same kind have {round(usual)}"
+            yield saved.Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
 
 
 def _final_name(name: str) -> str | None:
@@ -340,35 +315,30 @@ def _shape(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
+def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
     """Yield the missing files of a set that belongs together by a rank or part number in the names."""
     known = set(names)
     match = PART_OF.search(path.name)
     if match is not None:
         name = path.name
-        count = int(match[2])
-        wanted = [f"{name[: match.start(1)]}{number:05d}{name[match.end(1) :]}" for number in range(1, count + 1)]
-        missing = tuple(one for one in wanted if one not in known)
-        if missing:
-            pattern = f"{name[: match.start(1)]}*{name[match.end(1) :]}"
-            yield Gap(pattern=pattern, missing=missing, why=f"the names say that there are {count}")
+        before, after, count = name[: match.start(1)], name[match.end(1) :], int(match[2])
+        wanted = [f"{before}{number:05d}{after}" for number in range(1, count + 1)]
+        if missing := tuple(one for one in wanted if one not in known):
+            yield saved.Gap(pattern=f"{before}*{after}", missing=missing, why=f"the names say that there are {count}")
         return
     for found in RANK.finditer(path.name):
         yield from _missing_ranks(path.name, found.span(3), known)
 
 
-def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[Gap]:
+def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[saved.Gap]:
     """Find ranks that other steps have but this one lacks, and gaps between the numbers."""
     before, after = name[: span[0]], name[span[1] :]
     digits = span[1] - span[0]
-    groups: dict[str, set[int]] = {}
     form = re.compile(f"({_open(before)})" + r"(\d+)" + f"({_open(after)})")
-    for one in known:
-        found = form.fullmatch(one)
-        if found is not None:
-            groups.setdefault(f"{found[1]}*{found[3]}", set()).add(int(found[2]))
-    own = groups.pop(f"{before}*{after}", set())
-    elsewhere = set().union(*groups.values()) if groups else set()
+    found = filter(None, map(form.fullmatch, known))
+    groups = grouped((f"{one[1]}*{one[3]}", int(one[2])) for one in found)
+    own = set(groups.pop(f"{before}*{after}", ()))
+    elsewhere = set(chain.from_iterable(groups.values()))
     highest = max(own, default=0)
     missing = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
     if missing and len(own | elsewhere) > 1:
@@ -376,7 +346,7 @@ def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> 
         names = tuple(
             f"{before}{number:0{digits if name[span[0]] == '0' else 1}d}{after}" for number in sorted(missing)
         )
-        yield Gap(pattern=f"{before}*{after}", missing=names, why=why)
+        yield saved.Gap(pattern=f"{before}*{after}", missing=names, why=why)
 
 
 def _open(text: str) -> str:

@@ -68,21 +68,16 @@ class CheckDataOptions:
     timeout_s: float  # how long to wait for the slowest rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredDraws:
-    """What rank 0 received from all ranks."""
-
-    drawn: Drawn
-    ranks: tuple[RankDraws, ...]
-
-
 def run_rank(
-    wanted: CheckDataOptions, launch: Launch, env: Mapping[str, str], report: Callable[[GatheredDraws], int]
+    wanted: CheckDataOptions,
+    launch: Launch,
+    env: Mapping[str, str],
+    report: Callable[[Drawn, tuple[RankDraws, ...]], int],
 ) -> int:
     """Take part and return the exit status, which is the same on all ranks.
 
-    ``report`` judges and shows the result on rank 0. Raises ``UserError`` on rank 0 if the user's code failed on any
-    rank, and on a rank that cannot reach the others.
+    ``report`` judges and shows on rank 0 what was counted and what each rank drew. Raises ``UserError`` on rank 0 if
+    the user's code failed on any rank, and on a rank that cannot reach the others.
     """
     try:
         with meet_ranks(launch, env, meet_limit_s=MEET_LIMIT_S, limit_s=wanted.timeout_s) as ranks:
@@ -99,8 +94,7 @@ def run_rank(
             def decide() -> int:
                 draws = everyone or ()
                 refuse_problems([(one.rank, one.problem, one.help) for one in draws], len(draws))
-                drawn = _count(wanted, draws, [part for part in parts if part])
-                return report(GatheredDraws(drawn=drawn, ranks=draws))
+                return report(_count(wanted, draws, [part for part in parts if part]), draws)
 
             return ranks.end(decide, wanted.timeout_s + LATE_S)
     except StoreError as error:
@@ -116,11 +110,10 @@ def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[Ra
                 made = function()
             draws, maps = draw_from(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
     except UserError as error:
-        host = os.uname().nodename
         advice = error.help
         if MADE_TWICE in error.message:
             advice += "\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
-        return RankDraws(rank=launch.rank, host=host, problem=error.message, help=advice), ()
+        return RankDraws(rank=launch.rank, host=os.uname().nodename, problem=error.message, help=advice), ()
     fits = draws.samples is not None and draws.samples <= MOST_SAMPLES and len(maps) == wanted.epochs
     return replace(draws, compared=fits), maps if fits else ()
 
@@ -199,47 +192,37 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
     Without indices there are no bitmaps.
     Raises ``UserError`` if it is not a loader, or if the user's code fails.
     """
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-    if isinstance(made, DataLoader):
-        return _inspect_loader(made, name, rank, epochs, set_epoch=set_epoch)
-    if isinstance(made, Dataset):
+    is_loader = isinstance(made, DataLoader)
+    if isinstance(made, Dataset) and not is_loader:
         raise UserError(
             f"{name} returns a dataset ({_type_of(made)}), but loader and sampler decide how it is split",
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
-    if isinstance(made, tuple | list | dict) and any(
-        isinstance(one, DataLoader) for one in (made.values() if isinstance(made, dict) else made)
-    ):
+    several = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else ()
+    if not is_loader and any(isinstance(one, DataLoader) for one in several):
         raise UserError(
             f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
             help="Name a function that returns the DataLoader that training iterates.",
         )
-    if not hasattr(made, "__iter__"):
+    if not is_loader and not hasattr(made, "__iter__"):
         raise UserError(
             f"{name} returns {_type_of(made)}, not a loader", help="Return the DataLoader that training iterates."
         )
-    return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
-
-
-def _inspect_loader(
-    loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool
-) -> tuple[RankDraws, tuple[bytes, ...]]:
-    from torch.utils.data import IterableDataset
-
-    if isinstance(loader.dataset, IterableDataset):
-        return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch), ()
+    if not is_loader or isinstance(made.dataset, IterableDataset):
+        return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
     try:
-        base = find_base(loader.dataset)
+        base = find_base(made.dataset)
         with users_turn(f"{name}: drawing its indices failed"):
-            drawn = [_draw_pass(loader, base, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
+            drawn = [_draw_pass(made, base, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     except NoIndices as error:
-        draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
-        note = f"the indices of {_type_of(loader)} could not be followed: {error.message}"
+        draws = _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch)
+        note = f"the indices of {_type_of(made)} could not be followed: {error.message}"
         return replace(draws, notes=(note, *draws.notes)), ()
     digests, notes = _digest_samples(base, name)
     seen = tuple(replace(epoch, sample_digests=digests) for epoch, _, _ in drawn)
-    return _describe(loader, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
+    return _describe(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
 def _draw_pass(
@@ -303,9 +286,8 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
         number=number, set_epoch=epoch, batches=batches, drawn=0, total=0, xor=0, order="", first="", complete=complete,
         trained=True, batch_digests=tuple(digests), backwards=batches,
     )  # fmt: skip
-    return seen, RankPass(
-        rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete
-    )  # fmt: skip
+    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
+    return seen, row
 
 
 def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
@@ -315,11 +297,11 @@ def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     if not set_epoch:
         found = (getattr(owner, "epoch", None) for owner in owners)
         return next((epoch for epoch in found if isinstance(epoch, int)), None)
-    owner = next((one for one in owners if callable(getattr(one, "set_epoch", None))), None)
-    if owner is None:
-        return None
-    owner.set_epoch(number - 1)
-    return number - 1
+    for owner in owners:
+        if callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(number - 1)
+            return number - 1
+    return None
 
 
 def _describe(

@@ -54,12 +54,10 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     unequal = [_unequal_tensor(name, saved, digests) for name in tensors]
     unequal += [_unequal_value(name, saved) for name in values]
     return DiffFacts(
-        files=tuple(_describe(path, one) for path, one in zip(paths, saved, strict=True)),
-        tensors=len(tensors),
-        values=len(values),
-        unequal=tuple(one for one in unequal if one is not None),
+        files=tuple(_describe(path, one) for path, one in zip(paths, saved, strict=True)), tensors=len(tensors),
+        values=len(values), unequal=tuple(one for one in unequal if one is not None),
         incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
-    )
+    )  # fmt: skip
 
 
 def _describe(path: Path, saved: Saved) -> SavedFile:
@@ -94,13 +92,9 @@ def _unequal_tensor(name: str, saved: Sequence[Saved], digests: Sequence[dict[st
         measure_apart(side[0], sides[0][0], tensor, tensors[0]) for side, tensor in zip(sides, tensors, strict=True)
     ]
     return Unequal(
-        kind=saved[sides[0][0]].tensors[name][0],
-        name=name,
-        sides=sides,
-        seen=tuple(_dtype_and_shape(tensor) for tensor in tensors),
-        absent_in=absent,
-        apart=tuple(one for one in apart[1:] if one is not None),
-    )
+        kind=saved[sides[0][0]].tensors[name][0], name=name, sides=sides, absent_in=absent,
+        seen=tuple(map(_dtype_and_shape, tensors)), apart=tuple(one for one in apart[1:] if one is not None),
+    )  # fmt: skip
 
 
 def _unequal_value(name: str, saved: Sequence[Saved]) -> Unequal | None:
@@ -220,7 +214,14 @@ def _load(path: Path) -> Any:
         hint = check if path.is_file() else ""
         raise UserError(f"{path} cannot be read: {error.strerror or error}", help=hint) from error
     except pickle.UnpicklingError as error:
-        raise _refused(path, error) from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f": it names {named[1]}" if named else f" ({typed_line(error)})"
+        raise UserError(
+            f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses, "
+            "since loading it could run any code. Nothing of it was run",
+            help="Save state_dict() of model and optimizer, and numbers; not objects, arrays of NumPy or whole "
+            "modules.",
+        ) from error
     except Exception as error:
         raise UserError(f"{path} is not a checkpoint, or is damaged: {typed_line(error)}", help=check) from error
 
@@ -241,27 +242,15 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
         return found
 
 
-def _refused(path: Path, error: Exception) -> UserError:
-    named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    what = f": it names {named[1]}" if named else f" ({typed_line(error)})"
-    return UserError(
-        f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses, since "
-        "loading it could run any code. Nothing of it was run",
-        help="Save state_dict() of model and optimizer, and numbers; not objects, arrays of NumPy or whole modules.",
-    )
-
-
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
     """Add all that ``value`` holds to ``found``. Objects of other classes than plain containers are left out."""
     import torch
 
     name = ".".join(path)
+    random = Kind.RANDOM if RANDOM.search(name) else None
     if isinstance(value, torch.Tensor):
-        if RANDOM.search(name):
-            kind_of_tensor = Kind.RANDOM
-        else:
-            kind_of_tensor = Kind.BUFFER if kind is Kind.PARAMETER and name.rpartition(".")[2] in BUFFERS else kind
-        found.tensors[name] = (kind_of_tensor, value)
+        is_buffer = kind is Kind.PARAMETER and name.rpartition(".")[2] in BUFFERS
+        found.tensors[name] = (random or (Kind.BUFFER if is_buffer else kind), value)
     elif isinstance(value, dict):
         inner = Kind.STATE if value.keys() >= OPTIMIZER_KEYS else kind
         for key, child in _items(found, value):
@@ -270,12 +259,8 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         for number, child in enumerate(value):
             _list(found, child, (*path, str(number)), kind)
     elif isinstance(value, (*PLAIN, torch.Size, torch.dtype, torch.device)):
-        if RANDOM.search(name):
-            kind_of_value = Kind.RANDOM
-        else:
-            scheduler = any("sched" in part for part in name.lower().split(".")[:-1])
-            kind_of_value = Kind.SETTING if kind is Kind.STATE or scheduler else Kind.VALUE
-        found.values[name] = (kind_of_value, repr(value))
+        is_setting = kind is Kind.STATE or any("sched" in part for part in name.lower().split(".")[:-1])
+        found.values[name] = (random or (Kind.SETTING if is_setting else Kind.VALUE), repr(value))
 
 
 def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:

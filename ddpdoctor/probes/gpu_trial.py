@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.errors import first_line
@@ -44,8 +45,7 @@ def main(arguments: list[str]) -> None:
         error = try_work(device)
         _say({"ok": error is None, "error": error, "seconds": time.monotonic() - started})
     elif arguments == ["copies"]:
-        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-        for result in try_copies(devices):
+        for result in try_copies([torch.device("cuda", index) for index in range(torch.cuda.device_count())]):
             _say(result)
     else:
         sys.exit("usage: gpu_trial count | work DEVICE | copies")
@@ -123,16 +123,13 @@ def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None
 
 def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Iterator[dict[str, Any]]:
     """Copy a pattern from every device to every other, one pair at a time, and compare all of it on the host."""
-    for source_index, source in enumerate(devices):
-        for target_index, target in enumerate(devices):
-            if source_index == target_index:
-                continue
-            result: dict[str, Any] = {"source": source_index, "target": target_index, "error": None, "gb_s": None}
-            try:
-                result["error"], result["gb_s"] = try_copy(source, target, source_index * 97 + target_index, copy_bytes)
-            except RuntimeError as error:  # torch raises this for every CUDA error
-                result["error"] = first_line(error)
-            yield {**result, "ok": result["error"] is None}
+    for (source_index, source), (target_index, target) in permutations(enumerate(devices), 2):
+        result: dict[str, Any] = {"source": source_index, "target": target_index, "error": None, "gb_s": None}
+        try:
+            result["error"], result["gb_s"] = try_copy(source, target, source_index * 97 + target_index, copy_bytes)
+        except RuntimeError as error:  # torch raises this for every CUDA error
+            result["error"] = first_line(error)
+        yield {**result, "ok": result["error"] is None}
 
 
 def try_copy(

@@ -78,12 +78,10 @@ class Lifeline:
     def __init__(self, words: str) -> None:
         """``words`` is the text to print above the stacks."""
         self._reader: subprocess.Popen[bytes] | None = None
+        command = [SHELL, "-c", READER, SHELL, words]
         with contextlib.suppress(OSError):  # without a shell only the stacks are printed
             self._reader = subprocess.Popen(
-                [SHELL, "-c", READER, SHELL, words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
             )
 
     def put_off(self, limit_s: float) -> None:
@@ -175,11 +173,10 @@ def _place(error: BaseException) -> str:
         return f"at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename)]
-    for frame in (own or frames)[-1:]:
-        if frame.filename.startswith(_OURS):
-            return ""
-        return f"at {frame.filename}:{frame.lineno} in {frame.name}"
-    return ""
+    last = next(iter((own or frames)[-1:]), None)
+    if last is None or last.filename.startswith(_OURS):
+        return ""
+    return f"at {last.filename}:{last.lineno} in {last.name}"
 
 
 def is_installed(file: str) -> bool:

@@ -21,27 +21,12 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.launch import Connecting, Contact, NodePair
-from ddpdoctor.probes.payloads import (
-    ENOUGH,
-    GO,
-    HELLO_BYTES,
-    NUMBER,
-    SMALL_BYTES,
-    TICKET_BYTES,
-    Damaged,
-    PayloadLimits,
-    TargetBusy,
-    greet,
-    pack_hello,
-    rate_of,
-    send_large,
-    send_payload,
-    serve_payloads,
-)
+from ddpdoctor.probes import payloads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,27 +98,18 @@ def run_mesh(
 
 
 class _Mesh:
-    """One node's part."""
-
     def __init__(
         self, conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
     ) -> None:
         self._conversation, self._publications, self._limits = conversation, publications, limits
-        self._count = len(publications)
+        self._count = count = len(publications)
         self.place = next(place for place, one in enumerate(publications) if one.number == own)
-        total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * self._count
+        total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * count
         self._deadline = time.monotonic() + total_s
-        self._pace = PayloadLimits(
-            stall_s=limits.stall_s, send_s=min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / self._count))
-        )
-        self._lost = LostTime(limit_s=FAILURES * limits.stall_s)
-        self._visitor = Visitor(
-            own,
-            connect_s=limits.connect_s,
-            pace=self._pace,
-            lost=LostTime(limit_s=FAILURES * limits.stall_s),
-            deadline=self._deadline,
-        )
+        send_s = min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / count))
+        self._pace = pace = payloads.PayloadLimits(stall_s=limits.stall_s, send_s=send_s)
+        self._lost, lost = (LostTime(limit_s=FAILURES * limits.stall_s) for _ in range(2))  # as target, as source
+        self._visitor = Visitor(own, connect_s=limits.connect_s, pace=pace, lost=lost, deadline=self._deadline)
 
     def run_block(self, block: int, rounds: range) -> tuple[NodePair, ...]:
         """Listen for the sources of some rounds and visit their targets."""
@@ -168,18 +144,13 @@ class _Mesh:
         return (*seen, *self._visitor.visit([self._target(one, None) for one in late]))
 
     def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
-        port = posts.ports.get(str(self._publications[self.place].number), 0) if posts is not None else 0
-        obstacle = "it did not report its ports" if posts is None else posts.error
-        try:
-            ticket = bytes.fromhex(posts.ticket) if posts is not None else b""
-        except ValueError:
-            ticket = b""
-        return Target(
-            publication=publication,
-            port=port,
-            ticket=ticket,
-            obstacle=obstacle if obstacle or port else "it opened no port for this node",
-        )
+        if posts is None:
+            return Target(publication=publication, port=0, ticket=b"", obstacle="it did not report its ports")
+        port, ticket = posts.ports.get(str(self._publications[self.place].number), 0), b""
+        with contextlib.suppress(ValueError):
+            ticket = bytes.fromhex(posts.ticket)
+        obstacle = posts.error or ("" if port else "it opened no port for this node")
+        return Target(publication=publication, port=port, ticket=ticket, obstacle=obstacle)
 
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, by source and target. Pairs without a result carry the reason."""
@@ -191,20 +162,12 @@ class _Mesh:
                 pairs |= {(number, pair.target): pair for pair in said if pair.source == number}
         return tuple(
             pairs.get((source.number, target.number))
-            or (
-                NodePair(
-                    source=source.number,
-                    target=target.number,
-                    address=target.address,
-                    port=0,
-                    interface=target.interface,
-                    skipped="the source did not report what it saw",
-                )
+            or NodePair(
+                source=source.number, target=target.number, address=target.address, port=0,
+                interface=target.interface, skipped="the source did not report what it saw",
             )
-            for source in self._publications
-            for target in self._publications
-            if source is not target
-        )
+            for source, target in permutations(self._publications, 2)
+        )  # fmt: skip
 
     def _hear(self, kind: type[Kind], key: str, numbers: Sequence[int], deadline: float) -> dict[int, Kind | None]:
         """Return the nodes' records by number. A record that cannot be read is None, and a late one is missing."""
@@ -255,13 +218,13 @@ class Posts:
         address: str,
         sources: Sequence[int],
         port_range: tuple[int, int] | None,
-        pace: PayloadLimits,
+        pace: payloads.PayloadLimits,
         lost: LostTime,
     ) -> None:
         """Listen at a numeric address, on a port for each source. Errors are in ``published``."""
         self.served: set[int] = set()
         """Sources that were served, successfully or not."""
-        self._ticket = os.urandom(TICKET_BYTES)
+        self._ticket = os.urandom(payloads.TICKET_BYTES)
         self._pace, self._lost = pace, lost
         self._listeners: dict[int, socket.socket] = {}
         """The listening socket for each source."""
@@ -353,24 +316,24 @@ class Posts:
         """Read more of a hello. Serve the source once its hello is complete."""
         listener, hello = self._waiting[connection]
         try:
-            part = connection.recv(HELLO_BYTES - len(hello))
+            part = connection.recv(payloads.HELLO_BYTES - len(hello))
         except OSError:
             part = b""
         hello += part
-        if len(hello) < HELLO_BYTES and part:
+        if len(hello) < payloads.HELLO_BYTES and part:
             return
-        if len(hello) == HELLO_BYTES:
-            (source,) = NUMBER.unpack(hello[-NUMBER.size :])
-            known = hmac.compare_digest(bytes(hello), pack_hello(self._ticket, source))
+        if len(hello) == payloads.HELLO_BYTES:
+            (source,) = payloads.NUMBER.unpack(hello[-payloads.NUMBER.size :])
+            known = hmac.compare_digest(bytes(hello), payloads.pack_hello(self._ticket, source))
             # Not a stranger, nor a source on another source's port
             if known and self._listeners.get(source) is listener:
                 self._selector.unregister(connection)
                 started = time.monotonic()
                 try:
-                    connection.sendall(ENOUGH if self._lost.enough else GO)
+                    connection.sendall(payloads.ENOUGH if self._lost.enough else payloads.GO)
                     if not self._lost.enough:
-                        serve_payloads(connection, self._pace)
-                except (OSError, Damaged):
+                        payloads.serve_payloads(connection, self._pace)
+                except (OSError, payloads.Damaged):
                     # The source reports the failure. Here only the lost time is counted.
                     self._lost.spent_s += time.monotonic() - started
                 self.served.add(source)
@@ -403,7 +366,9 @@ class Target:
 class Visitor:
     """Visits targets in the given order."""
 
-    def __init__(self, own: int, *, connect_s: float, pace: PayloadLimits, lost: LostTime, deadline: float) -> None:
+    def __init__(
+        self, own: int, *, connect_s: float, pace: payloads.PayloadLimits, lost: LostTime, deadline: float
+    ) -> None:
         """``own`` is this node's number. Payloads that have not begun by ``deadline`` are left out."""
         self._own, self._pace, self._lost = own, pace, lost
         self._connect_s, self._deadline = connect_s, deadline
@@ -412,9 +377,8 @@ class Visitor:
 
     def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
         """Visit all targets and return the result of each."""
-        open_targets = [target for target in targets if not target.obstacle]
-        places = [(target.publication.address, target.port) for target in open_targets]
-        attempts = dict(zip(map(id, open_targets), connect_all(places, self._connect_s), strict=True))
+        places = {id(one): (one.publication.address, one.port) for one in targets if not one.obstacle}
+        attempts = dict(zip(places, connect_all(tuple(places.values()), self._connect_s), strict=True))
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
 
     def _visit(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
@@ -436,25 +400,25 @@ class Visitor:
         if self._lost.enough or left_s <= 0:
             return replace(pair, skipped=SOURCE_FAILS if self._lost.enough else NO_TIME)
         try:
-            word = greet(connection, pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
-        except TargetBusy as busy:
+            word = payloads.greet(connection, payloads.pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
+        except payloads.TargetBusy as busy:
             return replace(pair, skipped=str(busy))
         except OSError as error:
             self._lost.spent_s += self._pace.stall_s * isinstance(error, TimeoutError)
             return _broken(pair, contact_of(error), describe(error))
-        if word == ENOUGH:
+        if word == payloads.ENOUGH:
             return replace(pair, skipped=TARGET_FAILS)
-        if word and word != GO:
+        if word and word != payloads.GO:
             return _broken(pair, Contact.FAILED, "another program answers at this address")
         if not word:
             return _broken(pair, Contact.RESET, "the connection was accepted and then closed")
         started = time.monotonic()
-        small = send_payload(connection, SMALL_BYTES, self._pace)
-        large = send_large(connection, self._pace, self._fastest) if _went_well(small) else None
+        small = payloads.send_payload(connection, payloads.SMALL_BYTES, self._pace)
+        large = payloads.send_large(connection, self._pace, self._fastest) if _went_well(small) else None
         if large is None or not _went_well(large):
             self._lost.spent_s += time.monotonic() - started
         else:
-            self._fastest = max(self._fastest, rate_of(large))
+            self._fastest = max(self._fastest, payloads.rate_of(large))
         return replace(pair, small=small, large=large)
 
 
@@ -527,28 +491,22 @@ def _take(attempt: ConnectionAttempt, connection: Any, selector: selectors.BaseS
     if attempt.seen is not None:
         return
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        _end(attempt, OSError(code, os.strerror(code)), started)
-    else:
+    if not code:
         attempt.pending.remove(connection)
         selector.unregister(connection)
         attempt.connection = connection
-        _end(attempt, None, started)
+    _end(attempt, OSError(code, os.strerror(code)) if code else None, started)
     _drop_pending(attempt, selector)
 
 
 def _end(attempt: ConnectionAttempt, error: OSError | None, started: float) -> None:
+    timed_out = error.strerror if isinstance(error, TimeoutError) else None
     attempt.seen = Connecting(
-        host=attempt.address,
-        address=attempt.address,
-        port=attempt.port,
+        host=attempt.address, address=attempt.address, port=attempt.port,
         contact=Contact.CONNECTED if error is None else contact_of(error),
-        error=""
-        if error is None
-        else (error.strerror if isinstance(error, TimeoutError) and error.strerror else describe(error)),
-        duration_s=time.monotonic() - started,
-        tries=attempt.tries,
-    )
+        error="" if error is None else timed_out or describe(error),
+        duration_s=time.monotonic() - started, tries=attempt.tries,
+    )  # fmt: skip
 
 
 def _drop_pending(attempt: ConnectionAttempt, selector: selectors.BaseSelector) -> None:

@@ -260,9 +260,5 @@ def read_tcp_counts(connection: socket.socket) -> TcpCounts:
         raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
     except (OSError, AttributeError):  # not Linux, or this Python does not know the option
         raw = b""
-    return TcpCounts(
-        **{
-            name: int(place.unpack_from(raw)[0]) if len(raw) >= place.size else None
-            for name, place in _TCP_INFO.items()
-        }
-    )
+    places = _TCP_INFO.items()
+    return TcpCounts(**{name: place.unpack_from(raw)[0] if len(raw) >= place.size else None for name, place in places})

@@ -84,23 +84,10 @@ class Ended:
     status: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Port:
-    """The port of the torch store that rank 0 serves."""
-
-    port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrived:
-    """A rank has come to a point where ranks wait for each other."""
-
-
 class Ranks:
     """This rank's link to the other ranks, if any. Every call raises ``StoreError`` if a rank does not answer."""
 
     def __init__(self, launch: Launch, conversation: Conversation, limit_s: float) -> None:
-        """Set who this rank is, and how long it waits for another rank."""
         self.rank, self.world_size = launch.rank, launch.world_size
         self.conversation = conversation
         self._launch, self._limit_s = launch, limit_s
@@ -122,8 +109,8 @@ class Ranks:
 
     def wait_for_all(self, name: str) -> None:
         """Return once every rank has called this with the same name, which is used once."""
-        everyone = self.gather(name, _Arrived())
-        self.agree(_Arrived, f"{name}/all", _Arrived() if everyone else None)
+        everyone = self.gather(name, self.rank)
+        self.agree(int, f"{name}/all", len(everyone) if everyone else None)
 
     def end(
         self, decide: Callable[[], int], limit_s: float = REPORT_LIMIT_S, others: Callable[[], int] | None = None
@@ -168,13 +155,13 @@ class Ranks:
             store = PrefixStore(f"ddpdoctor/{launch.run}/group/{self.conversation.prefix}", store)
         elif self.rank == 0:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-            self.conversation.send("port", _Port(port=store.port))
+            self.conversation.send("port", store.port)
         else:
-            served = self.conversation.wait(_Port, "port", store_limit_s, "rank 0")
-            if served is None:
+            port = self.conversation.wait(int, "port", store_limit_s, "rank 0")
+            if port is None:
                 raise StoreError(f"rank 0 opened no store within {store_limit_s:g} s")
-            host = reach(launch.hosts, served.port, store_limit_s, _address)
-            store = TCPStore(host, served.port, is_master=False, wait_for_workers=False, timeout=limit)
+            host = reach(launch.hosts, port, store_limit_s, _address)
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         distributed.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timedelta(seconds=timeout_s),
             device_id=gpu,
@@ -235,12 +222,8 @@ class StartDecision:
 def propose(launch: Launch, env: Mapping[str, str], settings: BenchSettings | TrialSettings) -> Proposal:
     """Return this rank's proposal. Imports torch."""
     member = read_member(launch, env)
-    return Proposal(
-        member=member,
-        asked=describe_settings(settings) | describe_versions(member),
-        backend=settings.backend or AUTO,
-        gpu=read_gpu(launch.local_rank or 0, env),
-    )
+    asked, gpu = describe_asked(settings, member), read_gpu(launch.local_rank or 0, env)
+    return Proposal(member=member, asked=asked, backend=settings.backend or AUTO, gpu=gpu)
 
 
 def run_agreed(
@@ -335,13 +318,11 @@ def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> No
 
     ``said`` has rank, problem ("" for none) and advice of each rank that came.
     """
-    wrong = [one for one in said if one[1]]
-    if not wrong:
-        return
-    _, first, advice = wrong[0]
-    alike = [rank for rank, problem, _ in wrong if problem == first]
-    everywhere = len(alike) == len(said) or (alike == [0] and len(said) < world_size)
-    raise UserError(first if everywhere else f"{rank_list(alike)}: {first}", help=advice)
+    for _, first, advice in said:
+        if first:
+            alike = [rank for rank, problem, _ in said if problem == first]
+            everywhere = len(alike) == len(said) or (alike == [0] and len(said) < world_size)
+            raise UserError(first if everywhere else f"{rank_list(alike)}: {first}", help=advice)
 
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
@@ -360,15 +341,10 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
     return found
 
 
-def describe_settings(settings: BenchSettings | TrialSettings) -> dict[str, str]:
-    """Return each setting in words, by its option: "64 MiB", "float32,bfloat16", "no", "30 s", "not set"."""
-    names = [one.name for one in fields(settings)]
-    return {NAMES.get(name, f"--{name.replace('_', '-')}"): _describe(name, getattr(settings, name)) for name in names}
-
-
-def describe_versions(member: Member) -> dict[str, str]:
-    """Return the versions that must be the same on all ranks."""
-    return {
+def describe_asked(settings: BenchSettings | TrialSettings, member: Member) -> dict[str, str]:
+    """Return what must be the same on all ranks: each setting by its option ("64 MiB", "30 s"), and versions."""
+    options = {one.name: NAMES.get(one.name, f"--{one.name.replace('_', '-')}") for one in fields(settings)}
+    return {option: _describe(name, getattr(settings, name)) for name, option in options.items()} | {
         "the version of ddpdoctor": member.version,
         "the version of torch": member.torch.partition("+")[0],
         "the version of NCCL": ".".join((member.nccl or "none").split(".")[:2]),
@@ -424,12 +400,9 @@ def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
             return None
         properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
         return RankGpu(
-            index=index,
-            name=str(properties.name),
-            uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
-            nccl_host=nccl_host(env, host),
-            may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
-        )
+            index=index, name=str(properties.name), uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
+            nccl_host=nccl_host(env, host), may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
+        )  # fmt: skip
 
 
 @contextmanager
@@ -459,12 +432,9 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
         )
     # The ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable.
     known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
-    if all(gpu.may_share for gpu in known.values()):
-        sharing = []
-    else:
-        users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
-        sharing = [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
-    if sharing:
+    users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
+    sharing = [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
+    if sharing and not all(gpu.may_share for gpu in known.values()):
         raise UserError(
             f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
             help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To run NCCL on a "
@@ -488,14 +458,10 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
     import torch
 
     listed, _ = select_variables(env)
+    bearing = [name for name in listed if getattr(find_variable(name), "component", "") in BEARING]
     with _asking_cuda() as possible:
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
     return replace(
-        name_member(launch),
-        torch=str(torch.__version__),
-        nccl=nccl,
-        driver=read_text(DRIVER_VERSION).strip() or None,
-        variables={
-            name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING
-        },
-    )
+        name_member(launch), torch=str(torch.__version__), nccl=nccl,
+        driver=read_text(DRIVER_VERSION).strip() or None, variables={name: listed[name] for name in bearing},
+    )  # fmt: skip

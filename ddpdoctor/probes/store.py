@@ -27,7 +27,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, contact_of, describe, look_up
@@ -71,7 +71,6 @@ class StoreWatch:
     """A context manager that probes the store from a thread, every ``EVERY_S`` seconds."""
 
     def __init__(self, host: str, port: int, torch: TorchProcess) -> None:
-        """``host`` and ``port`` are where the store should be."""
         self.attempts: tuple[Connecting, ...] = ()
         """The attempts of the most telling probe."""
         self._host, self._port, self._torch = host, port, torch
@@ -149,22 +148,18 @@ def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connectin
 
 def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connecting]:
     """Join the addresses that answered until one is a torch store. Mark the others as ``NO_STORE``."""
-    judged: list[Connecting] = []
-    joined = False
-    for one in attempts:
-        if one.contact is not Contact.CONNECTED or joined:
-            judged.append(one)
+    judged = list(attempts)
+    for place, one in enumerate(judged):
+        if one.contact is not Contact.CONNECTED:
             continue
         began = time.monotonic()
         try:
             torch.join(one.address or one.host, one.port, JOIN_LIMIT_S)
+            break
         except NoTorch:
-            judged.append(one)
+            continue
         except TorchError as error:
-            judged.append(_seen(one.host, one.address, one.port, Contact.NO_STORE, str(error), began))
-        else:
-            joined = True
-            judged.append(one)
+            judged[place] = _seen(one.host, one.address, one.port, Contact.NO_STORE, str(error), began)
     return judged
 
 
@@ -284,7 +279,15 @@ def fork_trial() -> StartProcess:
         line = orders.readline()
     if line:
         with os.fdopen(here[1], "w", buffering=1) as out:
-            _report_start(json.loads(line), out)
+            job, stage = json.loads(line), ""
+            try:
+                for stage in _stages(job):  # each is written before it begins
+                    out.write(json.dumps({"stage": stage}) + "\n")
+            except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
+                end = {"stage": stage, "error": first_line(error)}
+            else:
+                end = {"stage": stage, "done": True}
+            out.write(json.dumps(end) + "\n")
     os._exit(0)
 
 
@@ -314,34 +317,16 @@ class StartProcess:
             text += part
         stages = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
         last = stages[-1] if stages else {"stage": "store"}
-        error = "" if last.get("done") else last.get("error") or self._end(limit_s, hung_up=hung_up)
-        return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
-
-    def _end(self, limit_s: float, *, hung_up: bool) -> str:
-        """Return how the process ended. Kill it if it has not hung up; if it has, it is about to end."""
-        if hung_up:
+        error = "" if last.get("done") else last.get("error") or None
+        if error is None and hung_up:  # it is about to end
             code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            return f"the process {how}"
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        return f"it did not end within {limit_s:g} s"
-
-
-def _report_start(job: dict[str, Any], out: TextIO) -> None:
-    """Make the start, and write each stage before it begins, and then how it ended."""
-    stage = ""
-
-    def say(**what: Any) -> None:
-        out.write(json.dumps(what) + "\n")
-
-    try:
-        for stage in _stages(job):
-            say(stage=stage)
-    except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
-        say(stage=stage, error=first_line(error))
-    else:
-        say(stage=stage, done=True)
+            error = f"the process {how}"
+        elif error is None:
+            error = f"it did not end within {limit_s:g} s"
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
 
 
 def _stages(job: dict[str, Any]) -> Iterator[str]:

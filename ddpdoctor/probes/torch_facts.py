@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import permutations
 from typing import Any
 
 MARK = "ddpdoctor-torch-facts:"  # starts each line of facts, because a wheel or a site hook may print its own lines
@@ -22,7 +23,8 @@ def main() -> None:
 
         build = _build(torch)
     except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is the fact
-        _say(out, {"import_error": _last_line(error), "path": _where_torch_is()})
+        last = "".join(f": {line}" for line in _lines(error)[-1:])
+        _say(out, {"import_error": f"{type(error).__name__}{last}", "path": _where_torch_is()})
         os._exit(0)
     _say(out, build)
     _say(out, _cuda(torch))
@@ -36,9 +38,8 @@ def _say(out: Any, facts: dict[str, Any]) -> None:
     out.flush()
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
 def _where_torch_is() -> str | None:
@@ -122,13 +123,10 @@ def _cuda(torch: Any) -> dict[str, Any]:
         devices = [_device(torch, index) for index in range(count)]
         peers = [
             {"source": source, "target": target, "possible": bool(torch.cuda.can_device_access_peer(source, target))}
-            for source in range(count)
-            for target in range(count)
-            if source != target
+            for source, target in permutations(range(count), 2)
         ]
     except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        found = {"cuda_error": lines[0] if lines else type(error).__name__}
+        found = {"cuda_error": next(iter(_lines(error)), type(error).__name__)}
     else:
         found = {"cuda_available": count > 0, "device_count": count, "devices": devices, "peers": peers}
     return {**found, "cuda_library": next(iter(_mapped("libcuda")), None)}

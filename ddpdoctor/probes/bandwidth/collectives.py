@@ -321,21 +321,13 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
     rows = group.gather([(ended - began) / 1e3, *own])
     wrong = [
         Wrong(
-            rank=rank,
-            host=hosts[rank],
-            collective=case.collective,
-            dtype=case.dtype,
-            redop=case.redop,
-            in_place=case.in_place,
-            size_bytes=case.size_bytes,
-            index=int(index),
-            expected=expected,
-            found=found,
+            rank=rank, host=hosts[rank], collective=case.collective, dtype=case.dtype, redop=case.redop,
+            in_place=case.in_place, size_bytes=case.size_bytes, index=int(index), expected=expected, found=found,
             count=int(count),
         )
         for rank, (_, count, index, expected, found) in zip(group.ranks, rows, strict=True)
         if count
-    ]
+    ]  # fmt: skip
     return tuple(wrong), max(row[0] for row in rows)
 
 
@@ -365,8 +357,7 @@ def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int
     """
     collective, share, own = case.collective, case.count // group.size, group.index
     if collective is Collective.REDUCE and own != ROOT:
-        # The contents of the other ranks' buffers are undefined.
-        return []
+        return []  # the contents of the other ranks' buffers are undefined
     if collective in {Collective.ALL_REDUCE, Collective.REDUCE}:
         return [(0, case.count, reduced(case, group), 0)]
     if collective is Collective.REDUCE_SCATTER:
@@ -374,11 +365,8 @@ def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int
     if collective in {Collective.BROADCAST, Collective.SEND_RECV}:
         source = ROOT if collective is Collective.BROADCAST else (own - 1) % group.size
         return [(0, case.count, put_in(case, group, source), 0)]
-    gathers = collective is Collective.ALL_GATHER
-    return [
-        (rank * share, share, put_in(case, group, rank), (rank if gathers else own) * share)
-        for rank in range(group.size)
-    ]  # fmt: skip
+    indexes = [(rank if collective is Collective.ALL_GATHER else own) * share for rank in range(group.size)]
+    return [(rank * share, share, put_in(case, group, rank), index) for rank, index in enumerate(indexes)]
 
 
 def _compare(

@@ -20,7 +20,6 @@ from ddpdoctor.probes.bandwidth.timing import Effort, coefficient_of_variation, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import BenchSettings
     from ddpdoctor.probes.bandwidth.timing import ResultLog
 
     Progress = Callable[[str, float, float | None], None]
@@ -47,6 +46,9 @@ PLATEAU_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
 LEAST_BYTES = 2**20  # our choice: below this, the time is mostly latency and says little about bandwidth
 CALLS = 5  # our choice: how many calls of the large size a slot should have time for
 End = TypeVar("End")
+# One measurement of one unit: latency in us of calls of SMALL_BYTES, bus bandwidth in GB/s of calls of the large size,
+# and how many us later than the others each of its ranks came to the barriers of the small calls.
+UnitVisit = tuple[float, float, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,6 @@ class Unit:
     name: str
     ranks: tuple[int, ...]
     hosts: tuple[str, ...] = ()  # the one or two hosts whose ranks they are, if whole hosts are measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitVisit:
-    """One measurement of one unit."""
-
-    latency_us: float  # for calls of SMALL_BYTES
-    busbw_gb_s: float  # for calls of the large size
-    # For each of its ranks, how much later than the others it came to the barriers of the small calls.
-    late_us: tuple[float, ...]
 
 
 def visit_units(
@@ -100,24 +92,19 @@ def visit_units(
             for group in groups.of(slot):
                 small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
                 large = measure(group, _case(size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
-                waits_us = small.waits_us
-                index = group.index
-                own_late: list[float] = []
-                for call in zip(*waits_us, strict=True):
-                    others = [wait for place, wait in enumerate(call) if place != index]
-                    own_late.append(statistics.median(others) - call[index])
-                mine = [
-                    small.measurement.p50_us,
-                    large.measurement.busbw_gb_s or 0.0,
-                    float(statistics.median(own_late)),
+                own = group.index
+                late = [
+                    statistics.median([*call[:own], *call[own + 1 :]]) - call[own]
+                    for call in zip(*small.waits_us, strict=True)
                 ]
+                busbw_gb_s = large.measurement.busbw_gb_s or 0.0
+                mine = [small.measurement.p50_us, busbw_gb_s, float(statistics.median(late))]
             groups.close(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
             for unit in slot:
                 _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
-                late = tuple(rows[rank][-1] for rank in unit.ranks)
-                yield unit, UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=late)
+                yield unit, (latency_us, busbw_gb_s, tuple(rows[rank][-1] for rank in unit.ranks))
             if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * budget_s:
                 slots = slots[:number]
                 break
@@ -185,9 +172,7 @@ class _Groups:
                 dist.destroy_process_group(handle)
 
 
-def run_pairs(
-    world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-) -> None:
+def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     """Measure every pair of ranks separately, into ``log.pairs``."""
     if world.size < 2:
         log.note("--pairs: one rank has no pairs")
@@ -196,9 +181,9 @@ def run_pairs(
         tuple(Unit(name=f"ranks {first} and {second}", ranks=(first, second)) for first, second in pairs)
         for pairs in circle_rounds(world.ranks)
     )
-    pairs: dict[Unit, Pair] = {}
-    for unit, visits, shared in _visit_all("pairs", rounds, world, settings, log, progress):
-        late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
+    hosts, pairs = log.hosts, dict[Unit, Pair]()
+    for unit, visits, shared in _visit_all("pairs", rounds, world, log, progress):
+        late_us = [statistics.median(late) for late in zip(*(late for _, _, late in visits), strict=True)]
         first, second = unit.ranks
         pairs[unit] = Pair(
             ranks=(first, second), hosts=(hosts[first], hosts[second]), late_us=(late_us[0], late_us[1]), **shared
@@ -206,22 +191,20 @@ def run_pairs(
         log.pairs = list(pairs.values())
 
 
-def run_nodes(
-    world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-) -> None:
+def run_nodes(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
 
     All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
     network card for each GPU. A host with one rank has nothing to measure alone.
     """
-    members = grouped((host, rank) for rank, host in enumerate(hosts))
+    members = grouped((host, rank) for rank, host in enumerate(log.hosts))
     if len(members) < 2:
         log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
         return
     rounds = [tuple(_node(members, host) for host in members if len(members[host]) > 1)]
     rounds += [tuple(_node(members, *pair) for pair in pairs) for pairs in circle_rounds(tuple(members))]
     nodes: dict[Unit, NodeResult] = {}
-    for unit, _, shared in _visit_all("nodes", rounds, world, settings, log, progress):
+    for unit, _, shared in _visit_all("nodes", rounds, world, log, progress):
         host, *peers = unit.hosts
         nodes[unit] = NodeResult(host=host, peer=peers[0] if peers else None, ranks=unit.ranks, **shared)
         log.nodes = list(nodes.values())
@@ -233,28 +216,20 @@ def _node(members: dict[str, list[int]], *hosts: str) -> Unit:
 
 
 def _visit_all(
-    phase: str,
-    rounds: Sequence[tuple[Unit, ...]],
-    world: RankGroup,
-    settings: BenchSettings,
-    log: ResultLog,
-    progress: Progress,
+    phase: str, rounds: Sequence[tuple[Unit, ...]], world: RankGroup, log: ResultLog, progress: Progress
 ) -> Iterator[tuple[Unit, list[UnitVisit], dict[str, Any]]]:
     """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share.
 
     At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
     cores, memory and network cards and can slow each other.
     """
-    single = tuple((unit,) for unit in chain.from_iterable(rounds))
+    settings, single = log.settings, tuple((unit,) for unit in chain.from_iterable(rounds))
     fits = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
     slots = single if fits else tuple(filter(None, rounds))
     # The largest size whose calls should fit into a slot, judged by the whole group's times
     slot_s = slot_seconds(settings.budget_s, VISITS * len(slots))
-    times = [
-        (result.size_bytes, result.p50_us)
-        for result in log.results
-        if result.collective is Collective.ALL_REDUCE and result.mode is Mode.LATENCY
-    ]
+    wanted = (Collective.ALL_REDUCE, Mode.LATENCY)
+    times = [(one.size_bytes, one.p50_us) for one in log.results if (one.collective, one.mode) == wanted]
     size = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
     if times:
         known_bytes, known_us = max(times)
@@ -266,16 +241,12 @@ def _visit_all(
     for unit, visit in visit_units(world, phase, slots, size, settings.budget_s, progress):
         visits = seen.setdefault(unit, [])
         visits.append(visit)
-        latencies_us = tuple(visit.latency_us for visit in visits)
-        busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
+        latencies_us, busbws_gb_s, _ = zip(*visits, strict=True)
         shared = {
-            "latency_us": statistics.median(latencies_us),
-            "busbw_gb_s": statistics.median(busbws_gb_s),
+            "latency_us": statistics.median(latencies_us), "latencies_us": latencies_us, "alone": alone,
+            "busbw_gb_s": statistics.median(busbws_gb_s), "busbws_gb_s": busbws_gb_s,
             "cv": coefficient_of_variation(busbws_gb_s),
-            "latencies_us": latencies_us,
-            "busbws_gb_s": busbws_gb_s,
-            "alone": alone,
-        }
+        }  # fmt: skip
         yield unit, visits, shared
     left = "" if len(seen) == len(single) else f", for more of which a budget of {settings.budget_s:g} s has no time,"
     is_pairs = phase == "pairs"

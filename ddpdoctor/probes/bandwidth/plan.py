@@ -20,16 +20,9 @@ if TYPE_CHECKING:
 
 # Bytes per element, by torch's name. Gloo and NCCL can both send and reduce these, in torch 2.6 and 2.13. They cannot
 # do so for int16, float8 and wider unsigned types. Sums of bool and of complex numbers are a different operation.
-DTYPES: dict[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int8": 1,
-    "uint8": 1,
-}
+DTYPES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1,
+}  # fmt: skip
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 EXACT_REDOPS = ("sum", "prod", "min", "max")
 REDOPS = (*EXACT_REDOPS, "avg")
@@ -78,17 +71,14 @@ def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
     wanted = product(sizes, settings.collectives, settings.dtypes, settings.modes)
     cases = (
         Case(
-            collective=collective,
-            dtype=dtype,
-            redop=settings.redop if collective.reduces else None,
-            mode=mode,
+            collective=collective, dtype=dtype, redop=settings.redop if collective.reduces else None, mode=mode,
             in_place=is_in_place(collective, asked=settings.in_place),
             size_bytes=(rounded := round_size(collective, size, DTYPES[dtype], world_size)),
             count=rounded // DTYPES[dtype],
         )
         for size, collective, dtype, mode in wanted
         if _has_partner(collective, world_size)
-    )
+    )  # fmt: skip
     return tuple(dict.fromkeys(cases))
 
 
@@ -137,11 +127,10 @@ def check_possible(settings: BenchSettings) -> None:
     """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
     if not any(collective.reduces for collective in settings.collectives):
         return
+    backend, redop = settings.backend, settings.redop
     for dtype in settings.dtypes:
-        if not reducible(settings.backend, dtype, settings.redop):
-            raise UserError(
-                f"{settings.backend} cannot reduce {dtype} with {settings.redop}", help=possible(settings.backend)
-            )
+        if not reducible(backend, dtype, redop):
+            raise UserError(f"{backend} cannot reduce {dtype} with {redop}", help=possible(backend))
 
 
 def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:
@@ -160,7 +149,7 @@ def possible(backend: str, torch: str | None = None) -> str:
     text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
     if _averages(backend, torch):
         return f"{text}, and {_listed(FLOATS)} by avg."
-    return f"{text}; by avg from torch {GLOO_AVERAGES_SINCE[0]}.{GLOO_AVERAGES_SINCE[1]} on."
+    return f"{text}; by avg from torch {'.'.join(map(str, GLOO_AVERAGES_SINCE))} on."
 
 
 def _averages(backend: str, torch: str | None) -> bool:
@@ -273,8 +262,8 @@ def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeS
     Smaller sizes get the least number of calls first. The remaining time is divided equally.
     """
     fits = (one for one in MULTIPLES if sum(forecast.least_s(step, one) for step in steps) <= left_s)
-    multiple, fitting = next(fits, None), steps
-    if multiple is None:
+    multiple, fitting = next(fits, 0), steps
+    if not multiple:
         multiple = 1
         until = accumulate(forecast.least_s(step, 1) for step in steps)
         fitting = steps[: next((place for place, needed_s in enumerate(until) if needed_s > left_s), len(steps))]

@@ -6,8 +6,9 @@ import os
 import re
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,24 +18,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, describe_shared_gpus
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import format_size
-from ddpdoctor.probes.bandwidth.collectives import (
-    RankGroup,
-    Tracker,
-    check,
-    count_sets,
-    make_sets,
-    set_bytes,
-    working_bytes,
-)
-from ddpdoctor.probes.bandwidth.plan import (
-    Forecast,
-    Step,
-    check_possible,
-    is_in_place,
-    list_cases,
-    list_impossible,
-    share_out,
-)
+from ddpdoctor.probes.bandwidth import collectives, plan
 from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
@@ -105,7 +89,7 @@ def run_rank(job: BenchTask) -> int:
                 job.timeout_s,
                 job.show_error,
                 lambda backend, members: _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members)),
-                check=lambda backend: check_possible(replace(job.settings, backend=backend)),
+                check=lambda backend: plan.check_possible(replace(job.settings, backend=backend)),
             )
     except StoreError as error:
         if launch.rank != 0:
@@ -123,8 +107,8 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
 
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 
-    tracker, settings, nccl_logs = Tracker(), log.settings, NcclLogs(log.settings.backend)
-    member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
+    tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
+    member, everybody = log.members[job.launch.rank], tuple(range(len(log.members)))
     watched = Watched(
         rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
         hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: job.report(log.bench(stop)),
@@ -135,7 +119,6 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
             job.read_machines(ranks.conversation)
         except StoreError as error:
             log.note(f"the machines could not be read: {error}")
-        everybody = tuple(range(len(hosts)))
         if shared := describe_shared_gpus(log.members):
             log.note(shared)
         tracker.at("connect", allowance_s=job.timeout_s)
@@ -144,12 +127,12 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
             group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
             store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
             tracker.leave()
-            group = RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
-            run_sweep(group, settings, hosts, log, job.progress)
+            group = collectives.RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
+            run_sweep(group, log, job.progress)
             if settings.pairs:
-                run_pairs(group, settings, hosts, log, job.progress)
+                run_pairs(group, log, job.progress)
             if settings.by_node:
-                run_nodes(group, settings, hosts, log, job.progress)
+                run_nodes(group, log, job.progress)
             tracker.at("end")
             log.nccl_logs = nccl_logs.share(group, ranks.conversation)
         distributed.destroy_process_group()
@@ -157,48 +140,43 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     return ranks.end(lambda: job.report(log.bench()))
 
 
-def run_sweep(
-    group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-) -> None:
-    """Check and measure all cases within ``settings.budget_s``. Results go to ``log`` at once, on every rank.
+def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
+    """Check and measure all cases of ``log.settings`` within its budget. Results go to ``log`` at once, on every rank.
 
-    ``hosts`` is indexed by global rank, and the group is all ranks. Cases without enough time or memory are listed in
-    ``log.left_out``. torch's errors propagate.
+    The group is all ranks. What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
     """
-    log.left_out.extend(list_impossible(settings, group.size))
+    settings = log.settings
+    log.left_out.extend(plan.list_impossible(settings, group.size))
     # Note the collectives that --in-place does not apply to
-    other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
+    other = [one.value for one in settings.collectives if not plan.is_in_place(one, asked=True)]
     if settings.in_place and other:
         log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
-    sweep = _Sweep(group, settings, hosts, log, progress)
-    steps = list_steps(list_cases(settings, group.size))
+    sweep = _Sweep(group, log, progress)
+    steps = list_steps(plan.list_cases(settings, group.size))
     while steps:
         steps = sweep.take(steps)
 
 
-def list_steps(cases: Sequence[Case]) -> list[Step]:
+def list_steps(cases: Sequence[Case]) -> list[plan.Step]:
     """Group the modes of each collective, dtype and size into one step."""
     groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
-    return [Step(cases=tuple(members)) for _, members in groups]
+    return [plan.Step(cases=tuple(members)) for _, members in groups]
 
 
 class _Sweep:
-    def __init__(
-        self, group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
-    ) -> None:
-        self._group, self._settings, self._hosts = group, settings, hosts
-        self._log, self._progress = log, progress
-        self._forecast = Forecast(settings.backend, settings.iterations)
-        self._arrivals = BarrierWaits([hosts[rank] for rank in group.ranks])
+    def __init__(self, group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
+        self._group, self._log, self._settings, self._progress = group, log, log.settings, progress
+        self._forecast = plan.Forecast(log.settings.backend, log.settings.iterations)
+        self._arrivals = BarrierWaits([log.hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
         self._ends_s: float | None = None
         """When the sweep is expected to end."""
 
-    def take(self, steps: list[Step]) -> list[Step]:
+    def take(self, steps: list[plan.Step]) -> list[plan.Step]:
         """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
         first, group, log = steps[0], self._group, self._log
         elapsed_s = group.agree(time.monotonic() - self._began_s)
-        slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
+        slot = plan.share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
         # The room of the rank that has least. No buffers are held here.
         own_bytes = read_free_bytes(group.device) / count_takers(log.members[group.ranks[group.index]], log.members)
         free_bytes = [row[0] for row in group.gather([own_bytes])]
@@ -206,22 +184,17 @@ class _Sweep:
         needed = needed_bytes(first.cases[0], group, most)
         reason = find_lack(needed, int(free_bytes[least]), group.ranks[least])
         if slot is None or reason:
-            collective, dtype = curve = first.curve
+            (collective, dtype), sizes = first.curve, tuple(one.size_bytes for one in steps if one.curve == first.curve)
+            reason = reason or f"the budget of {self._settings.budget_s:g} s is too short"
             log.left_out.append(
-                LeftOut(
-                    collective=collective,
-                    dtype=dtype,
-                    mode=None,
-                    sizes_bytes=tuple(step.size_bytes for step in steps if step.curve == curve),
-                    reason=reason or f"the budget of {self._settings.budget_s:g} s is too short",
-                )
+                LeftOut(collective=collective, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason)
             )
-            return [step for step in steps if step.curve != curve]
+            return [step for step in steps if step.curve != first.curve]
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         began_s = time.monotonic()
         self._come_to("check", first, self._longest_s(first))
-        sets = make_sets(group, first.cases[0], most)
-        wrong, first_us = check(group, first.cases[0], sets[0], self._hosts)
+        sets = collectives.make_sets(group, first.cases[0], most)
+        wrong, first_us = collectives.check(group, first.cases[0], sets[0], log.hosts)
         log.wrong.extend(wrong)
         timed_s = 0.0
         for case in first.cases:
@@ -241,7 +214,7 @@ class _Sweep:
         log.arrivals = self._arrivals.summary()
         return steps[1:]
 
-    def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:
+    def _come_to(self, phase: str, step: plan.Step, allowance_s: float) -> None:
         self._group.tracker.at(phase, name_step(step), allowance_s=allowance_s)
         now_s = time.monotonic()
         elapsed_s = now_s - self._began_s
@@ -249,7 +222,7 @@ class _Sweep:
         whole_s = max(elapsed_s, self._settings.budget_s) if left_s is None else elapsed_s + left_s
         self._progress(name_step(step), elapsed_s / whole_s if whole_s else 0.0, left_s)
 
-    def _longest_s(self, step: Step) -> float:
+    def _longest_s(self, step: plan.Step) -> float:
         """Return how long a call may take before it looks like a hang."""
         if self._forecast.knows(step):
             return self._forecast.predict(step)
@@ -260,7 +233,7 @@ class _Sweep:
         return Effort(warmup=asked.warmup, iterations=asked.iterations, seconds=seconds, cold=asked.cold)
 
 
-def name_step(step: Step) -> str:
+def name_step(step: plan.Step) -> str:
     """Return "all_reduce float32 1 MiB"."""
     collective, dtype = step.curve
     return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
@@ -286,15 +259,18 @@ def count_takers(own: Member, members: Sequence[Member]) -> int:
     return sum(one.host == own.host for one in members)
 
 
-def needed_bytes(case: Case, group: RankGroup, most: int = 1) -> int:
+def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int:
     """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory.
 
     The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of reduce_scatter's
     input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
     """
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
-    sets = count_sets(group.device, case, group.size, most)
-    return sets * set_bytes(case, group.size) + copies * case.size_bytes + working_bytes(case, group)
+    sets, set_bytes = (
+        collectives.count_sets(group.device, case, group.size, most),
+        collectives.set_bytes(case, group.size),
+    )
+    return sets * set_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
 
 
 def read_free_bytes(device: torch.device) -> int:
@@ -318,18 +294,16 @@ class NcclLogs:
 
     def __init__(self, backend: str) -> None:
         """Create the folder. With another backend than NCCL, this object does nothing."""
-        self._folder = (
-            TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True) if backend == "nccl" else None
-        )
+        self._folder: TemporaryDirectory[str] | None = None
+        if backend == "nccl":
+            self._folder = TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:
-        """Make NCCL log to the folder."""
         if self._folder is not None:
             os.environ.update(nccl_log_environment(os.environ, self._folder.name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the folder."""
         self.close()
 
     def close(self) -> None:
@@ -337,7 +311,7 @@ class NcclLogs:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def share(self, group: RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
+    def share(self, group: collectives.RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
         """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
         if self._folder is None:
             return ()
@@ -368,11 +342,8 @@ def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
     """Return what NCCL has logged to the folder so far, or None if it has not logged its network."""
     texts = []
     for path in sorted(Path(folder).glob("nccl.*.log")):
-        try:
-            with path.open("rb") as file:
-                texts.append(file.read(MOST_LOG_BYTES).decode(errors="replace"))
-        except OSError:
-            continue
+        with suppress(OSError), path.open("rb") as file:
+            texts.append(file.read(MOST_LOG_BYTES).decode(errors="replace"))
     return parse_nccl_log("\n".join(texts), rank)
 
 
@@ -382,17 +353,14 @@ def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
     if not networks:
         return None
     # The ports of RDMA cards, or the interfaces of TCP. Other network plugins log neither.
-    interfaces: list[str] = []
     lines, each = (NCCL_SOCKETS, NCCL_INTERFACE) if networks[0] == "Socket" else (NCCL_CARDS, NCCL_CARD)
-    for line in lines.findall(text):
-        interfaces += each.findall(line)
+    interfaces = chain.from_iterable(each.findall(line) for line in lines.findall(text))
+    ways = Counter(match["near"] or match["net"] + (match["gdr"] or "") for match in NCCL_WAY.finditer(text))
     return NcclLog(
         rank=rank,
         network=networks[0],
         interfaces=tuple(dict.fromkeys(interfaces)),
-        transports=dict(
-            Counter(match["near"] or match["net"] + (match["gdr"] or "") for match in NCCL_WAY.finditer(text))
-        ),
+        transports=dict(ways),
         # None if NCCL did not look for NVLink SHARP, as with two GPUs. One communicator with its channels is enough,
         # because a communicator of two ranks never has them.
         nvls=any(map(int, NVLS_CHANNELS.findall(text))) if MULTICAST.search(text) else None,

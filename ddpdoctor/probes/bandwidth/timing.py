@@ -66,6 +66,11 @@ class ResultLog:
     notes: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def hosts(self) -> list[str]:
+        """Each rank's host, in rank order."""
+        return [one.host for one in self.members]
+
     def note(self, text: str) -> None:
         """Add a note for the reader about how it was measured. Equal notes are added once."""
         with self._lock:
@@ -240,11 +245,7 @@ class Spans:
     waits_us: tuple[float, ...]
 
     def __add__(self, more: Spans) -> Spans:
-        return Spans(
-            times_us=self.times_us + more.times_us,
-            host_us=self.host_us + more.host_us,
-            waits_us=self.waits_us + more.waits_us,
-        )
+        return Spans(**{one.name: getattr(self, one.name) + getattr(more, one.name) for one in fields(Spans)})
 
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
@@ -337,15 +338,11 @@ class BarrierWaits:
         middle, high = (late_us.kthvalue(math.ceil(share * len(late_us)), dim=0).values for share in (0.5, 0.95))
         return tuple(
             Arrival(
-                rank=rank,
-                host=host,
-                late_us=float(middle[rank]),
-                late_p95_us=float(high[rank]),
-                share=float((last == rank).double().mean()),
-                calls=len(late_us),
+                rank=rank, host=host, late_us=float(middle[rank]), late_p95_us=float(high[rank]),
+                share=float((last == rank).double().mean()), calls=len(late_us),
             )
             for rank, host in enumerate(self._hosts)
-        )
+        )  # fmt: skip
 
 
 def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:

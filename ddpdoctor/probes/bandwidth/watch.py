@@ -35,7 +35,7 @@ from ddpdoctor.probes.loading import Lifeline
 from ddpdoctor.probes.ranks import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -111,7 +111,6 @@ class Watcher:
     """
 
     def __init__(self, watched: Watched) -> None:
-        """``watched`` describes this rank."""
         self._watched = watched
         self._conversation = watched.conversation
         self._local_ranks = LocalRanks(read_home())
@@ -119,7 +118,6 @@ class Watcher:
         beside = {member.rank for member in watched.members if member.host == own_host}
         self._unknown = beside - {watched.rank}
         self._meet_until_s = time.monotonic() + MEET_LIMIT_S
-        self._signals = CaughtSignals()
         self._lock = threading.Lock()
         self._leaving = self._stopping = False
         self._failure: BaseException | None = None
@@ -129,9 +127,9 @@ class Watcher:
         self._lifeline = Lifeline(_NO_PYTHON.format(rank=watched.rank))
         self._put_off_at_s = -math.inf
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
+        self._signals = CaughtSignals()
 
     def __enter__(self) -> Self:
-        self._signals.catch()
         self._put_off()
         # Not in the thread: even a rank that dies at once must have said which process it is.
         home = read_home()
@@ -157,7 +155,7 @@ class Watcher:
         with contextlib.suppress(StoreError):
             # So that the others do not take this rank for dead
             self._conversation.send(f"ended/{self._watched.rank}", replace(self._position(), phase="end"))
-        self._signals.give_back()
+        self._signals.close()
         self._lifeline.release()
         self._local_ranks.close()
 
@@ -185,20 +183,21 @@ class Watcher:
             self._lifeline.put_off(self._watched.hang_timeout_s + self._watched.gil_limit_s)
 
     def _check(self, caught: list[signal.Signals]) -> Alarm | None:
+        """Return why the bench must end, which the other ranks then know too, or None."""
         if self._failure is not None:
-            return self._raise(Ending.FAILED)
+            return self._alarm(Ending.FAILED)
         if signal.SIGTERM in caught:
             # Find out whether a launcher sent SIGTERM because a rank failed, or somebody wants the bench to end
             deadline = time.monotonic() + SIGTERM_LIMIT_S
             while time.monotonic() < deadline:
                 if self._failure is not None or self._somebody_died(where_unknown=True):
-                    return self._raise(Ending.FAILED)
+                    return self._alarm(Ending.FAILED)
                 if self._try(self._conversation.news, NO_NEWS).alarm:
-                    return self._hear_alarm()
+                    return self._alarm(Ending.FAILED, heard=True)
                 self._signals.wait(SOON_S)
-            return self._raise(Ending.INTERRUPTED, signal.SIGTERM)
+            return self._alarm(Ending.INTERRUPTED, signal.SIGTERM)
         if caught:
-            return self._raise(Ending.INTERRUPTED, caught[0])
+            return self._alarm(Ending.INTERRUPTED, caught[0])
         for rank in sorted(self._unknown):
             home = self._try(partial(self._conversation.get, Home, f"home/{rank}", f"rank {rank}"), None)
             if home is None:
@@ -209,11 +208,11 @@ class Watcher:
                 self._signals.selector.register(descriptor, selectors.EVENT_READ)
         news = self._try(self._conversation.news, NO_NEWS)
         if news.alarm:
-            return self._hear_alarm()
+            return self._alarm(Ending.FAILED, heard=True)
         self._answer(news.questions)
         if self._somebody_died():
-            return self._raise(Ending.FAILED)
-        return self._raise(Ending.HUNG) if self._all_stand_still() else None
+            return self._alarm(Ending.FAILED)
+        return self._alarm(Ending.HUNG) if self._all_stand_still() else None
 
     def _somebody_died(self, *, where_unknown: bool = False) -> bool:
         """Return whether a rank's process on this host is gone without having said that it ended well.
@@ -222,10 +221,9 @@ class Watcher:
         and ended well.
         """
         for rank in self._local_ranks.gone() - self._ended:
-            try:
+            left_word = not where_unknown
+            with contextlib.suppress(StoreError):
                 left_word = end_of(self._conversation, rank) is not None
-            except StoreError:
-                left_word = not where_unknown
             if not left_word:
                 return True
             self._ended.add(rank)
@@ -257,7 +255,6 @@ class Watcher:
         return not moving and self._still_s() >= self._watched.hang_timeout_s
 
     def _answer(self, questions: int) -> None:
-        """Answer the questions since the last call."""
         moving = self._still_s() < self._watched.hang_timeout_s * STILL_SHARE
         for question in range(self._answered + 1, questions + 1):
             self._try(partial(self._conversation.add, f"{'moving' if moving else 'still'}/{question}", 1), 0)
@@ -270,21 +267,16 @@ class Watcher:
         tracker = self._watched.tracker
         return time.monotonic() - tracker.moved_s - tracker.allowance_s
 
-    def _hear_alarm(self) -> Alarm:
-        # If the alarm's reason did not arrive, assume a failure.
-        return self._try(partial(self._conversation.alarm, Alarm), self._alarm(Ending.FAILED))
-
-    def _raise(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
-        alarm = self._alarm(ending, number)
-        return self._try(lambda: self._conversation.raise_alarm(alarm), alarm)
-
-    def _alarm(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
+    def _alarm(self, ending: Ending, number: signal.Signals | None = None, *, heard: bool = False) -> Alarm:
+        """Raise an alarm, or return the one that was ``heard``. Without a store, this rank's own counts."""
         name = None if number is None else number.name
-        return Alarm(ending=ending, rank=self._watched.rank, phase=self._watched.tracker.phase, signal=name)
+        own = Alarm(ending=ending, rank=self._watched.rank, phase=self._watched.tracker.phase, signal=name)
+        if heard:
+            return self._try(partial(self._conversation.alarm, Alarm), own)
+        return self._try(partial(self._conversation.raise_alarm, own), own)
 
     def _position(self) -> Position:
-        states = self._local_ranks.states()
-        return take_position(self._watched.rank, self._watched.tracker, self._failure, states, self._local_ranks.ends)
+        return take_position(self._watched.rank, self._watched.tracker, self._failure, self._local_ranks)
 
     def _stop(self, alarm: Alarm) -> NoReturn:
         watched = self._watched
@@ -305,9 +297,7 @@ class Watcher:
             return otherwise
 
 
-def take_position(
-    rank: int, tracker: Tracker, error: BaseException | None, states: Mapping[int, str], ends: Mapping[int, str]
-) -> Position:
+def take_position(rank: int, tracker: Tracker, error: BaseException | None, local_ranks: LocalRanks) -> Position:
     """Return where the main thread is now, and the states of the other processes on this host.
 
     With the error that ended the main thread, its stack is that of the error, from where it was caught.
@@ -321,9 +311,7 @@ def take_position(
         rank=rank, phase=tracker.phase, what=tracker.what, group=tracker.group, calls=tracker.calls, op=tracker.op,
         inside=tracker.inside, stale_s=max(0.0, time.monotonic() - tracker.moved_s),
         stack=tuple(f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}" for frame, line in frames),
-        error=None if error is None else typed_line(error),
-        states={str(other): state for other, state in states.items()},
-        ends={str(other): end for other, end in ends.items()},
+        error=None if error is None else typed_line(error), **local_ranks.seen(),
     )  # fmt: skip
 
 
@@ -355,7 +343,7 @@ def stop_together(watched: Watched, local_ranks: LocalRanks, alarm: Alarm, posit
             word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
         return _default_status(alarm) if word is None else word.status
     others = _gather(watched, local_ranks)
-    status = _report(watched, alarm, (_look_again(local_ranks, position), *others))
+    status = _report(watched, alarm, [replace(position, **local_ranks.seen()), *others])
     with contextlib.suppress(StoreError):  # the report is written
         conversation.say_goodbye(Ended(status=int(status)), lambda: len(others), HEAR_LIMIT_S)
     return status
@@ -378,16 +366,7 @@ def stop_alone(watched: Watched, local_ranks: LocalRanks, alarm: Alarm, position
             time.sleep(GONE_EVERY_S)
         if rank not in local_ranks.ends or _has_exited(local_ranks, rank):
             return _default_status(alarm)
-    return _report(watched, alarm, (_look_again(local_ranks, position),))
-
-
-def _look_again(local_ranks: LocalRanks, position: Position) -> Position:
-    """Return this rank's position with the present states of the processes on this host.
-
-    A killed process closes its connections before it shows as gone, and a call may fail in between.
-    """
-    states = {str(rank): state for rank, state in local_ranks.states().items()}
-    return replace(position, states=states, ends={str(rank): end for rank, end in local_ranks.ends.items()})
+    return _report(watched, alarm, [replace(position, **local_ranks.seen())])
 
 
 def _has_exited(local_ranks: LocalRanks, rank: int) -> bool:
@@ -511,6 +490,15 @@ class LocalRanks:
                 self.ends[rank] = describe_end(seen.exit_status or 0)
         return states
 
+    def seen(self) -> dict[str, Any]:
+        """Return what a ``Position`` says of the processes on this host.
+
+        It is read again for a report: a killed process closes its connections before it shows as gone, and a call may
+        fail in between.
+        """
+        states = {str(rank): state for rank, state in self.states().items()}
+        return {"states": states, "ends": {str(rank): end for rank, end in self.ends.items()}}
+
     def gone(self) -> frozenset[int]:
         """Return the ranks whose processes have ended."""
         return frozenset(rank for rank, state in self.states().items() if state in GONE)
@@ -527,30 +515,26 @@ class LocalRanks:
 
 
 class CaughtSignals:
-    """For the main thread: from ``catch`` on, signals that would end the process wake another thread instead.
+    """For the main thread: until ``close``, signals that would end the process wake another thread instead.
 
     A signal that is ignored stays ignored, such as SIGINT in a shell's background jobs.
     """
 
     def __init__(self) -> None:
         self._former: dict[signal.Signals, Any] = {}
-        self._former_fd = -1
         self._reader, self._writer = socket.socketpair()
         self._reader.settimeout(0)
         self._writer.settimeout(0)
         self.selector = selectors.DefaultSelector()
         """What ``wait`` waits for: a descriptor that becomes readable ends it once."""
         self.selector.register(self._reader, selectors.EVENT_READ)
-
-    def catch(self) -> None:
-        """Begin."""
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in CAUGHT:  # Python itself writes the number to the wakeup descriptor
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._former[number] = signal.signal(number, lambda *_: None)
 
-    def give_back(self) -> None:
-        """End, and restore the former handlers."""
+    def close(self) -> None:
+        """Restore the former handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)

@@ -10,6 +10,7 @@ import json
 import zlib
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import (
@@ -55,10 +56,8 @@ def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
         if all(one.synced is not None for one in records)
     ]
     values = tuple((records[0].step, tuple(one.values for one in records)) for records in steps)
-    found = [_stream(StreamClock.STEP, 1, after, values)]
-    if synced:
-        found.append(_stream(StreamClock.SYNC, 0, synced, values))
-    return tuple(found)
+    found = _stream(StreamClock.STEP, 1, after, values)
+    return (found, _stream(StreamClock.SYNC, 0, synced, values)) if synced else (found,)
 
 
 def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[TensorSplit, ...]]:
@@ -89,24 +88,13 @@ def _stream(
                 )  # fmt: skip
             elif not splits and any(one.what is what for one in first):
                 last_equal[what] = number
+    seen_kinds = {one.what for _, tensors in records for seen in tensors.values() for one in seen}
     return Stream(
-        clock=clock,
-        group=GROUP,
-        model=1,
-        optimizer=optimizer,
-        ranks=ranks,
-        compared=len(records),
-        last_number=records[-1][0] if records else None,
-        kinds=tuple(
-            what
-            for what in What
-            if any(one.what is what for _, tensors in records for seen in tensors.values() for one in seen)
-        ),
-        differences=tuple(found.values()),
-        values=values,
-        unchanged=_unchanged([seen for _, seen in records]),
+        clock=clock, group=GROUP, model=1, optimizer=optimizer, ranks=ranks, compared=len(records),
+        last_number=records[-1][0] if records else None, kinds=tuple(what for what in What if what in seen_kinds),
+        differences=tuple(found.values()), values=values, unchanged=_unchanged([seen for _, seen in records]),
         same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
-    )
+    )  # fmt: skip
 
 
 def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
@@ -126,16 +114,12 @@ def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
 
 def _unchanged(records: Sequence[Mapping[int, Sequence[TensorDigest]]]) -> int:
     """Return how many of the last steps in a row left every parameter unchanged."""
-    count = 0
     kept = [
         {rank: tuple(one for one in seen if one.what is What.PARAMETER) for rank, seen in tensors.items()}
-        for tensors in records
+        for tensors in reversed(records)
     ]
-    for former, latter in zip(reversed(kept[:-1]), reversed(kept[1:]), strict=True):
-        if former != latter or not any(latter.values()):
-            break
-        count += 1
-    return count
+    equal = (former == latter and any(latter.values()) for latter, former in pairwise(kept))
+    return sum(takewhile(bool, equal))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,16 +260,6 @@ def batch_digest(batch: Any) -> str:
     return hashlib.sha256(repr(digest_rows(rows)).encode()).hexdigest()[:32]
 
 
-def random_digest(device: Any) -> str:
-    """Return a digest of torch's random state on this rank."""
-    import torch
-
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return hashlib.sha256(b"".join(bytes(state.tolist()) for state in states)).hexdigest()[:16]
-
-
 def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choice, each by a name of its own
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -410,39 +384,26 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
         roots = gather_fixed(hashlib.sha256(json.dumps(sorted(table)).encode()).digest(), group, parameter)
         if len(set(roots)) > 1:
             own_bytes = zlib.compress(json.dumps(table).encode())
-            sizes = [
-                int.from_bytes(one, "little")
-                for one in gather_fixed(len(own_bytes).to_bytes(8, "little"), group, parameter)
-            ]
+            lengths = gather_fixed(len(own_bytes).to_bytes(8, "little"), group, parameter)
+            sizes = [int.from_bytes(one, "little") for one in lengths]
             padded = gather_fixed(own_bytes.ljust(max(sizes), b"\0"), group, parameter)
             tables = [json.loads(zlib.decompress(one[:size])) for one, size in zip(padded, sizes, strict=True)]
             differences = find_differences(dict(zip(ranks, tables, strict=True)))
     return ConsistencyResult(
-        equal=not differences,
-        differences=differences,
-        ranks=ranks,
-        compared=len(own.values),
+        equal=not differences, differences=differences, ranks=ranks, compared=len(own.values),
         left_out=tuple(own.left_out),
-    )
+    )  # fmt: skip
 
 
 def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifference, ...]:
     """Return what differs between ranks. A table's row is: kind, name, part, text to compare, text to show."""
     by_rank = {rank: {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows} for rank, rows in tables.items()}
-    keys = dict.fromkeys(key for rows in by_rank.values() for key in rows)
     found = []
-    for key in keys:
-        sides = group_alike({rank: rows.get(key, ("", "none")) for rank, rows in by_rank.items()})
+    for what, name, part in dict.fromkeys(key for rows in by_rank.values() for key in rows):
+        sides = group_alike({rank: rows.get((what, name, part), ("", "none")) for rank, rows in by_rank.items()})
         if len(sides) > 1:
-            found.append(
-                TensorDifference(
-                    what=key[0],
-                    name=key[1],
-                    part=key[2],
-                    sides=tuple(ranks for _, ranks in sides),
-                    values=tuple(value[1] for value, _ in sides),
-                )
-            )
+            ranks, values = tuple(ranks for _, ranks in sides), tuple(value[1] for value, _ in sides)
+            found.append(TensorDifference(what=what, name=name, part=part, sides=ranks, values=values))
     return tuple(sorted(found, key=lambda one: _ORDER.index(one.what)))
 
 
@@ -470,19 +431,12 @@ def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
     import torch
     from torch import distributed
 
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device(group, parameter))
+    backend = str(distributed.get_backend(group)).lower()
+    if "gloo" in backend or "mpi" in backend or parameter is None:
+        device = torch.device("cpu")
+    else:
+        device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else parameter.device
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     gathered = [torch.empty_like(own) for _ in members(group)]
     distributed.all_gather(gathered, own, group=group)
     return [bytes(one.cpu().tolist()) for one in gathered]
-
-
-def _device(group: Any, parameter: Any) -> Any:
-    import torch
-    from torch import distributed
-
-    backend = str(distributed.get_backend(group)).lower()
-    if "gloo" in backend or "mpi" in backend or parameter is None:
-        return torch.device("cpu")
-    if "nccl" in backend:
-        return torch.device("cuda", torch.cuda.current_device())
-    return parameter.device

@@ -26,23 +26,8 @@ from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep
+from ddpdoctor.probes.consistency import training
 from ddpdoctor.probes.consistency.comparing import batch_digest
-from ddpdoctor.probes.consistency.training import (
-    BUILD,
-    FAILED,
-    STEP,
-    Batches,
-    CannotJoin,
-    TrainingStep,
-    build,
-    choose_batches,
-    join,
-    map_tensors,
-    quiet_dropout,
-    sample_counts,
-    set_seed,
-    wrap,
-)
 from ddpdoctor.probes.loading import load_callable
 
 if TYPE_CHECKING:
@@ -50,7 +35,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.comparing import StepRecord
-    from ddpdoctor.probes.consistency.training import Built
 
     Named = Mapping[str, Any]
 
@@ -109,12 +93,9 @@ class ReferenceProcess:
         folder = str(Path(ddpdoctor.__file__).parents[1])
         paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
         self._process = subprocess.Popen(
-            [sys.executable, *safe_flags(), "-m", MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, *safe_flags(), "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**kept, **ALONE, "PYTHONPATH": paths},
-        )
+        )  # fmt: skip
         self._send(ReferenceStart(settings=settings, world_size=world_size, device=str(device)))
 
     @contextmanager
@@ -126,11 +107,8 @@ class ReferenceProcess:
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
         yield
-        self._gradients = {
-            name: one.grad.detach().to_dense().to("cpu", copy=True)
-            for name, one in module.named_parameters()
-            if one.grad is not None
-        }
+        gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
+        self._gradients = {name: one.detach().to_dense().to("cpu", copy=True) for name, one in gradients}
 
     def ask(self, step: int, records: Sequence[StepRecord]) -> None:
         """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
@@ -140,13 +118,8 @@ class ReferenceProcess:
             return
         path = Path(self._folder.name) / f"{step}.pt"
         torch.save({"state": self._state, "gradients": self._gradients}, path)
-        question = Question(
-            step=step,
-            path=str(path),
-            batches=tuple(one.batch for one in records),
-            losses=tuple(one.loss for one in records),
-        )
-        self._send(question)
+        batches, losses = tuple(one.batch for one in records), tuple(one.loss for one in records)
+        self._send(Question(step=step, path=str(path), batches=batches, losses=losses))
         answer = self._hear()
         self.result = replace(answer, dropout=self.result.dropout, steps=(*self.result.steps, *answer.steps))
         path.unlink(missing_ok=True)
@@ -172,16 +145,19 @@ class ReferenceProcess:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
             raise UserError(
-                f"the process that computes the reference did not answer within {self._limit_s:g} s", status=FAILED
+                f"the process that computes the reference did not answer within {self._limit_s:g} s",
+                status=training.FAILED,
             )
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
-            raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)
+            raise UserError(f"the process that computes the reference ended (status {status})", status=training.FAILED)
         try:
             return decode(OneProcess, json.loads(line))
         except (ValueError, WrongValue) as error:
-            raise UserError(f"the process that computes the reference said {line[:80]!r}", status=FAILED) from error
+            raise UserError(
+                f"the process that computes the reference said {line[:80]!r}", status=training.FAILED
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +295,7 @@ class _Copy:
 
     module: Any
     ddp: Any
-    steps: TrainingStep
+    steps: training.TrainingStep
     change: Callable[[Any], Any]  # converts a batch's tensor to that precision
 
 
@@ -338,12 +314,10 @@ class Alone:
         store = distributed.HashStore()
         distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
         built = self._build()
-        self._batches: Batches = choose_batches(self._settings, built.module, self._device)
-        self._hooked = tuple(
-            name
-            for name, one in built.module.named_parameters()
-            if (bool(getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None)))
-        )
+        self._batches: training.Batches = training.choose_batches(self._settings, built.module, self._device)
+        hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        parameters = built.module.named_parameters()
+        self._hooked = tuple(name for name, one in parameters if any(getattr(one, kind, None) for kind in hooks))
         self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
         self._plain = self._copy(built, lambda tensor: tensor)
         self._double = self._in_double(built)
@@ -359,33 +333,30 @@ class Alone:
             if changed:
                 return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
             return self._reply(self._compare(question, kept, batches))
-        except CannotJoin as error:
+        except training.CannotJoin as error:
             return self._reply(problem=f"cannot join the batches of all ranks: {error}")
         except UserError as error:
             return _trouble(error)
 
     def _reply(self, *steps: ReferenceStep, problem: str = "") -> OneProcess:
         return OneProcess(
-            steps=steps,
-            float64=self._double is not None,
-            batchnorm=self._batchnorm,
-            hooked=self._hooked,
+            steps=steps, float64=self._double is not None, batchnorm=self._batchnorm, hooked=self._hooked,
             problem=problem,
-        )
+        )  # fmt: skip
 
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
-        whole, double = join(batches), None
+        whole, double = training.join(batches), None
         plain, losses = self._compute_all(self._plain, kept, whole, batches, question.step)
-        if self._double is not None:
-            try:
+        try:
+            if self._double is not None:
                 double, _ = self._compute_all(self._double, kept, whole, batches, question.step)
-            except UserError:  # a layer or the user's code does not support float64
-                self._double = None
+        except UserError:  # a layer or the user's code does not support float64
+            self._double = None
         copy_ = self._double or self._plain
         other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
-        samples = sample_counts(batches)
+        samples = training.sample_counts(batches)
         # The gradient of the samples in reverse order is the same sum, added in another order.
-        backwards = map_tensors(
+        backwards = training.map_tensors(
             whole, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == sum(samples) else tensor
         )
         return compare_gradients(
@@ -403,9 +374,7 @@ class Alone:
         gradients, _ = self._compute(one, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
 
-    def _without_batchnorm(
-        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
-    ) -> Gradients:  # fmt: skip
+    def _without_batchnorm(self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int) -> Gradients:
         """Return the gradients with BatchNorm in eval mode: its running statistics are the same for any batch."""
         layers = [layer for layer in one.module.modules() if is_batchnorm(layer)]
         for layer in layers:
@@ -425,17 +394,17 @@ class Alone:
         with torch.no_grad():
             for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
                 tensor.copy_(kept["state"][name])
-        set_seed(self._settings.seed + seed, STEP, step=step, rank=rank)
-        loss = one.steps.run(one.ddp, map_tensors(batch, one.change), f"step {step}")
+        training.set_seed(self._settings.seed + seed, training.STEP, step=step, rank=rank)
+        loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
         return take_gradients(one.module), loss
 
-    def _build(self) -> Built:
-        set_seed(self._settings.seed, BUILD)
-        built = build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
-        quiet_dropout(built.module)
+    def _build(self) -> training.Built:
+        training.set_seed(self._settings.seed, training.BUILD)
+        built = training.build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
+        training.quiet_dropout(built.module)
         return built
 
-    def _in_double(self, plain: Built) -> _Copy | None:
+    def _in_double(self, plain: training.Built) -> _Copy | None:
         """Return a second copy of the model in float64, or None if it does not support that."""
         import torch
 
@@ -450,24 +419,18 @@ class Alone:
         except Exception:  # noqa: BLE001 - the user's classes may raise anything; rounding is then estimated otherwise
             return None
 
-    def _copy(self, built: Built, change: Callable[[Any], Any]) -> _Copy:
-        return _Copy(
-            module=built.module,
-            ddp=wrap(built.module, self._device, unused=self._settings.unused),
-            steps=TrainingStep(self._settings.step, built.loss_fn),
-            change=change,
-        )
+    def _copy(self, built: training.Built, change: Callable[[Any], Any]) -> _Copy:
+        ddp = training.wrap(built.module, self._device, unused=self._settings.unused)
+        steps = training.TrainingStep(self._settings.step, built.loss_fn)
+        return _Copy(module=built.module, ddp=ddp, steps=steps, change=change)
 
 
 def take_gradients(module: Any) -> dict[str, Any]:
     """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
     import torch
 
-    gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
-    return {
-        name: gradient.detach().to_dense().to(device="cpu", dtype=torch.float64, copy=True)
-        for name, gradient in gradients.items()
-    }
+    gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
+    return {name: one.detach().to_dense().to("cpu", torch.float64, copy=True) for name, one in gradients}
 
 
 def is_batchnorm(module: Any) -> bool:

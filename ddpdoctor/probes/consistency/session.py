@@ -20,30 +20,8 @@ from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.trial import Participant, Trial, TrialSettings
 from ddpdoctor.model.words import grouped, rank_list
-from ddpdoctor.probes.consistency.comparing import (
-    GROUP,
-    RunRecord,
-    TensorDigest,
-    buffer_rows,
-    compare_runs,
-    compare_steps,
-    digest_rows,
-    merge_reruns,
-    parameter_rows,
-    split,
-)
+from ddpdoctor.probes.consistency import comparing, training
 from ddpdoctor.probes.consistency.reference import ReferenceProcess
-from ddpdoctor.probes.consistency.training import (
-    BUILD,
-    Training,
-    TrainingSetup,
-    TrainingStep,
-    build,
-    choose_batches,
-    quiet_dropout,
-    see_model,
-    set_seed,
-)
 from ddpdoctor.probes.loading import is_installed, load_callable
 from ddpdoctor.probes.ranks import ABOVE_OURS, LEAVE_LIMIT_S, Ended, meet_ranks, propose, run_agreed, unreachable
 
@@ -54,7 +32,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.consistency.comparing import StepRecord
     from ddpdoctor.probes.ranks import Ranks
 
 Kind = TypeVar("Kind")
@@ -74,18 +51,6 @@ class TrialTask:
     settings: TrialSettings
     report: Callable[[Trial], int]  # called on rank 0: judges and shows a trial, and returns the exit status
     show_error: Callable[[UserError], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """Rank 0's decision on whether to go on."""
-
-    goes_on: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Built:
-    tensors: tuple[TensorDigest, ...]
 
 
 def run_rank(job: TrialTask) -> int:
@@ -129,8 +94,6 @@ def _run(job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], r
 
 
 class _Run:
-    """What one rank does once all ranks have agreed."""
-
     def __init__(
         self, job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: TrialWatch
     ) -> None:
@@ -146,11 +109,9 @@ class _Run:
         from torch import distributed
 
         self._watch.mark("the process group")
-        settings = self._settings
+        backend, limit_s = self._settings.backend, self._settings.limit_s
         device = self._members[self._launch.rank].device
-        store = self._ranks.open_process_group(
-            settings.backend, device, settings.limit_s, ABOVE_OURS * settings.limit_s
-        )
+        store = self._ranks.open_process_group(backend, device, limit_s, ABOVE_OURS * limit_s)
         trial = self._try()
         # The DDP model is in a cycle with its hooks. If it outlives its group, it can deadlock with a thread of Gloo.
         gc.collect()
@@ -160,9 +121,9 @@ class _Run:
 
     def _try(self) -> Trial | None:
         setting, dropout = self._build()
-        models = self._ranks.gather("model", see_model(setting.built.module, GROUP))
-        alike = None if models is None else _Decision(goes_on=len({one.digest for one in models}) == 1)
-        if not self._ranks.agree(_Decision, "alike", alike).goes_on:
+        models = self._ranks.gather("model", training.see_model(setting.built.module, comparing.GROUP))
+        alike = None if models is None else len({one.digest for one in models}) == 1
+        if not self._ranks.agree(bool, "alike", alike):
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(setting, models)
         reference = None
@@ -174,48 +135,48 @@ class _Run:
         rerun = None
         if self._settings.twice:  # build and train again, and compare with the first run on each rank
             second, _ = self._train(self._build()[0], "-again", None)
-            reruns = self._ranks.gather("rerun", compare_runs(own, second, self._launch.rank))
-            rerun = None if reruns is None else merge_reruns(reruns)
+            reruns = self._ranks.gather("rerun", comparing.compare_runs(own, second, self._launch.rank))
+            rerun = None if reruns is None else comparing.merge_reruns(reruns)
         if models is None or steps is None:
             return None
         return replace(
             self._trial(setting, models),
             consistency=Consistency(
-                check_every=1, streams=compare_steps(steps), allowed=self._settings.allowed
+                check_every=1, streams=comparing.compare_steps(steps), allowed=self._settings.allowed
             ),
             reference=None if reference is None else reference.result,
             rerun=rerun,
-        )  # fmt: skip
+        )
 
-    def _build(self) -> tuple[TrainingSetup, int]:
+    def _build(self) -> tuple[training.TrainingSetup, int]:
         self._watch.mark("building the model")
         settings = self._settings
-        set_seed(settings.seed, BUILD)
-        built = build(load_callable(settings.model, "--model"), settings.model, self._device)
-        dropout = quiet_dropout(built.module) if settings.reference else 0
-        setting = TrainingSetup(
+        training.set_seed(settings.seed, training.BUILD)
+        built = training.build(load_callable(settings.model, "--model"), settings.model, self._device)
+        dropout = training.quiet_dropout(built.module) if settings.reference else 0
+        setting = training.TrainingSetup(
             settings=settings, rank=self._launch.rank, world_size=self._launch.world_size, device=self._device,
-            built=built, batches=choose_batches(settings, built.module, self._device),
-            steps=TrainingStep(settings.step, built.loss_fn), mark=self._watch.mark,
+            built=built, batches=training.choose_batches(settings, built.module, self._device),
+            steps=training.TrainingStep(settings.step, built.loss_fn), mark=self._watch.mark,
         )  # fmt: skip
         return setting, dropout
 
     def _train(
-        self, setting: TrainingSetup, run: str, reference: ReferenceProcess | None
-    ) -> tuple[RunRecord, list[tuple[StepRecord, ...]] | None]:
+        self, setting: training.TrainingSetup, run: str, reference: ReferenceProcess | None
+    ) -> tuple[comparing.RunRecord, list[tuple[comparing.StepRecord, ...]] | None]:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
-        built = digest_rows([*parameter_rows(module), *buffer_rows(module)])
-        all_built = self._ranks.gather(f"built{run}", _Built(tensors=built))
-        if all_built is not None and not run:
-            self._notes += filter(None, [describe_built([one.tensors for one in all_built])])
-        training = Training(setting)
-        own: list[StepRecord] = []
-        steps: list[tuple[StepRecord, ...]] = []
+        built = comparing.digest_rows([*comparing.parameter_rows(module), *comparing.buffer_rows(module)])
+        all_built = self._ranks.gather(f"built{run}", comparing.RunRecord(built=built, records=()))
+        if all_built is not None and not run and (note := describe_built([one.built for one in all_built])):
+            self._notes.append(note)
+        replica = training.Training(setting)
+        own: list[comparing.StepRecord] = []
+        steps: list[tuple[comparing.StepRecord, ...]] = []
         for step in range(1, self._settings.steps + 1):
             with reference.keeping(module) if reference is not None else nullcontext():
-                loss = training.compute(step)
-            record = training.finish(step, loss)
+                loss = replica.compute(step)
+            record = replica.finish(step, loss)
             own.append(record)
             self._watch.mark(f"step {step}: the comparison")
             records = self._ranks.gather(f"record{run}/{step}", record)
@@ -226,28 +187,21 @@ class _Run:
                 self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
                 if reference is not None and records is not None:
                     reference.ask(step, records)
-                answered = _Decision(goes_on=True) if self._launch.rank == 0 else None
-                self._ranks.agree(_Decision, f"asked/{step}", answered)
-        return RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
+                self._ranks.agree(int, f"asked/{step}", step if self._launch.rank == 0 else None)
+        return comparing.RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
 
-    def _trial(self, setting: TrainingSetup, models: Any) -> Trial:
+    def _trial(self, setting: training.TrainingSetup, models: Any) -> Trial:
+        names = [one.name for one in fields(Participant)]
         return Trial(
-            settings=self._settings,
-            participants=tuple(
-                Participant(**{one.name: getattr(member, one.name) for one in fields(Participant)})
-                for member in self._members
-            ),
-            models=models,
-            optimizer=type(setting.built.optimizer).__name__,
-            batch=setting.batches.words,
-            loss=setting.steps.words,
-            notes=tuple(self._notes),
-        )
+            settings=self._settings, models=models, optimizer=type(setting.built.optimizer).__name__,
+            participants=tuple(Participant(**{name: getattr(one, name) for name in names}) for one in self._members),
+            batch=setting.batches.words, loss=setting.steps.words, notes=tuple(self._notes),
+        )  # fmt: skip
 
 
-def describe_built(built: Sequence[Sequence[TensorDigest]]) -> str:
+def describe_built(built: Sequence[Sequence[comparing.TensorDigest]]) -> str:
     """Return which parameters were built with other values on other ranks, or "". ``built`` is in rank order."""
-    (splits,) = split(dict(enumerate(built)), [What.PARAMETER])
+    (splits,) = comparing.split(dict(enumerate(built)), [What.PARAMETER])
     if not splits:
         return ""
     sides = " and ".join(rank_list(side) for side in splits[0].sides[:2])
@@ -275,7 +229,6 @@ class RankPlace:
     rank: int
     phase: str
     line: str  # the innermost line of the user's code, or "" if there is none
-    waits: bool  # the rank was inside torch, another installed package or ddpdoctor, not in the user's code
 
 
 class TrialWatch:
@@ -336,22 +289,17 @@ class TrialWatch:
         trouble = self._conversation.alarm(TrialTrouble)
         if trouble.still:
             stack = walk_stack(sys._current_frames()[self._main])  # noqa: SLF001 - the documented way to a stack
-            frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
-            own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
-            waits = bool(frames) and is_installed(frames[0][0])
-            place = RankPlace(rank=self._rank, phase=self._phase, line=own, waits=waits)
-            self._conversation.send(f"place/{self._rank}", place)
+            codes = ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack)
+            own = next((f"{file}:{line} in {name}" for file, line, name in codes if not is_installed(file)), "")
+            self._conversation.send(f"place/{self._rank}", RankPlace(rank=self._rank, phase=self._phase, line=own))
         if self._rank == 0:
             # On rank 0: show the trouble to the user, then send the others the status
             if trouble.still:
                 places = self._gather(RankPlace, "place", PLACES_LIMIT_S)
                 said = "; ".join([trouble.message, *describe_places(places, self._size)])
             else:
-                alike = [
-                    one.rank
-                    for one in self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
-                    if one.message == trouble.message
-                ]
+                troubles = self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
+                alike = [one.rank for one in troubles if one.message == trouble.message]
                 said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
             self._show(UserError(said, help=trouble.help))
             self._conversation.say_goodbye(Ended(status=int(trouble.status)), lambda: self._size - 1, LEAVE_LIMIT_S)

@@ -9,23 +9,13 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Values
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import ModelSeen, TensorSeen
-from ddpdoctor.probes.consistency.comparing import (
-    StepRecord,
-    TensorDigest,
-    batch_digest,
-    buffer_rows,
-    digest_rows,
-    gradient_rows,
-    parameter_rows,
-    random_digest,
-    read_settings,
-    state_rows,
-)
+from ddpdoctor.probes.consistency import comparing
 from ddpdoctor.probes.loading import leaves, load_callable, users_turn
 
 if TYPE_CHECKING:
@@ -80,7 +70,7 @@ class Training:
         }
         self._forwards = self._unreduced = self._reductions = 0
         self._will_sync = False
-        self._synced: tuple[TensorDigest, ...] | None = None
+        self._synced: tuple[comparing.TensorDigest, ...] | None = None
         self._batch = ""
         # DDP's hook runs before DDP sends the buffers. The module's hook runs after that, before its forward.
         self.ddp.register_forward_pre_hook(self._before_ddp)
@@ -94,7 +84,7 @@ class Training:
         one.mark(f"step {step}: the batch")
         batch = one.batches.get(one.rank, one.world_size, step)
         one.mark(f"step {step}: forward and backward")
-        self._batch = batch_digest(batch)
+        self._batch = comparing.batch_digest(batch)
         set_seed(one.settings.seed, STEP, step=step, rank=one.rank)
         try:
             loss = one.steps.run(self.ddp, batch, f"step {step}")
@@ -106,15 +96,15 @@ class Training:
         self._reductions += self._forwards > self._unreduced
         return loss
 
-    def finish(self, step: int, loss: float | None) -> StepRecord:
+    def finish(self, step: int, loss: float | None) -> comparing.StepRecord:
         """Make the optimizer's step and return this rank's record of the step. Raises ``UserError``."""
         module, optimizer = self._setting.built.module, self._setting.built.optimizer
-        gradients = digest_rows(gradient_rows(module))
+        gradients = comparing.digest_rows(comparing.gradient_rows(module))
         self._setting.mark(f"step {step}: the optimizer's step")
         with users_turn(f"the optimizer failed in step {step}", FAILED):
             optimizer.step()
-        after = digest_rows([*parameter_rows(module), *state_rows(module, optimizer)])
-        return StepRecord(
+        after = comparing.digest_rows([*comparing.parameter_rows(module), *comparing.state_rows(module, optimizer)])
+        return comparing.StepRecord(
             step=step, tensors=(*gradients, *after), synced=self._synced, values=self._values(step), loss=loss,
             batch=self._batch,
         )  # fmt: skip
@@ -129,20 +119,25 @@ class Training:
 
     def _before_module(self, module: Any, _: Any) -> None:
         if self._will_sync and self._synced is None:
-            self._synced = digest_rows(buffer_rows(module))
+            self._synced = comparing.digest_rows(comparing.buffer_rows(module))
         self._will_sync = False
 
     def _values(self, step: int) -> Values:
+        import torch
         from torch import nn
 
-        module, optimizer = self._setting.built.module, self._setting.built.optimizer
+        module, optimizer, device = self._setting.built.module, self._setting.built.optimizer, self._setting.device
+        random_states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            random_states.append(torch.cuda.get_rng_state(device))
         dropout = nn.modules.dropout._DropoutNd  # noqa: SLF001 - their only base
         trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)]
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         return Values(
             rank=self._setting.rank, steps=step, reductions=self._reductions, forwards=self._forwards,
-            unreduced_forwards=self._unreduced, settings=read_settings(optimizer), optimizer=type(optimizer).__name__,
-            random=random_digest(self._setting.device),
+            unreduced_forwards=self._unreduced, settings=comparing.read_settings(optimizer),
+            optimizer=type(optimizer).__name__,
+            random=hashlib.sha256(b"".join(bytes(one.tolist()) for one in random_states)).hexdigest()[:16],
             dropout=any(isinstance(one, dropout) and one.training and one.p > 0 for one in module.modules()),
             unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
             stray=len(held - {id(one) for one in module.parameters()}),
@@ -213,16 +208,13 @@ def see_model(module: Any, group: str) -> ModelSeen:
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     tensors = tuple(
         TensorSeen(
-            name=name,
-            shape=_shape(tensor),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            requires_grad=bool(tensor.requires_grad),
-            is_buffer=is_buffer,
+            name=name, shape=_shape(tensor), dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=bool(tensor.requires_grad), is_buffer=is_buffer,
         )
         for is_buffer, named in ((False, module.named_parameters()), (True, module.named_buffers()))
         for name, tensor in named
         if name not in ignored
-    )
+    )  # fmt: skip
     rows = [[one.name, one.shape, one.dtype, one.requires_grad, one.is_buffer] for one in tensors]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return ModelSeen(group=group, digest=digest, count=len(tensors), tensors=tensors, site=None)
@@ -302,16 +294,14 @@ class Batches:
 
 def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches:
     """Return the user's batches, or random ones that fit the model's first layer. Raises ``UserError``."""
+    chosen = partial(Batches, seed=settings.seed, device=device)
     if settings.batch:
         make = load_callable(settings.batch, "--batch")
-        spec = f"--batch {settings.batch}"
-        return Batches(make=make, words=settings.batch, spec=spec, seed=settings.seed, device=device)
+        return chosen(make=make, words=settings.batch, spec=f"--batch {settings.batch}")
     for name, layer in module.named_modules():
-        guess = _guess(layer)
-        if guess is not None:
-            draw, words = guess
-            said = f"{words}, made up for {name or 'the model'} ({type(layer).__name__})"
-            return Batches(make=draw, words=said, spec="the made-up batch", seed=settings.seed, device=device)
+        if guess := _guess(layer):
+            said = f"{guess[1]}, made up for {name or 'the model'} ({type(layer).__name__})"
+            return chosen(make=guess[0], words=said, spec="the made-up batch")
     raise UserError(
         "cannot guess the model's input: it has no Linear, Conv2d or Embedding",
         help="Give --batch package.module:make_batch; make_batch(rank, world_size, step) returns a batch.",

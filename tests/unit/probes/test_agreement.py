@@ -19,8 +19,7 @@ from ddpdoctor.probes.ranks import (
     Proposal,
     RankGpu,
     Ranks,
-    describe_settings,
-    describe_versions,
+    describe_asked,
     find_differences,
     judge,
     lets_share,
@@ -38,7 +37,7 @@ def proposal(rank, *, settings=SETTINGS, gpu=None, problem="", **member):
         "version": "1.0", "torch": "2.13.0+cu128", "nccl": "2.27.3", **member,
     }  # fmt: skip
     member = Member(rank=rank, **facts)
-    asked = {} if problem else describe_settings(settings) | describe_versions(member)
+    asked = {} if problem else describe_asked(settings, member)
     return Proposal(member=member, asked=asked, backend=settings.backend, gpu=gpu, problem=problem, help="so")
 
 
@@ -94,7 +93,8 @@ def test_variables_count_as_nccl_reads_them():
     ("settings", "verb"), [(SETTINGS, allreduce_bench), (TrialSettings(model="m:f"), check_consistency)]
 )
 def test_every_setting_is_compared_and_called_as_the_option_is(settings, verb):
-    described = describe_settings(settings)
+    asked = describe_asked(settings, proposal(0).member)
+    described = {name: value for name, value in asked.items() if name.startswith("--")}
     assert len(described) == len(type(settings).__dataclass_fields__)
     assert described.keys() <= {name for one in declared_by(verb.Options) for name in one.names}
     assert all(described.values())

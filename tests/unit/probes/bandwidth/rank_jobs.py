@@ -207,7 +207,7 @@ def share_memory(group):
 
 def sweep(group, settings):
     log, reported = ResultLog(settings, members_of(group)), []
-    run_sweep(group, settings, hosts_of(group), log, lambda *news: reported.append(news))
+    run_sweep(group, log, lambda *news: reported.append(news))
     return {
         "results": [encode(one) for one in log.results], "left_out": [encode(one) for one in log.left_out],
         "wrong": [encode(one) for one in log.wrong], "arrivals": [encode(one) for one in log.arrivals],

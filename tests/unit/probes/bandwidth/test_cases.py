@@ -357,7 +357,7 @@ def stop(local_ranks, position):
 
 def test_a_process_that_died_after_the_position_was_taken_is_seen(sleeper, local_ranks):
     local_ranks.add(0, home_of(sleeper))
-    position = take_position(1, Tracker(), None, local_ranks.states(), local_ranks.ends)
+    position = take_position(1, Tracker(), None, local_ranks)
     sleeper.kill()
     assert wait_for(lambda: 0 in local_ranks.gone())
     status, (reported,) = stop(local_ranks, position)
@@ -371,7 +371,7 @@ def test_a_lower_rank_that_exited_by_itself_has_reported_already(sleeper, local_
     local_ranks.add(0, home_of(sleeper))
     sleeper.stdin.close()
     assert wait_for(lambda: 0 in local_ranks.gone())
-    assert stop(local_ranks, take_position(1, Tracker(), None, {}, {})) == (1, [])
+    assert stop(local_ranks, take_position(1, Tracker(), None, LocalRanks(None))) == (1, [])
 
 
 # What a tracker says must let ranks be compared: the same count in the same group is the same call.
