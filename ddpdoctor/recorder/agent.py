@@ -55,24 +55,32 @@ def patch(module: Any) -> None:
         import logging  # here, because `wrap` itself imports this module and does not log
 
         handler: Any = logging.StreamHandler
-        handler.emit = _keep_records(handler.emit)
+        original = handler.emit
+
+        @wraps(original)
+        def emit(handler: Any, record: Any) -> None:
+            if not _keep_record(handler, record):
+                original(handler, record)
+
+        handler.emit = emit
         sys.excepthook = _keep_traceback(sys.excepthook)
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
-        hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
-        hooks.put(context, "_poll", lambda original: around(around(original, after=_note_ends), after=_put_verdict))
-        hooks.put(context, "_close", lambda original: around(original, _closing, _note_ends))
+        hooks.put(context, "_start", around(_become_agent, _started))
+        hooks.put(context, "_poll", around(after=_note_ends))
+        hooks.put(context, "_poll", around(after=_put_verdict))
+        hooks.put(context, "_close", around(_closing, _note_ends))
 
 
 def patch_inner(module: Any) -> None:
     """Let the agent of a job that a rank starts tell its ranks that the address which they get is the right one."""
+
+    @guarded("inner agent")
+    def forget_store(context: Any) -> None:
+        os.environ.pop(MASTER_VARIABLE, None)
+
     for name in ("SubprocessContext", "MultiprocessContext"):
-        hooks.put(getattr(module, name, None), "_start", lambda original: around(original, _forget_store))
-
-
-@guarded("inner agent")
-def _forget_store(context: Any) -> None:
-    os.environ.pop(MASTER_VARIABLE, None)
+        hooks.put(getattr(module, name, None), "_start", around(forget_store))
 
 
 @guarded("agent")
@@ -89,7 +97,7 @@ def _become_agent(context: Any) -> None:
 def patch_meetings(module: Any) -> None:
     """Put a hook after the rendezvous in which nodes agree on an attempt."""
     agent = hooks.part(module, "SimpleElasticAgent")
-    hooks.put(agent, "_rendezvous", lambda original: around(original, after=_note_meeting))
+    hooks.put(agent, "_rendezvous", around(after=_note_meeting))
 
 
 @guarded("agent rendezvous")
@@ -180,15 +188,6 @@ LOG_FILE = "torchrun.log"
 STDERR = 2
 # In torchrun's banner of four lines that it prints for every job with more than one rank on a host.
 THREADS_BANNER = "OMP_NUM_THREADS"
-
-
-def _keep_records(original: Any) -> Any:
-    @wraps(original)
-    def emit(handler: Any, record: Any) -> None:
-        if not _keep_record(handler, record):
-            original(handler, record)
-
-    return emit
 
 
 def _keep_traceback(original: Any) -> Any:

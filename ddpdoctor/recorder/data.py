@@ -498,7 +498,7 @@ def _boolean(given: Dict[str, Any], name: str) -> Optional[bool]:
 def patch(module: Any) -> None:
     """Watch ``set_epoch`` of torch's DistributedSampler and its subclasses."""
     if check_every():
-        hooks.put(module.DistributedSampler, "set_epoch", lambda original: around(original, after=_called))
+        hooks.put(module.DistributedSampler, "set_epoch", around(after=_called))
 
 
 @guarded("epoch calls")

@@ -444,7 +444,7 @@ class WorkerTimes:
         ring.fetched(self.count, self.busy_ns, self.idle_ns, self.cpu_ns)
 
 
-worker_times = WorkerTimes()
+_worker_times = WorkerTimes()
 
 
 def patch_fetchers(module: Any) -> None:
@@ -455,13 +455,12 @@ def patch_fetchers(module: Any) -> None:
             fetcher.fetch = _timed_fetch(fetcher.fetch)
 
 
-@guarded("fetches")
-def _batch_made(began_ns: int, ended_ns: int, cpu_ns: int) -> None:
-    if here.ring is not None:
-        worker_times.add(here.ring, began_ns, ended_ns, cpu_ns)
-
-
 def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @guarded("fetches")
+    def made(began_ns: int, ended_ns: int, cpu_ns: int) -> None:
+        if here.ring is not None:
+            _worker_times.add(here.ring, began_ns, ended_ns, cpu_ns)
+
     def fetch(*args: Any, **kwargs: Any) -> Any:
         began, cpu = _now_ns(), _cpu_ns()
         try:
@@ -469,7 +468,7 @@ def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             sealed[wall.gi_running][hide_own_frames, error]
             raise
-        _batch_made(began, _now_ns(), _cpu_ns() - cpu)
+        made(began, _now_ns(), _cpu_ns() - cpu)
         return batch
 
     return wraps(original)(fetch)

@@ -24,7 +24,7 @@ from .fingerprinting import Rows, fingerprints_of, may_fingerprint, optimizer_va
 from .schedule import FingerprintFiles, StepCounter
 from .state import check_every, guarded, here, pass_on
 from .storage import fingerprint_file
-from .wrappers import then
+from .wrappers import around
 
 # The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted.
 Sharing = Tuple[str, Tuple[int, ...]]
@@ -267,10 +267,10 @@ def patch(module: Any) -> None:
     """Note the modules that are passed to a function or to FSDP1, and the tensors that ``to_empty`` makes."""
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
     owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
-    hooks.put(owner, called, functools.partial(then, after=functools.partial(_note, name or FSDP1)))
+    hooks.put(owner, called, around(then=functools.partial(_note, name or FSDP1)))
     own = sys.modules["torch"].nn.Module
     if not getattr(own.to_empty, "_ddpdoctor", False):
-        hooks.put(own, "to_empty", functools.partial(then, after=_note_empty))
+        hooks.put(own, "to_empty", around(then=_note_empty))
         own.to_empty._ddpdoctor = True
 
 

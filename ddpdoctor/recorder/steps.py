@@ -68,7 +68,7 @@ def stepped(optimizer: Any) -> None:
 def patch_ddp(ddp: Any) -> None:
     """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
     if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
-        hooks.put(ddp, "__init__", lambda original: around(original, after=_time_every_step))
+        hooks.put(ddp, "__init__", around(after=_time_every_step))
     hooks.put(ddp, "forward", _forward)
     hooks.put(ddp, "_sync_buffers", _waiting)
 

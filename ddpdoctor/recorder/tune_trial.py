@@ -571,7 +571,7 @@ def patch_ddp(module: Any) -> None:
     _trial = SettingsTrial(settings.tune_rounds, settings.tune_only, settings.tune_setting)
     ddp = module.DistributedDataParallel
     give_to_ddp(ddp, settings.tune_setting)
-    hooks.put(ddp, "__init__", lambda original: around(original, after=_made))
+    hooks.put(ddp, "__init__", around(after=_made))
     hooks.put(ddp, "forward", _forward)
 
 
