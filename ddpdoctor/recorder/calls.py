@@ -539,6 +539,9 @@ PICKLING = ("_object_to_tensor", "_tensor_to_object")
 def count_pickling(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a helper of torch that pickles or unpickles, and that counts its time in the calls of ``SHARED``."""
 
+    def add(began_ns: int) -> None:
+        clock.waits[clock.phase] += _now_ns() - began_ns
+
     @wraps(original)
     def counted(*args: Any, **kwargs: Any) -> Any:
         if clock.waiting or _get_ident() != here.main_thread or _pickling_for(sys._getframe(1)) not in SHARED_OBJECTS:
@@ -550,13 +553,9 @@ def count_pickling(original: Callable[..., Any]) -> Callable[..., Any]:
             sealed[wall.gi_running][hide_own_frames, error]
             raise
         finally:
-            sealed[wall.gi_running][_add_pickling, began]
+            sealed[wall.gi_running][add, began]
 
     return counted
-
-
-def _add_pickling(began_ns: int) -> None:
-    clock.waits[clock.phase] += _now_ns() - began_ns
 
 
 @guarded("objects")

@@ -46,15 +46,15 @@ _built_at: Any = weakref.WeakKeyDictionary()  # by DataParallel that has not tra
 
 def patch_data_parallel(module: Any) -> None:
     """Patch torch.nn.parallel.data_parallel: note where a model is wrapped in DataParallel."""
+
+    @guarded("data parallel")
+    def built(model: Any) -> None:
+        if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
+            _built_at[model] = frames.describe_user(sys._getframe())
+
     owner = hooks.part(module, "DataParallel")
-    hooks.put(owner, "__init__", around(after=_built))
+    hooks.put(owner, "__init__", around(after=built))
     hooks.put(owner, "forward", around(before=_used))
-
-
-@guarded("data parallel")
-def _built(model: Any) -> None:
-    if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
-        _built_at[model] = frames.describe_user(sys._getframe())
 
 
 @guarded("data parallel")
