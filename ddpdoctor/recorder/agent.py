@@ -57,9 +57,14 @@ def patch(module: Any) -> None:
         handler: Any = logging.StreamHandler
         original = handler.emit
 
+        @guarded("launcher log")
+        def keep(handler: Any, record: Any) -> bool:
+            is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
+            return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
+
         @wraps(original)
         def emit(handler: Any, record: Any) -> None:
-            if not _keep_record(handler, record):
+            if not keep(handler, record):
                 original(handler, record)
 
         handler.emit = emit
@@ -207,12 +212,6 @@ def _keep_traceback(original: Any) -> Any:
             sys.stderr.write(text)
 
     return excepthook
-
-
-@guarded("launcher log")
-def _keep_record(handler: Any, record: Any) -> bool:
-    is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
-    return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
 
 
 @guarded("watcher's stop")

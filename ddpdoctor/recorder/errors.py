@@ -430,8 +430,10 @@ def reason_of(
     """
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
-    reported = _reported_by_ranks(error)
-    if reported:
+    failures = getattr(error, "failures", None)
+    if outer == "CheckpointException" and isinstance(failures, dict):  # ``torch.distributed.checkpoint`` collects them
+        pairs = {rank: pair for rank, pair in failures.items() if isinstance(rank, int) and isinstance(pair, tuple)}
+        reported = {rank: pair for rank, pair in pairs.items() if len(pair) == 2 and isinstance(pair[0], BaseException)}
         found.ranks = sorted(reported)
         if rank in reported:
             own, summary = reported[rank]
@@ -477,12 +479,3 @@ def _first_of_script(
         if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
             first = step
     return first
-
-
-def _reported_by_ranks(error: BaseException) -> Dict[int, Any]:
-    """Return the ranks' errors that ``torch.distributed.checkpoint`` collected in one, each with its traceback."""
-    failures = getattr(error, "failures", None)
-    if type(error).__name__ != "CheckpointException" or not isinstance(failures, dict):
-        return {}
-    pairs = {rank: pair for rank, pair in failures.items() if isinstance(rank, int) and isinstance(pair, tuple)}
-    return {rank: pair for rank, pair in pairs.items() if len(pair) == 2 and isinstance(pair[0], BaseException)}

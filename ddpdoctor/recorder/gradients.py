@@ -438,7 +438,7 @@ class GradientWatch:
         """Forget a backward that has ended or failed."""
         self._task = -1
         if self._arrivals is not None:
-            self._arrivals.rest()
+            self._arrivals.awake = False
 
     def end(self) -> None:
         """Decide what is pending, because no training follows. Wait briefly for a GPU's last step."""
