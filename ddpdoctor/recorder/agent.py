@@ -222,14 +222,13 @@ def _is_stopped_by_watcher() -> bool:
 
 def _keep_text(text: str) -> bool:
     """Append to the file. Return False if the text must be shown: that failed, and the watcher may have no verdict."""
-    return bool(_append_text(text) or _is_stopped_by_watcher())
+    try:
+        from .storage.secrets import hide_in_text  # here, because it loads re
 
-
-@guarded("torchrun.log")
-def _append_text(text: str) -> bool:
-    from .storage.secrets import hide_in_text  # here, because it loads re
-
-    fd = open_plain(os.path.join(here.folder, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(hide_in_text(text))
+        fd = open_plain(os.path.join(here.folder, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(hide_in_text(text))
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("torchrun.log", error)
+        return bool(_is_stopped_by_watcher())
     return True
