@@ -55,24 +55,37 @@ def patch(module: Any) -> None:
         import logging  # here, because `wrap` itself imports this module and does not log
 
         handler: Any = logging.StreamHandler
-        handler.emit = _keep_records(handler.emit)
+        original = handler.emit
+
+        @guarded("launcher log")
+        def keep(handler: Any, record: Any) -> bool:
+            is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
+            return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
+
+        @wraps(original)
+        def emit(handler: Any, record: Any) -> None:
+            if not keep(handler, record):
+                original(handler, record)
+
+        handler.emit = emit
         sys.excepthook = _keep_traceback(sys.excepthook)
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
-        hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
-        hooks.put(context, "_poll", lambda original: around(around(original, after=_note_ends), after=_put_verdict))
-        hooks.put(context, "_close", lambda original: around(original, _closing, _note_ends))
+        hooks.put(context, "_start", around(_become_agent, _started))
+        hooks.put(context, "_poll", around(after=_note_ends))
+        hooks.put(context, "_poll", around(after=_put_verdict))
+        hooks.put(context, "_close", around(_closing, _note_ends))
 
 
 def patch_inner(module: Any) -> None:
     """Let the agent of a job that a rank starts tell its ranks that the address which they get is the right one."""
+
+    @guarded("inner agent")
+    def forget_store(context: Any) -> None:
+        os.environ.pop(MASTER_VARIABLE, None)
+
     for name in ("SubprocessContext", "MultiprocessContext"):
-        hooks.put(getattr(module, name, None), "_start", lambda original: around(original, _forget_store))
-
-
-@guarded("inner agent")
-def _forget_store(context: Any) -> None:
-    os.environ.pop(MASTER_VARIABLE, None)
+        hooks.put(getattr(module, name, None), "_start", around(forget_store))
 
 
 @guarded("agent")
@@ -89,7 +102,7 @@ def _become_agent(context: Any) -> None:
 def patch_meetings(module: Any) -> None:
     """Put a hook after the rendezvous in which nodes agree on an attempt."""
     agent = hooks.part(module, "SimpleElasticAgent")
-    hooks.put(agent, "_rendezvous", lambda original: around(original, after=_note_meeting))
+    hooks.put(agent, "_rendezvous", around(after=_note_meeting))
 
 
 @guarded("agent rendezvous")
@@ -182,15 +195,6 @@ STDERR = 2
 THREADS_BANNER = "OMP_NUM_THREADS"
 
 
-def _keep_records(original: Any) -> Any:
-    @wraps(original)
-    def emit(handler: Any, record: Any) -> None:
-        if not _keep_record(handler, record):
-            original(handler, record)
-
-    return emit
-
-
 def _keep_traceback(original: Any) -> Any:
     @wraps(original)
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
@@ -210,12 +214,6 @@ def _keep_traceback(original: Any) -> Any:
     return excepthook
 
 
-@guarded("launcher log")
-def _keep_record(handler: Any, record: Any) -> bool:
-    is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
-    return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
-
-
 @guarded("watcher's stop")
 def _is_stopped_by_watcher() -> bool:
     with open(os.path.join(here.folder, "control"), "rb") as file:
@@ -224,14 +222,13 @@ def _is_stopped_by_watcher() -> bool:
 
 def _keep_text(text: str) -> bool:
     """Append to the file. Return False if the text must be shown: that failed, and the watcher may have no verdict."""
-    return bool(_append_text(text) or _is_stopped_by_watcher())
+    try:
+        from .storage.secrets import hide_in_text  # here, because it loads re
 
-
-@guarded("torchrun.log")
-def _append_text(text: str) -> bool:
-    from .storage.secrets import hide_in_text  # here, because it loads re
-
-    fd = open_plain(os.path.join(here.folder, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(hide_in_text(text))
+        fd = open_plain(os.path.join(here.folder, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(hide_in_text(text))
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("torchrun.log", error)
+        return bool(_is_stopped_by_watcher())
     return True

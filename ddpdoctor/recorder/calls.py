@@ -300,21 +300,16 @@ def groups_now() -> Any:
 def patch(module: Any) -> None:
     """Put the records around the functions of torch.distributed.distributed_c10d."""
     groups.c10d = module
-    for name, op in RENAMED.items():
-        _patch(module, name, op, COLLECTIVES[op], p2p=False)
-    for op, tensor in COLLECTIVES.items():
+    tensors = {**COLLECTIVES, **POINT_TO_POINT}
+    for name, op in {**RENAMED, **dict(zip(tensors, tensors))}.items():
         # A collective that only calls the one with its new name is already recorded.
-        if not hasattr(module, op) or not RENAMED.keys() & {*inspect.unwrap(getattr(module, op)).__code__.co_names}:
-            _patch(module, op, op, tensor, p2p=False)
-    for op, tensor in POINT_TO_POINT.items():
-        _patch(module, op, op, tensor, p2p=True)
+        code = getattr(inspect.unwrap(getattr(module, op, None)), "__code__", None)
+        if name in COLLECTIVES and RENAMED.keys() & {*getattr(code, "co_names", ())}:
+            continue
+        hooks.put(module, name, functools.partial(wrap, op, tensor=tensors[op], p2p=op in POINT_TO_POINT), is_api=True)
     hooks.put(module.Work, "wait", wrap_wait)
     for name in PICKLING:
         hooks.put(module, name, count_pickling)
-
-
-def _patch(module: Any, name: str, op: str, tensor: Optional[str], p2p: bool) -> None:
-    hooks.put(module, name, lambda original: wrap(op, original, tensor, p2p), is_api=True)
 
 
 # Works that are followed at a time. Our choice: code that never waits for them must not fill memory.
@@ -544,6 +539,9 @@ PICKLING = ("_object_to_tensor", "_tensor_to_object")
 def count_pickling(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a helper of torch that pickles or unpickles, and that counts its time in the calls of ``SHARED``."""
 
+    def add(began_ns: int) -> None:
+        clock.waits[clock.phase] += _now_ns() - began_ns
+
     @wraps(original)
     def counted(*args: Any, **kwargs: Any) -> Any:
         if clock.waiting or _get_ident() != here.main_thread or _pickling_for(sys._getframe(1)) not in SHARED_OBJECTS:
@@ -555,13 +553,9 @@ def count_pickling(original: Callable[..., Any]) -> Callable[..., Any]:
             sealed[wall.gi_running][hide_own_frames, error]
             raise
         finally:
-            sealed[wall.gi_running][_add_pickling, began]
+            sealed[wall.gi_running][add, began]
 
     return counted
-
-
-def _add_pickling(began_ns: int) -> None:
-    clock.waits[clock.phase] += _now_ns() - began_ns
 
 
 @guarded("objects")

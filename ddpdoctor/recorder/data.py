@@ -497,18 +497,18 @@ def _boolean(given: Dict[str, Any], name: str) -> Optional[bool]:
 
 def patch(module: Any) -> None:
     """Watch ``set_epoch`` of torch's DistributedSampler and its subclasses."""
+
+    @guarded("epoch calls")
+    def called(sampler: Any) -> None:
+        hashable = getattr(type(sampler), "__hash__", None) is not None
+        if not here.is_rank or here.ring is None or not hashable or sampler in used:
+            return
+        count = _counts[sampler] = _counts.get(sampler, 0) + 1
+        if count == CALLS and len(_noted) < MAX_NOTED:
+            number = len(_noted) + 1
+            _noted[number] = weakref.ref(sampler)
+            samples = length_of(attributes(sampler).get("dataset"))
+            here.note("epoch_call", n=number, N=samples, site=frames.describe_user(sys._getframe()))
+
     if check_every():
-        hooks.put(module.DistributedSampler, "set_epoch", lambda original: around(original, after=_called))
-
-
-@guarded("epoch calls")
-def _called(sampler: Any) -> None:
-    hashable = getattr(type(sampler), "__hash__", None) is not None
-    if not here.is_rank or here.ring is None or not hashable or sampler in used:
-        return
-    count = _counts[sampler] = _counts.get(sampler, 0) + 1
-    if count == CALLS and len(_noted) < MAX_NOTED:
-        number = len(_noted) + 1
-        _noted[number] = weakref.ref(sampler)
-        samples = length_of(attributes(sampler).get("dataset"))
-        here.note("epoch_call", n=number, N=samples, site=frames.describe_user(sys._getframe()))
+        hooks.put(module.DistributedSampler, "set_epoch", around(after=called))

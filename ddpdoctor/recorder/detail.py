@@ -43,21 +43,19 @@ def make_safe(module: Any) -> None:
         import torch._C._distributed_c10d as native
 
         logger = getattr(native, "Logger", None)
-    hooks.put(logger, "set_construction_data_and_log", _passing_gloo_by)
 
+    @guarded("detail logger")
+    def is_given_gloo() -> bool:
+        return _gloo_wrapper(getattr(constructing, "group", None) or _c10d._get_default_group()) is not None
 
-def _passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if _is_unsafe() else original(self, *args, **kwargs)
+    def passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if is_given_gloo() else original(self, *args, **kwargs)
 
-    return set_construction_data_and_log
+        return set_construction_data_and_log
 
-
-@guarded("detail logger")
-def _is_unsafe() -> bool:
-    """Return whether DDP's logger would be given a wrapped Gloo group."""
-    return _gloo_wrapper(getattr(constructing, "group", None) or _c10d._get_default_group()) is not None
+    hooks.put(logger, "set_construction_data_and_log", passing_gloo_by)
 
 
 def _gloo_wrapper(group: Any) -> Any:
@@ -118,21 +116,21 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
         return None
     if tensor.is_complex():
         tensor = _c10d.torch.view_as_real(tensor)
-    return functools.partial(_call, op, helper, group, tensor, peer, tag)
 
+    def call() -> Any:
+        """Make the call on the helper group, and return what torch's function of this name returns."""
+        if op in ("send", "isend"):
+            work = helper.send([tensor], peer, tag)
+        else:
+            work = helper.recv_anysource([tensor], tag) if peer is None else helper.recv([tensor], peer, tag)
+        if op in ("isend", "irecv"):
+            return work
+        work.wait()
+        if op == "send":
+            return None
+        return int(_c10d.get_global_rank(group, work._source_rank() if peer is None else peer))
 
-def _call(op: str, helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Any:
-    """Make a point-to-point call on a helper group, and return what torch's function of this name returns."""
-    if op in ("send", "isend"):
-        work = helper.send([tensor], peer, tag)
-    else:
-        work = helper.recv_anysource([tensor], tag) if peer is None else helper.recv([tensor], peer, tag)
-    if op in ("isend", "irecv"):
-        return work
-    work.wait()
-    if op == "send":
-        return None
-    return int(_c10d.get_global_rank(group, work._source_rank() if peer is None else peer))
+    return call
 
 
 OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))

@@ -187,7 +187,7 @@ class ModelGradients:
         self.number = number
         self.ring = here.ring
         self.group = str(ddp.process_group.group_name)
-        self.owner = weakref.ref(ddp, shielded("gradient times", lambda _: _model_gone(self)))
+        self.owner = weakref.ref(ddp, shielded("gradient times", lambda _: settle_gradients(self)))
         named, ignored = ddp.module.named_parameters(), ddp.parameters_to_ignore
         sizes = [p.numel() * p.element_size() for name, p in named if p.requires_grad and name not in ignored]
         self.tensors = len(sizes)
@@ -259,18 +259,13 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
 
 
 @guarded("gradient times")
-def settle_gradients() -> None:
-    """Note what was read of each model, because the job ends or its groups do."""
-    for model in list(_models.values()):
-        _note(model, MAX_GRADIENTS_BYTES)
-
-
-@guarded("gradient times")
-def _model_gone(model: ModelGradients) -> None:
-    """Note what was read of a model that is gone."""
-    for key in [key for key, one in _models.items() if one is model]:
-        del _models[key]
-    _note(model, MAX_GRADIENTS_BYTES)
+def settle_gradients(gone: Optional[ModelGradients] = None) -> None:
+    """Note what was read of a model that is gone, or of each model, because the job ends or its groups do."""
+    for key, model in list(_models.items()):
+        if gone is model:
+            del _models[key]
+        if gone in (None, model):
+            _note(model, MAX_GRADIENTS_BYTES)
 
 
 def _folded(values: List[int], fold: int, into: Any) -> List[int]:

@@ -61,6 +61,12 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     elif key in _noted or any(frame["u"] for frame in raised_at):
         return
     _noted[key] = call
+    complaint = None  # of DDP's reducer, if it is loaded and raised the error
+    steps = sys.modules.get(_RECORDER + ".steps")
+    try:
+        complaint = steps.complaint(error, text) if steps is not None else None
+    except Exception as failure:  # noqa: BLE001 - the recorder's wall: the error itself is still noted
+        here.failed("reducer", failure)
     # Only counters are read, and no device is asked: that could block, or break the capture of a CUDA graph.
     groups = sys.modules.get(_RECORDER + ".groups") if call else None
     entry = {
@@ -69,7 +75,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "as": reason.passed_on, "ranks": reason.ranks, "frames": raised_at,
         "first": None if _trains_under(reason.first) else _brief(reason.first),
         "groups": groups.groups_now() if groups is not None else [],  # how far each had got: later nobody can ask
-        "memory": at_error(error, text), "reducer": _of_reducer(error, text),
+        "memory": at_error(error, text), "reducer": complaint,
     }  # fmt: skip
     if not ring.note(entry, vital=uncaught):
         entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_SPACE:], first=None)
@@ -84,16 +90,6 @@ def _key(error: BaseException, text: str) -> Key:
 def raised_by_call(error: BaseException) -> bool:
     """Return whether a recorded call has raised an error that was written to the journal."""
     return bool(_noted) and _noted.get(_key(error, text_of(error))) is not None
-
-
-def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
-    """Return what DDP's reducer complains about, or None if it did not raise the error or is not loaded."""
-    steps = sys.modules.get(_RECORDER + ".steps")
-    try:
-        return steps.complaint(error, text) if steps is not None else None
-    except Exception as failure:  # noqa: BLE001 - the recorder's wall: the error itself is still noted
-        here.failed("reducer", failure)
-        return None
 
 
 def _own_rank() -> int:
@@ -335,10 +331,17 @@ def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     """
     if not isinstance(error, MemoryError) and not any(word in text for word in WORDS):
         return None
+
+    def address_space() -> Optional[List[int]]:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return None if limit == resource.RLIM_INFINITY else [limit, _status("VmSize")]
+
     found = {}
     for name, read in (
         ("resident", lambda: [_status("VmRSS"), _status("VmHWM")]),
-        ("address_space", _address_space),
+        ("address_space", address_space),
         ("shared_memory", _shared),
         ("devices", _devices),
     ):
@@ -357,13 +360,6 @@ def _status(name: str) -> int:
             if line.startswith(name.encode() + b":"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _address_space() -> Optional[List[int]]:
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else [limit, _status("VmSize")]
 
 
 def _shared() -> Optional[List[int]]:
@@ -434,8 +430,10 @@ def reason_of(
     """
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
-    reported = _reported_by_ranks(error)
-    if reported:
+    failures = getattr(error, "failures", None)
+    if outer == "CheckpointException" and isinstance(failures, dict):  # ``torch.distributed.checkpoint`` collects them
+        pairs = {rank: pair for rank, pair in failures.items() if isinstance(rank, int) and isinstance(pair, tuple)}
+        reported = {rank: pair for rank, pair in pairs.items() if len(pair) == 2 and isinstance(pair[0], BaseException)}
         found.ranks = sorted(reported)
         if rank in reported:
             own, summary = reported[rank]
@@ -481,12 +479,3 @@ def _first_of_script(
         if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
             first = step
     return first
-
-
-def _reported_by_ranks(error: BaseException) -> Dict[int, Any]:
-    """Return the ranks' errors that ``torch.distributed.checkpoint`` collected in one, each with its traceback."""
-    failures = getattr(error, "failures", None)
-    if type(error).__name__ != "CheckpointException" or not isinstance(failures, dict):
-        return {}
-    pairs = {rank: pair for rank, pair in failures.items() if isinstance(rank, int) and isinstance(pair, tuple)}
-    return {rank: pair for rank, pair in pairs.items() if len(pair) == 2 and isinstance(pair[0], BaseException)}

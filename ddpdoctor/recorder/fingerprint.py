@@ -76,19 +76,16 @@ class Fingerprints:
                 self._parts = [_Together(tensors)]
             except Exception as error:  # noqa: BLE001  # one bad tensor must not spoil the others
                 pass_on(error)
-                self._parts = [_alone(tensor) for tensor in tensors]
+                for tensor in tensors:
+                    try:
+                        self._parts.append(_Together([tensor]))
+                    except Exception as failure:  # noqa: BLE001  # a class that only looks like one, or no memory
+                        pass_on(failure)
+                        self._parts.append(UNKNOWN)
 
     def value(self) -> bytes:
         """Return 16 bytes per tensor."""
         return b"".join([part if isinstance(part, bytes) else part.value() for part in self._parts])
-
-
-def _alone(tensor: Optional[torch.Tensor]) -> Any:
-    try:
-        return _Together([tensor])
-    except Exception as error:  # noqa: BLE001  # a class that only looks like a tensor, or no memory
-        pass_on(error)
-        return UNKNOWN
 
 
 class _Together:

@@ -260,7 +260,7 @@ class ArrivingGradients:
         self._left: List[Set[int]] = []  # for each bucket: the gradients that are still to come in this backward
         self._maxima: List[Tuple[int, Any]] = []
         self._bad: Dict[int, bool] = {}
-        self.awake = False
+        self.awake = False  # whether a backward runs that has neither ended nor failed
         for i, parameter in parameters.items():
             arrived = functools.partial(self._arrived, i)
             # On a GPU it is not the main thread that calls it, which alone is interrupted by signal handlers.
@@ -285,10 +285,6 @@ class ArrivingGradients:
     def _plan(self, buckets: List[List[int]]) -> None:
         self._buckets = buckets
         self._bucket_of = {i: number for number, bucket in enumerate(buckets) for i in bucket}
-
-    def rest(self) -> None:
-        """Stop checking until the next backward begins: this one has ended or failed."""
-        self.awake = False
 
     def end(self) -> Tuple[Dict[int, bool], List[Tuple[int, Any]]]:
         """Return the gradients with inf or NaN and whether it is NaN, and samples of the gradients on GPUs."""

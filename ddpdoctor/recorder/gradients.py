@@ -73,26 +73,30 @@ def patch_ddp(ddp: Any) -> None:
     if not check_every():
         return
     _kept.is_speed = read_settings(os.environ).speed
-    hooks.put(ddp, "forward", _looking)
+
+    def looking(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watch = _begin(self, (args, kwargs))
+            result = original(self, *args, **kwargs)
+            if watch is not None:
+                _stand_by(watch, result)
+            return result
+
+        return forward
+
+    @guarded("gradients")
+    def scales(scaler: Any) -> None:
+        _kept.scaled = bool(getattr(scaler, "_enabled", False))
+
+    hooks.put(ddp, "forward", looking)
     scaler = hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler")
-    hooks.put(scaler, "scale", lambda original: around(original, before=_scales))
+    hooks.put(scaler, "scale", around(before=scales))
     torch: Any = sys.modules["torch"]
     hooks.has(torch._C, "_current_graph_task_id")
     engine = torch.autograd.Variable._execution_engine
     hooks.note("autograd engine.queue_callback", hasattr(engine, "queue_callback"))
     hooks.has(torch.Tensor, "register_post_accumulate_grad_hook")
-
-
-def _looking(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watch = _begin(self, (args, kwargs))
-        result = original(self, *args, **kwargs)
-        if watch is not None:
-            _stand_by(watch, result)
-        return result
-
-    return forward
 
 
 def tracking(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,11 +134,6 @@ def _raise_first(errors: List[BaseException]) -> None:
         error = errors[0]
         del errors[0]
         raise error
-
-
-@guarded("gradients")
-def _scales(scaler: Any) -> None:
-    _kept.scaled = bool(getattr(scaler, "_enabled", False))
 
 
 @guarded("gradients")
@@ -208,28 +207,22 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     if not replicas.is_recorded() or is_capturing():
         return
     for watch in list(_kept.watches.values()):
-        watch.step_begins()
-        watch.catch_up()
-        if watch.findings.pending:
-            watch.before_step(optimizer)
+        watch.before_step(optimizer)
 
 
 @guarded("gradients")
-def settle_all() -> None:
-    """Decide what is pending, because no training follows."""
-    for watch in list(_kept.watches.values()) if replicas.is_recorded() else ():
-        watch.end()
-
-
-@guarded("gradients")
-def _model_ends(replica: Any) -> None:
-    watch = _kept.watches.pop(replica, None)
-    if watch is not None:
+def settle_all(gone: Any = None) -> None:
+    """Decide what is pending, because no training follows: of a model that is gone, or of all models."""
+    if gone is not None:
+        ended = [_kept.watches.pop(gone)] if gone in _kept.watches else []
+    else:
+        ended = list(_kept.watches.values()) if replicas.is_recorded() else []
+    for watch in ended:
         watch.end()
 
 
 here.on_end.append(settle_all)
-replicas.on_gone.append(_model_ends)
+replicas.on_gone.append(settle_all)
 
 
 MAX_INPUTS = 32  # Inputs that are remembered until a backward. Our choice: those of a few forwards.
@@ -445,7 +438,7 @@ class GradientWatch:
         """Forget a backward that has ended or failed."""
         self._task = -1
         if self._arrivals is not None:
-            self._arrivals.rest()
+            self._arrivals.awake = False
 
     def end(self) -> None:
         """Decide what is pending, because no training follows. Wait briefly for a GPU's last step."""
@@ -456,14 +449,19 @@ class GradientWatch:
             self.catch_up()
         self.findings.end()
 
-    def step_begins(self) -> None:
-        """Check every backward again if a step uses gradients that were skipped and not reduced."""
+    def before_step(self, optimizer: Any) -> None:
+        """Check every backward again if a step uses gradients that were skipped and not reduced.
+
+        Note whether it uses gradients that are known not to be finite.
+        """
         if self._losses:
             self._waits_for_last = False
+        self.catch_up()
+        if self.findings.pending:
+            self._see_use(optimizer)
 
     @quietly
-    def before_step(self, optimizer: Any) -> None:
-        """Note whether an optimizer is about to step with gradients that are not finite."""
+    def _see_use(self, optimizer: Any) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # set by a gradient scaler for optimizers that skip themselves
         if skipped is not None and float(skipped):
             return

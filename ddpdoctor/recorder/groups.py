@@ -116,26 +116,21 @@ def groups_now() -> Any:
         if isinstance(group, int):  # a number stands for a group that this rank is no member of
             continue
         own = known(group)
+        limits = []
+        for device in getattr(group, "_device_types", ()):
+            try:
+                limits.append(group._get_backend(device).options._timeout.total_seconds())
+            except Exception as error:  # noqa: BLE001 - a device that this build of torch lacks, or no options
+                pass_on(error)
         entry = {
             "name": own.name, "desc": own.desc, "ranks": sorted(int(r) for r in ranks),
             "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
-            "enqueued": begun_by(own), "timeout_s": _timeout_s(group),
+            "enqueued": begun_by(own), "timeout_s": max(limits, default=None),
         }  # fmt: skip
         found.append(entry)
         if own.aside is not None:
             found.append(dict(entry, name=own.aside.name, backend="gloo", enqueued=begun_by(own.aside)))
     return found
-
-
-def _timeout_s(group: Any) -> Optional[float]:
-    """Return the time limit of a group's calls, the longest of its backends', or None if no backend gives one."""
-    found = []
-    for device in getattr(group, "_device_types", ()):
-        try:
-            found.append(group._get_backend(device).options._timeout.total_seconds())
-        except Exception as error:  # noqa: BLE001 - a device that this build of torch lacks, or no options
-            pass_on(error)
-    return max(found, default=None)
 
 
 # torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's.

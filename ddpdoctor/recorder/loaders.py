@@ -68,27 +68,40 @@ def patch(module: Any) -> None:
     """Patch torch.utils.data.dataloader, inside the hooks that record batches and epochs as phases."""
     if not check_every():
         return
-    hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "_next_index", _drawing)
-    hooks.put(module.DataLoader, "__iter__", _opening)
+
+    def opening(original: Callable[..., Any]) -> Callable[..., Any]:
+        def begins(self: Any) -> Any:
+            if not here.is_rank or here.ring is None:
+                return original(self)
+            begun = _begin(self)
+            try:
+                iterator = original(self)
+            finally:
+                book.opening.pop(_thread.get_ident(), None)
+            if begun is not None:
+                _register(iterator, begun)
+            return iterator
+
+        return wraps(original)(begins)
+
+    def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def draws(self: Any) -> Any:
+            index = original(self)
+            try:
+                found = book.under_way.get(id(self)) or book.opening.get(_thread.get_ident())
+                if found is not None and not self._dataset_kind:  # an iterable dataset has no indices
+                    found[-1].drew(index)
+            except Exception as error:  # noqa: BLE001 - the recorder's wall
+                here.failed("loaders", error)
+            return index
+
+        return wraps(original)(draws)
+
+    hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "_next_index", drawing)
+    hooks.put(module.DataLoader, "__iter__", opening)
     here.on_end.append(settle_all)
     os.register_at_fork(after_in_child=book.under_way.clear)
     describers["loaders"] = entries_now
-
-
-def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
-    def begins(self: Any) -> Any:
-        if not here.is_rank or here.ring is None:
-            return original(self)
-        begun = _begin(self)
-        try:
-            iterator = original(self)
-        finally:
-            book.opening.pop(_thread.get_ident(), None)
-        if begun is not None:
-            _register(iterator, begun)
-        return iterator
-
-    return wraps(original)(begins)
 
 
 @guarded("loaders")
@@ -144,20 +157,6 @@ def _register(iterator: Any, begun: Any) -> None:
     begun[1].iterator = reference
 
 
-def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def draws(self: Any) -> Any:
-        index = original(self)
-        try:
-            found = book.under_way.get(id(self)) or book.opening.get(_thread.get_ident())
-            if found is not None and not self._dataset_kind:  # an iterable dataset has no indices
-                found[-1].drew(index)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("loaders", error)
-        return index
-
-    return wraps(original)(draws)
-
-
 def delivered(iterator: Any, batch: Any) -> None:
     """Note a batch that a loader has delivered."""
     found = book.under_way.get(id(iterator))
@@ -170,7 +169,7 @@ def delivered(iterator: Any, batch: Any) -> None:
         if one not in book.fresh:
             book.fresh.append(one)
     if one.batches == 1 and one.number <= EARLY_PASSES:
-        _note_pass(known, one, MAX_BYTES - LAST_BYTES)
+        _note_pass(known, one)
 
 
 @guarded("loaders")
@@ -192,7 +191,7 @@ def _end(known: Loader, one: LoaderPass) -> None:
         return
     one.ended_ns = time.monotonic_ns()
     if one.number <= MAX_PASSES:
-        _note_pass(known, one, MAX_BYTES - LAST_BYTES)
+        _note_pass(known, one)
 
 
 def backward_begins() -> None:
@@ -220,7 +219,7 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
             one.taken += max([count for _, count in leaves], default=0)
 
 
-def _note_pass(known: Loader, one: LoaderPass, space: int) -> None:
+def _note_pass(known: Loader, one: LoaderPass, space: int = MAX_BYTES - LAST_BYTES) -> None:
     if known.is_noted and one.noted != (one.batches, one.ended_ns):
         one.noted = (one.batches, one.ended_ns)
         _note(_entry(known, one), space)
@@ -444,7 +443,7 @@ class WorkerTimes:
         ring.fetched(self.count, self.busy_ns, self.idle_ns, self.cpu_ns)
 
 
-worker_times = WorkerTimes()
+_worker_times = WorkerTimes()
 
 
 def patch_fetchers(module: Any) -> None:
@@ -455,13 +454,12 @@ def patch_fetchers(module: Any) -> None:
             fetcher.fetch = _timed_fetch(fetcher.fetch)
 
 
-@guarded("fetches")
-def _batch_made(began_ns: int, ended_ns: int, cpu_ns: int) -> None:
-    if here.ring is not None:
-        worker_times.add(here.ring, began_ns, ended_ns, cpu_ns)
-
-
 def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @guarded("fetches")
+    def made(began_ns: int, ended_ns: int, cpu_ns: int) -> None:
+        if here.ring is not None:
+            _worker_times.add(here.ring, began_ns, ended_ns, cpu_ns)
+
     def fetch(*args: Any, **kwargs: Any) -> Any:
         began, cpu = _now_ns(), _cpu_ns()
         try:
@@ -469,7 +467,7 @@ def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             sealed[wall.gi_running][hide_own_frames, error]
             raise
-        _batch_made(began, _now_ns(), _cpu_ns() - cpu)
+        made(began, _now_ns(), _cpu_ns() - cpu)
         return batch
 
     return wraps(original)(fetch)

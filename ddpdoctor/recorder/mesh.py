@@ -24,7 +24,7 @@ from .fingerprinting import Rows, fingerprints_of, may_fingerprint, optimizer_va
 from .schedule import FingerprintFiles, StepCounter
 from .state import check_every, guarded, here, pass_on
 from .storage import fingerprint_file
-from .wrappers import then
+from .wrappers import around
 
 # The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted.
 Sharing = Tuple[str, Tuple[int, ...]]
@@ -267,10 +267,18 @@ def patch(module: Any) -> None:
     """Note the modules that are passed to a function or to FSDP1, and the tensors that ``to_empty`` makes."""
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
     owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
-    hooks.put(owner, called, functools.partial(then, after=functools.partial(_note, name or FSDP1)))
+    hooks.put(owner, called, around(then=functools.partial(_note, name or FSDP1)))
+
+    @guarded("to_empty")
+    def note_empty(unused: Any, module: Any, /, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
+        for tensor in (*module.buffers(recurse), *module.parameters(recurse)) if check_every() else ():
+            mark = None if is_placed(tensor) or len(_emptied) >= MAX_EMPTIED else _mark(tensor)
+            if mark is not None:
+                _emptied[id(tensor)] = (weakref.ref(tensor), mark)
+
     own = sys.modules["torch"].nn.Module
     if not getattr(own.to_empty, "_ddpdoctor", False):
-        hooks.put(own, "to_empty", functools.partial(then, after=_note_empty))
+        hooks.put(own, "to_empty", around(then=note_empty))
         own.to_empty._ddpdoctor = True
 
 
@@ -288,14 +296,6 @@ def _note(how: str, unused: Any, /, *args: Any, **kwargs: Any) -> None:
             mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
         if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
             _modules.append((weakref.ref(module), how, mesh))
-
-
-@guarded("to_empty")
-def _note_empty(unused: Any, module: Any, /, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
-    for tensor in (*module.buffers(recurse), *module.parameters(recurse)) if check_every() else ():
-        mark = None if is_placed(tensor) or len(_emptied) >= MAX_EMPTIED else _mark(tensor)
-        if mark is not None:
-            _emptied[id(tensor)] = (weakref.ref(tensor), mark)
 
 
 def sharing_of(tensor: Any) -> Optional[Sharing]:

@@ -336,9 +336,8 @@ def _with_names(tensors: List[Any]) -> Named:
 
     names: Dict[int, str] = {}
     wanted = {id(tensor) for tensor in tensors}
-    frame: Any = sys._getframe(1)
-    for _ in range(MAX_DEPTH):
-        if frame is None or len(names) == len(wanted):
+    for frame in frames.outward(sys._getframe(1), MAX_DEPTH):
+        if len(names) == len(wanted):
             break
         # Its variables, and the attributes of the object whose method it runs.
         values = [frame.f_locals, getattr(frame.f_locals.get("self"), "__dict__", {})]
@@ -349,7 +348,6 @@ def _with_names(tensors: List[Any]) -> Named:
             for name, tensor in module.named_parameters(variable):
                 if id(tensor) in wanted:
                     names.setdefault(id(tensor), name)
-        frame = frame.f_back
     return [(names.get(id(tensor), "parameter %d" % i), tensor) for i, tensor in enumerate(tensors)]
 
 

@@ -128,7 +128,15 @@ class Sampler:
         self.wake.acquire()
         self.gone = _thread.allocate_lock()
         self.gone.acquire()
-        self.control = _map_control(here.folder)
+        self.control: Any = None
+        try:
+            fd = open_plain(os.path.join(here.folder, "control"), os.O_RDONLY)
+            try:
+                self.control = map_file(fd, ring_layout.CONTROL_SIZE, writable=False)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            pass_on(error)
         self.answered = 0
         self.answer_path = ""
         self.lines = LineTable()
@@ -243,14 +251,25 @@ class Sampler:
         The first sample goes to disk at once, and both are there before torch is asked. torch may never return, or
         never release the GIL.
         """
+
+        def described(by: Dict[str, Callable[[], Any]]) -> Dict[str, Any]:
+            found: Dict[str, Any] = {}
+            for name, describe in by.items():
+                try:
+                    found[name] = describe()
+                except Exception as error:  # noqa: BLE001 - the recorder's wall
+                    here.failed("evidence:" + name, error)
+                    found[name] = None
+            return found
+
         samples = [take_sample()]
         self.write(request, samples, {})
-        extra = {name: _described(name, describe) for name, describe in describers.items()}
+        extra = described(describers)
         self.rests(LOOKS_APART_S)
         samples.append(take_sample())
         self.write(request, samples, extra)
         if here.is_rank:  # in a rank's forked child the locks of torch and CUDA may be held forever
-            extra.update((name, _described(name, query)) for name, query in queries.items())
+            extra.update(described(queries))
         self.write(request, samples, dict(extra, complete=1))
 
     def write(self, request: int, samples: List[Any], extra: Dict[str, Any]) -> None:
@@ -279,14 +298,6 @@ def write_quietly(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _described(name: str, describe: Callable[[], Any]) -> Any:
-    try:
-        return describe()
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("evidence:" + name, error)
-        return None
-
-
 def take_sample() -> Dict[str, Any]:
     """Return the stacks of all threads except our own. What a thread's event loop awaits follows its frames."""
     loops = sys.modules.get((__package__ or "") + ".waits")  # it is loaded where asyncio is
@@ -304,18 +315,6 @@ def take_sample() -> Dict[str, Any]:
         lines = [*frames.describe_thread(ident), *awaited]
         stacks.append({"thread": name, "main": int(is_main), "daemon": daemon, "frames": lines})
     return {"at": time.monotonic_ns(), "stacks": stacks}
-
-
-def _map_control(folder: str) -> Any:
-    try:
-        fd = open_plain(os.path.join(folder, "control"), os.O_RDONLY)
-        try:
-            return map_file(fd, ring_layout.CONTROL_SIZE, writable=False)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError) as error:
-        pass_on(error)
-        return None
 
 
 @guarded("sampler stop")

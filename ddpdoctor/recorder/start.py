@@ -27,7 +27,7 @@ from .state import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List
+    from typing import Any, Callable, List
 
 GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"  # the number of the rank that this process is, or that started it
 WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"  # the pid of ``wrap``
@@ -63,7 +63,16 @@ def install() -> None:
 def hook_in() -> None:
     """Put the hooks in, now or when their modules are imported. Nothing is recorded before a ring is made."""
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
-    here.on_start.append(_start_parts)
+
+    def start_parts() -> None:
+        from . import errors, sampler
+
+        errors.install()
+        sampler.start()
+        if here.is_rank and not os.environ.get(AGENT_VARIABLE):
+            sampler.register_sigterm()
+
+    here.on_start.append(start_parts)
     _register_patches()
     sys.meta_path.insert(0, hooks.PatchingFinder)
     for name, patch in list(hooks.patches.items()):
@@ -84,15 +93,6 @@ def start_helper() -> None:
     here.start(is_rank=False)
     # It may be a loader's worker: the batches that it makes are timed.
     hooks.when_there("torch.utils.data._utils.fetch", _later("loaders.patch_fetchers"))
-
-
-def _start_parts() -> None:
-    from . import errors, sampler
-
-    errors.install()
-    sampler.start()
-    if here.is_rank and not os.environ.get(AGENT_VARIABLE):
-        sampler.register_sigterm()
 
 
 def is_rank() -> bool:
@@ -254,37 +254,34 @@ def begin_late(folder: str) -> None:
         hook_in()
         (start_rank if is_rank() else start_helper)()
         _replace_copies()
-    _join_group()
-
-
-@guarded("running group")
-def _join_group() -> None:
-    """Note a default group that was made before the hooks went in, as if it were made now."""
-    training = sys.modules.get(_PACKAGE + ".training")
-    if training is not None and training.groups.default() is not None:
-        c10d = training.groups.c10d
-        training.before_init(world_size=c10d.get_world_size(), rank=c10d.get_rank())
-        training.after_init()
+    try:  # note a default group that was made before the hooks went in, as if it were made now
+        training = sys.modules.get(_PACKAGE + ".training")
+        if training is not None and training.groups.default() is not None:
+            c10d = training.groups.c10d
+            training.before_init(world_size=c10d.get_world_size(), rank=c10d.get_rank())
+            training.after_init()
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("running group", error)
 
 
 @guarded("copies")
 def _replace_copies() -> None:
     """Put each replaced function in the place of the original, in all modules that are loaded."""
     wrapper_of = {id(original): wrapper for original, wrapper in hooks.replaced}
+
+    def outermost(function: Any) -> Any:
+        """Return the outermost wrapper, where one hook stands around another."""
+        while id(function) in wrapper_of:
+            function = wrapper_of[id(function)]
+        return function
+
     for module_name, module in list(sys.modules.items()):
         names = getattr(module, "__dict__", None)
         if not module_name.startswith(_PACKAGE) and type(names) is dict:
             for name, value in list(names.items()):
                 if id(value) in wrapper_of:
-                    names[name] = _outermost(wrapper_of, value)
+                    names[name] = outermost(value)
     functional = sys.modules.get("torch.distributed._functional_collectives")
     # torch.compile knows the functions that it can trace by this table.
     traced = getattr(functional, "traceable_collective_remaps", {})
-    traced.update({_outermost(wrapper_of, one): traced[one] for one in list(traced) if id(one) in wrapper_of})
-
-
-def _outermost(wrapper_of: Dict[int, Any], function: Any) -> Any:
-    """Return the outermost wrapper, where one hook stands around another."""
-    while id(function) in wrapper_of:
-        function = wrapper_of[id(function)]
-    return function
+    traced.update({outermost(one): traced[one] for one in list(traced) if id(one) in wrapper_of})

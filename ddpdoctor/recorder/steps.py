@@ -67,38 +67,36 @@ def stepped(optimizer: Any) -> None:
 
 def patch_ddp(ddp: Any) -> None:
     """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
+
+    @guarded("steps")
+    def time_every_step(ddp: Any) -> None:
+        """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
+
+        If C++ logs INFO, DDP writes its times to stderr every time it takes them, so its sampling rate is left alone.
+        """
+        if ddp.device_type == "cpu" and os.environ.get("TORCH_CPP_LOG_LEVEL", "") not in ("INFO", "0"):
+            ddp._set_ddp_runtime_logging_sample_rate(1)
+
+    def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(began_ns: int, waited_ns: int) -> None:
+            end_wait(began_ns, counts=True)
+            clock.step.buffers += clock.waits[clock.phase] - waited_ns
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = 0
+            before_ns = clock.waits[clock.phase]
+            try:
+                began = begin_wait()
+                return original(*args, **kwargs)
+            finally:
+                sealed[wall.gi_running][waited, began, before_ns]
+
+        return wraps(original)(run)
+
     if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
-        hooks.put(ddp, "__init__", lambda original: around(original, after=_time_every_step))
+        hooks.put(ddp, "__init__", around(after=time_every_step))
     hooks.put(ddp, "forward", _forward)
-    hooks.put(ddp, "_sync_buffers", _waiting)
-
-
-@guarded("steps")
-def _time_every_step(ddp: Any) -> None:
-    """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
-
-    If C++ logs INFO, DDP writes its times to stderr every time it takes them, so its sampling rate is left alone.
-    """
-    if ddp.device_type == "cpu" and os.environ.get("TORCH_CPP_LOG_LEVEL", "") not in ("INFO", "0"):
-        ddp._set_ddp_runtime_logging_sample_rate(1)
-
-
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        began = 0
-        waited = clock.waits[clock.phase]
-        try:
-            began = begin_wait()
-            return original(*args, **kwargs)
-        finally:
-            sealed[wall.gi_running][_waited, began, waited]
-
-    return wraps(original)(run)
-
-
-def _waited(began_ns: int, waited_ns: int) -> None:
-    end_wait(began_ns, counts=True)
-    clock.step.buffers += clock.waits[clock.phase] - waited_ns
+    hooks.put(ddp, "_sync_buffers", waiting)
 
 
 @guarded("steps")

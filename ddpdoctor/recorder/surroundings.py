@@ -29,7 +29,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 from . import frames, hooks
 from .state import guarded, here
 from .step_clock import clock
-from .wrappers import around, then
+from .wrappers import around
 
 # The step after which threads and frameworks are noted. Our choice: a script has set its threads by then.
 NOTED_AT_STEP = 5
@@ -46,15 +46,15 @@ _built_at: Any = weakref.WeakKeyDictionary()  # by DataParallel that has not tra
 
 def patch_data_parallel(module: Any) -> None:
     """Patch torch.nn.parallel.data_parallel: note where a model is wrapped in DataParallel."""
+
+    @guarded("data parallel")
+    def built(model: Any) -> None:
+        if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
+            _built_at[model] = frames.describe_user(sys._getframe())
+
     owner = hooks.part(module, "DataParallel")
-    hooks.put(owner, "__init__", lambda original: around(original, after=_built))
-    hooks.put(owner, "forward", lambda original: around(original, before=_used))
-
-
-@guarded("data parallel")
-def _built(model: Any) -> None:
-    if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
-        _built_at[model] = frames.describe_user(sys._getframe())
+    hooks.put(owner, "__init__", around(after=built))
+    hooks.put(owner, "forward", around(before=_used))
 
 
 @guarded("data parallel")
@@ -213,7 +213,7 @@ def patch_logger(module: Any) -> None:
     """Patch the module of a logger: note its first writer or run."""
     logger, name, function = _LOGGERS[module.__name__]
     owner = getattr(module, name, None) if name else module
-    hooks.put(owner, function, partial(then, after=guarded(logger)(partial(_note, logger))), is_api=True)
+    hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)
 
 
 # By module: the logger, its class, if it is a method, and the function that begins a run.

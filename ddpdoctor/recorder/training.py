@@ -211,13 +211,18 @@ def patch_ddp(module: Any) -> None:
         steps.keep_names(model)
         replicas.register(model)
 
+    def buffers_synced(ddp: Any) -> None:
+        began_ns = time.monotonic_ns()
+        fingerprinting.buffers_synced(ddp)
+        clock.leave_out(began_ns)
+
     steps.patch_ddp(ddp)
     surroundings.watch_collections()
     gradients.patch_ddp(ddp)
     hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=after))
     hooks.put(ddp, "forward", phase("ddp_forward", before=_before_forward))
-    hooks.put(ddp, "_post_forward", lambda original: around(original, after=replicas.forward_ended))
-    hooks.put(ddp, "_sync_buffers", lambda original: around(original, after=_buffers_synced))
+    hooks.put(ddp, "_post_forward", around(after=replicas.forward_ended))
+    hooks.put(ddp, "_sync_buffers", around(after=buffers_synced))
     # What is called on DDP's reducer and timers, which are C++.
     native = sys.modules["torch._C._distributed_c10d"]
     for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
@@ -236,12 +241,6 @@ def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
     if ddp.training and ddp.require_backward_grad_sync:
         steps.will_reduce(ddp)
     return "ddp_forward" if torch.is_grad_enabled() and ddp.training else "ddp_forward_no_grad", ddp.process_group
-
-
-def _buffers_synced(ddp: Any) -> None:
-    began_ns = time.monotonic_ns()
-    fingerprinting.buffers_synced(ddp)
-    clock.leave_out(began_ns)
 
 
 def patch_autograd(module: Any) -> None:
@@ -286,7 +285,7 @@ def patch_optimizer(module: Any) -> None:
         clock.leave_out(began_ns)
 
     if check_every():
-        hooks.put(module.Optimizer, "__init__", lambda original: around(original, after=fingerprinting.made))
+        hooks.put(module.Optimizer, "__init__", around(after=fingerprinting.made))
     if hooks.has(module, "register_optimizer_step_pre_hook"):
         module.register_optimizer_step_pre_hook(begins)
     if hooks.has(module, "register_optimizer_step_post_hook"):
@@ -349,15 +348,15 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def patch_spawn(module: Any) -> None:
     """Note the exception of a rank that mp.spawn started. torch catches it and passes on only its text."""
-    hooks.put(module, "_wrap", _noting)
 
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(noting_errors(function), *args, **kwargs)
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(noting_errors(function), *args, **kwargs)
+        return _wrap
 
-    return _wrap
+    hooks.put(module, "_wrap", noting)
 
 
 def patch_popen(module: Any) -> None:
@@ -399,34 +398,33 @@ def patch_dynamo(module: Any) -> None:
 
 def patch_saves(module: Any) -> None:
     """Put a record around ``torch.serialization.save``: ``torch.save``, which distributed checkpoints call too."""
-    hooks.put(module, "save", _recorded)
 
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            # What is saved into a buffer may be meant for another rank.
+            if not (isinstance(f, (str, os.PathLike)) or hasattr(f, "name")):
+                return original(obj, f, *args, **kwargs)
+            _note_save("save_began_ns")
+            try:
+                result = original(obj, f, *args, **kwargs)
+            finally:
+                sealed[wall.gi_running][_note_save, "save_ended_ns"]
+            _note_save()
+            return result
 
-def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        # What is saved into a buffer may be meant for another rank.
-        if not (isinstance(f, (str, os.PathLike)) or hasattr(f, "name")):
-            return original(obj, f, *args, **kwargs)
-        _note_time("save_began_ns")
-        try:
-            result = original(obj, f, *args, **kwargs)
-        finally:
-            sealed[wall.gi_running][_note_time, "save_ended_ns"]
-        _count_save()
-        return result
+        return save
 
-    return save
-
-
-@guarded("save")
-def _note_time(cell: str) -> None:
-    if here.ring is not None and here.is_rank:
-        here.ring.set(cell, time.monotonic_ns())
+    hooks.put(module, "save", recorded)
 
 
 @guarded("save")
-def _count_save() -> None:
-    if here.ring is not None and here.is_rank:
+def _note_save(moment: str = "") -> None:
+    """Note when a save began or ended; without a moment, that it was made."""
+    if here.ring is None or not here.is_rank:
+        return
+    if moment:
+        here.ring.set(moment, time.monotonic_ns())
+    else:
         here.ring.set("saves", here.ring.get("saves") + 1)
         here.ring.set("saved_steps", here.ring.get("steps"))

@@ -64,8 +64,8 @@ def steps_to_measure(setting: str) -> int:
 
 def choose(settings: List[str], only: str) -> List[str]:
     """Return the settings whose names, without their values, are in a list with commas. Empty: all of them."""
-    names = set(only.split(",")) if only else set()
-    return [one for one in settings if not names or one in (BASE, AGAIN) or one.partition("=")[0] in names]
+    names = (BASE, AGAIN, *only.split(","))
+    return [one for one in settings if not only or one.partition("=")[0] in names]
 
 
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
@@ -221,7 +221,7 @@ def settings_at_start(models: List[Any]) -> List[str]:
 def give_to_ddp(ddp: Any, setting: str) -> None:
     """Give DDP's constructor a setting."""
     if setting.partition("=")[0] in AT_START:
-        hooks.put(ddp, "__init__", functools.partial(_changing, _ddp_arguments, setting))
+        hooks.put(ddp, "__init__", functools.partial(_changing, functools.partial(_ddp_arguments, setting)))
 
 
 def _ddp_arguments(setting: str, unused: Any, names: Any) -> Dict[str, Any]:
@@ -232,24 +232,24 @@ def _ddp_arguments(setting: str, unused: Any, names: Any) -> Dict[str, Any]:
     if setting == BUFFERS:
         has_new = "forward_sync_buffers" in names
         return {"forward_sync_buffers": False, "broadcast_buffers": None} if has_new else {"broadcast_buffers": False}
-    return {VIEWS: {VIEWS: True}, STATIC: {STATIC: True, "find_unused_parameters": False}}.get(
-        setting, {"find_unused_parameters": False}
-    )
+    if setting == VIEWS:
+        return {VIEWS: True}
+    return {"find_unused_parameters": False, **({STATIC: True} if setting == STATIC else {})}
 
 
 def patch_loader(module: Any) -> None:
     """Give the loaders of this rank the number of workers that this launch tries."""
     setting = read_settings(os.environ).tune_setting
+
+    def arguments_of(given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
+        if not here.is_rank or not _has_batches(given):
+            return {}
+        count = int(setting[len(WORKERS) :])
+        _loaders.append(count)
+        return {"num_workers": count, "persistent_workers": True}
+
     if setting.startswith(WORKERS):
-        hooks.put(module.DataLoader, "__init__", functools.partial(_changing, _loader_arguments, setting))
-
-
-def _loader_arguments(setting: str, given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
-    if not here.is_rank or not _has_batches(given):
-        return {}
-    count = int(setting[len(WORKERS) :])
-    _loaders.append(count)
-    return {"num_workers": count, "persistent_workers": True}
+        hooks.put(module.DataLoader, "__init__", functools.partial(_changing, arguments_of))
 
 
 def _has_batches(given: Dict[str, Any]) -> bool:
@@ -276,7 +276,7 @@ def why_without_effect(setting: str) -> str:
     return ""
 
 
-def _changing(arguments_of: Callable[..., Dict[str, Any]], setting: str, original: Any) -> Any:
+def _changing(arguments_of: Callable[..., Dict[str, Any]], original: Any) -> Any:
     """Return a constructor that also gets what ``arguments_of`` returns, by its arguments and the names of all."""
     signature = inspect.signature(original)
 
@@ -287,7 +287,7 @@ def _changing(arguments_of: Callable[..., Dict[str, Any]], setting: str, origina
         except TypeError as error:  # the script's mistake: the constructor itself says which
             pass_on(error)
             return None
-        given.arguments.update(arguments_of(setting, given.arguments, signature.parameters))
+        given.arguments.update(arguments_of(given.arguments, signature.parameters))
         return given
 
     @wraps(original)
@@ -354,8 +354,13 @@ class SettingsTrial:
                 self.in_step = 0
                 if self.steps == WARM_UP and not self._keeps_settings(ddp):
                     self._begin(ddp)
-                elif self.steps >= WARM_UP:
-                    self._measure(ddp)
+                elif self.steps >= WARM_UP:  # restarts may try what a running job cannot
+                    count = len(self.began)
+                    self.began.append(now_ns(ddp, is_edge=count in (0, MEASURED_IN_LAUNCH)))
+                    if count == MEASURED_IN_LAUNCH:
+                        steps_ns = [after - before for before, after in zip(self.began, self.began[1:])]
+                        write({"round": 0, "setting": self.fixed or BASE, "steps_ns": steps_ns})
+                        leave(self.end)
         elif self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
             leave({"end": "no optimizer step"})
         self.in_step += 1
@@ -391,15 +396,6 @@ class SettingsTrial:
                 steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
                 write({"round": number, "setting": setting, "steps_ns": steps_ns})
             self._try_next(ddp)
-
-    def _measure(self, ddp: Any) -> None:
-        """Measure a job that keeps its settings: restarts may try what a running job cannot."""
-        count = len(self.began)
-        self.began.append(now_ns(ddp, is_edge=count in (0, MEASURED_IN_LAUNCH)))
-        if count == MEASURED_IN_LAUNCH:
-            steps_ns = [after - before for before, after in zip(self.began, self.began[1:])]
-            write({"round": 0, "setting": self.fixed or BASE, "steps_ns": steps_ns})
-            leave(self.end)
 
     def _keeps_settings(self, ddp: Any) -> bool:
         """Return whether this launch has one setting. If so, write what is measured, and what a restart can try."""
@@ -483,7 +479,14 @@ class SettingsTrial:
             self.blocks = order_blocks([BASE, *late], self.rounds, first=self.rounds)
             import threading
 
-            threading.Thread(target=_leave_with_others, name="ddpdoctor-trial", daemon=True).start()
+            def leave_with_others() -> None:
+                """Follow another rank of this host that leaves: this rank may wait for it in a reduction."""
+                while not os.path.exists(os.path.join(here.folder, FOLDER, LEFT)):
+                    time.sleep(LOOK_EVERY_S)
+                time.sleep(GRACE_S)
+                leave({"end": "with another rank"})
+
+            threading.Thread(target=leave_with_others, name="ddpdoctor-trial", daemon=True).start()
         return bool(late)
 
 
@@ -551,14 +554,6 @@ def leave(entry: Any) -> None:
         os._exit(0)
 
 
-def _leave_with_others() -> None:
-    """Follow another rank of this host that leaves, from a thread: this rank may wait for it in a reduction."""
-    while not os.path.exists(os.path.join(here.folder, FOLDER, LEFT)):
-        time.sleep(LOOK_EVERY_S)
-    time.sleep(GRACE_S)
-    leave({"end": "with another rank"})
-
-
 # How DDP's error begins after a backward in which a parameter had no gradient (c10d/reducer.cpp).
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _trial: Optional[SettingsTrial] = None
@@ -571,7 +566,13 @@ def patch_ddp(module: Any) -> None:
     _trial = SettingsTrial(settings.tune_rounds, settings.tune_only, settings.tune_setting)
     ddp = module.DistributedDataParallel
     give_to_ddp(ddp, settings.tune_setting)
-    hooks.put(ddp, "__init__", lambda original: around(original, after=_made))
+
+    @guarded("tuning")
+    def made(ddp: Any) -> None:
+        if _trial is not None:
+            _trial.models.append(weakref.ref(ddp))
+
+    hooks.put(ddp, "__init__", around(after=made))
     hooks.put(ddp, "forward", _forward)
 
 
@@ -585,24 +586,17 @@ def patch_optimizer(module: Any) -> None:
         import torch
 
         torch.set_num_threads(int(setting[len(THREADS) :]))
+
+    @guarded("tuning")
+    def stepped(*unused: Any) -> None:
+        if _trial is not None and here.is_rank:
+            _trial.has_stepped = True
+            _trial.optimizer_steps += 1
+            if _trial.forwards == 0 and _trial.optimizer_steps > STEPS_WITHOUT_MODEL:
+                leave({"end": "no model"})
+
     if hooks.has(module, "register_optimizer_step_post_hook"):
-        module.register_optimizer_step_post_hook(_stepped)
-
-
-@guarded("tuning")
-def _made(ddp: Any) -> None:
-    if _trial is not None:
-        _trial.models.append(weakref.ref(ddp))
-
-
-@guarded("tuning")
-def _stepped(*unused: Any) -> None:
-    """Count a step of an optimizer."""
-    if _trial is not None and here.is_rank:
-        _trial.has_stepped = True
-        _trial.optimizer_steps += 1
-        if _trial.forwards == 0 and _trial.optimizer_steps > STEPS_WITHOUT_MODEL:
-            leave({"end": "no model"})
+        module.register_optimizer_step_post_hook(stepped)
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -654,23 +648,23 @@ def patch_saves(module: Any) -> None:
 
     What is saved into an open file or a buffer is not diverted: it may be meant for another rank, and not for a disk.
     """
-    hooks.put(module, "save", _diverted)
+
+    def diverted(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(f, (str, os.PathLike)):
+                return original(obj, f, *args, **kwargs)
+            import tempfile
+
+            _thrown_away.add(_full(f))
+            with tempfile.TemporaryFile() as nowhere:  # writing takes as long as in the script
+                return original(obj, nowhere, *args, **kwargs)
+
+        return save
+
+    hooks.put(module, "save", diverted)
     for name in ("replace", "rename"):
         hooks.put(os, name, _moved)
-
-
-def _diverted(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(f, (str, os.PathLike)):
-            return original(obj, f, *args, **kwargs)
-        import tempfile
-
-        _thrown_away.add(_full(f))
-        with tempfile.TemporaryFile() as nowhere:  # writing takes as long as in the script
-            return original(obj, nowhere, *args, **kwargs)
-
-    return save
 
 
 def _moved(original: Callable[..., Any]) -> Callable[..., Any]:

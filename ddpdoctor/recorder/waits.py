@@ -24,7 +24,7 @@ from .wrappers import hide_own_frames, wraps
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
-    from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional
+    from typing import Any, Deque, Dict, Iterator, List, Optional
 
     Frames = List[Dict[str, Any]]
 
@@ -110,22 +110,21 @@ def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
 
 def _codes(stack: List[CodeType]) -> Iterator[CodeType]:
     """Return the user's functions: those on the stack with their nested ones, then those of the user's modules."""
+
+    def nested(code: Any) -> Iterator[CodeType]:
+        if hasattr(code, "co_consts"):
+            yield code
+            for constant in code.co_consts:
+                yield from nested(constant)
+
     for code in stack:
         if frames.is_user_file(code.co_filename):
-            yield from _nested(code)
+            yield from nested(code)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and frames.is_user_file(file):
             for value in list(vars(module).values()):
-                yield from _nested(getattr(value, "__code__", None))
-
-
-def _nested(code: Any) -> Iterable[CodeType]:
-    if not hasattr(code, "co_consts"):
-        return
-    yield code
-    for constant in code.co_consts:
-        yield from _nested(constant)
+                yield from nested(getattr(value, "__code__", None))
 
 
 def _assigns(code: CodeType, names: List[str]) -> int:
@@ -261,19 +260,18 @@ def patch_loop(module: Any) -> None:
     """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
     original = module.BaseEventLoop.call_exception_handler
 
+    @guarded("task error")
+    def keep(context: Any) -> None:
+        error, task = context.get("exception"), context.get("task") or context.get("future")
+        if error is not None and here.ring is not None:
+            _kept.append(_entry("task", task, error))
+
     @wraps(original)
     def call_exception_handler(self: Any, context: Any) -> Any:
-        _keep_of_task(context)
+        keep(context)
         return original(self, context)
 
     module.BaseEventLoop.call_exception_handler = call_exception_handler
-
-
-@guarded("task error")
-def _keep_of_task(context: Any) -> None:
-    error, task = context.get("exception"), context.get("task") or context.get("future")
-    if error is not None and here.ring is not None:
-        _kept.append(_entry("task", task, error))
 
 
 def patch_futures(module: Any) -> None:

@@ -35,31 +35,27 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def around(original: Any, before: Any = None, after: Any = None) -> Any:
-    """Return a method that also calls ``before`` and ``after``, with its object. They must not raise."""
+def around(before: Any = None, after: Any = None, then: Any = None) -> Callable[[Any], Any]:
+    """Return a decorator for a method or a function that calls more. What it calls must not raise.
 
-    @wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if before is not None:
-            before(self)
-        result = original(self, *args, **kwargs)
-        if after is not None:
-            after(self)
-        return result
+    ``before`` and ``after`` get the method's object, ``then`` the result and all arguments.
+    """
 
-    return run
+    def decorate(original: Any) -> Any:
+        @wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(args[0])
+            result = original(*args, **kwargs)
+            if after is not None:
+                after(args[0])
+            if then is not None:
+                then(result, *args, **kwargs)
+            return result
 
+        return run
 
-def then(original: Any, after: Any) -> Any:
-    """Return a function that also calls ``after`` with its result and its arguments. It must not raise."""
-
-    @wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        after(result, *args, **kwargs)
-        return result
-
-    return run
+    return decorate
 
 
 @guarded("traceback")

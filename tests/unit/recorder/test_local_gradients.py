@@ -44,7 +44,7 @@ class Trained:
         self.replica.reductions += self.model.require_backward_grad_sync
 
     def step(self):
-        self.watch.before_step(self.optimizer) if self.watch.findings.pending else None
+        self.watch.before_step(self.optimizer)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -528,7 +528,7 @@ def test_who_never_reduces_by_ddp_is_looked_at_in_every_backward(make):
         job.norms.clear()
         with job.model.no_sync():
             job.backward()
-        job.watch.step_begins()
+        job.watch.before_step(optimizer)
         optimizer.step()
     assert max(job.norms) == 12
 
