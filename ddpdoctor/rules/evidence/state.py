@@ -689,14 +689,8 @@ def lost_by(state: RunState) -> Lost | None:
         for name in _accused(state, fact):
             if name not in victims:
                 who = fact.who
-                votes[name].setdefault(
-                    who.rank
-                    if who.rank is not None
-                    else (who.host, who.pid)
-                    if who.pid is not None
-                    else fact.spot.source,
-                    fact,
-                )
+                process = (who.host, who.pid) if who.pid is not None else fact.spot.source
+                votes[name].setdefault(who.rank if who.rank is not None else process, fact)
     ordered = sorted(votes.items(), key=lambda vote: -len(vote[1]))
     if not ordered:
         return _silent(state)

@@ -215,10 +215,6 @@ class JobState:
         left = [max(s.error.time_ns if s.error is not None else 0, s.rank.main_ended_ns or 0) for s in there]
         return bool(left) and all(self.time_ns - at < self.timeout_ns for at in left)
 
-    def waited_ns(self) -> int:
-        """Return how long the first waiter has waited."""
-        return max((self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters), default=0)
-
     @property
     def may_have_come(self) -> bool:
         """Whether what every waiting rank waits for may have come, so that its device works on something of its own."""
@@ -227,7 +223,8 @@ class JobState:
 
     def waited_long(self) -> bool:
         """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
-        return bool(self.failures) or self.waited_ns() >= self.patience_ns
+        waited_ns = (self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters)
+        return bool(self.failures) or max(waited_ns, default=0) >= self.patience_ns
 
 
 def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import Fault
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.words import first_names, grouped, name_list, rank_list, verb
+from ddpdoctor.model.words import first_names, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.branches import (
@@ -243,11 +243,8 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
         named = list(dict.fromkeys(one.name for one in tensors if one.shape == shape and not one.is_buffer))
         if named and shape is not None:
-            of = (
-                f"the gradient of {name_list(named, most=3)}"
-                if len(named) == 1
-                else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
-            )
+            of = f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
+            of = f"the gradient of {named[0]}" if len(named) == 1 else of
             found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
     sides = _call_classes(list(conflict.parts))
     said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]

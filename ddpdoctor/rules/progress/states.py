@@ -244,11 +244,6 @@ class RankState:
         """Return how many nanoseconds it has been in its call."""
         return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
 
-    @property
-    def on_device(self) -> bool:
-        """Whether it waits in a call that a device has not completed. Its host may be free to go on."""
-        return self.waiting and self.call is not None and self.call.device_state is not None
-
 
 def is_collective(op: str) -> bool:
     """Return whether an operation is a collective, not a phase or point-to-point."""
@@ -397,12 +392,9 @@ def _native_doing(rank: Rank, call: Call) -> Activity:
     if call.op == "backward":
         log = pack_calls(rank.recent_calls)
         before = log[: bisect_left(log.indexes, call.index)]
-        return (
-            Activity.NATIVE
-            if (not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts))
-            and (not frames or is_file(frames[-1], *_AUTOGRAD))
-            else Activity.BACKWARD
-        )
+        reduces = not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
+        in_engine = not frames or is_file(frames[-1], *_AUTOGRAD)
+        return Activity.NATIVE if reduces and in_engine else Activity.BACKWARD
     if not frames:
         return Activity.NATIVE if call.op == "ddp_init" else Activity.USER
     return Activity.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Activity.USER

@@ -255,11 +255,8 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
         return SlowReason(SlowCause.HOST_LOAD, seen, fix)
     mine, usual = median(own.kept.input_numel), median(median(one.kept.input_numel) for one in theirs)
     if usual and mine >= LARGER * usual:
-        what, rows, usual_rows = (
-            "elements",
-            median(own.kept.input_rows),
-            median(median(one.kept.input_rows) for one in theirs),
-        )
+        what, rows = "elements", median(own.kept.input_rows)
+        usual_rows = median(median(one.kept.input_rows) for one in theirs)
         if rows != usual_rows:
             what, mine, usual = "rows", rows, usual_rows
         seen = f"its batches have {mine:.0f} {what}, and those of the others {usual:.0f}"
@@ -314,11 +311,9 @@ def _part(speed: Speed, part: str) -> float:
 def _core_ms(speed: Speed) -> tuple[float, float]:
     """Return how long the main thread waits for a core in a step, and how long it runs."""
     time = speed.core_time
-    return (
-        (time.queued_ms / speed.count, time.on_core_ms / speed.count)
-        if time is not None and speed.count
-        else (0.0, 0.0)
-    )
+    if time is None or not speed.count:
+        return 0.0, 0.0
+    return time.queued_ms / speed.count, time.on_core_ms / speed.count
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")

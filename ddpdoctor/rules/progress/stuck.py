@@ -661,8 +661,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{does}{left}"
-    seen = [*say.classes(job, blamed), *say.others(job, blamed)]
-    seen += [*say.handled_words(job, blamed)]
+    seen = [*say.classes(job, blamed), *say.others(job, blamed), *say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     idle = () if waiters else tuple(n for n in blamed if job.ranks[n].device_idle)
     if idle:

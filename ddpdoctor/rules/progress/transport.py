@@ -231,7 +231,9 @@ def check_deadlock(job: JobState) -> Answer:
         evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
         fix="use groups and peers in the same order on all ranks",
     )
-    on_device = any(job.states[n].on_device for circle in circles for n in circle.ranks)
+    # A rank that waits in a call which a device has not completed: its host may be free to go on.
+    calls = [job.states[n].call for circle in circles for n in circle.ranks if job.states[n].waiting]
+    on_device = any(call is not None and call.device_state is not None for call in calls)
     if on_device:
         found = replace(found, confidence=Confidence.MEDIUM)
     if not circles or job.may_have_come:
