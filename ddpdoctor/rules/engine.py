@@ -40,7 +40,6 @@ def origin_of(code: str) -> FaultOrigin | None:
     return next((ORIGINS[code[:length]] for length in (5, 4, 3) if code[:length] in ORIGINS), None)
 
 
-_NO_STEP = 1 << 62
 _LAST = 1 << 62
 # Findings that are not about speed come after those that are, which the user has asked for. Errors come first anyway.
 _NO_SHARE = 1.0
@@ -63,15 +62,13 @@ def pick_verdict(findings: Iterable[Finding]) -> Finding | None:
 
 def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, float, int, int, int, str]:
     ends_badly = finding.code.startswith("DD6") and finding.severity is Severity.ERROR
-    step = _NO_STEP if finding.step is None or ends_badly else finding.step
-    sureness = list(Confidence).index(finding.confidence)
     return (
         finding.severity.order,
         0 if ends_badly else 1,
         _NO_SHARE if finding.share is None else -finding.share,
-        step,
+        _LAST if finding.step is None or ends_badly else finding.step,
         places.get(finding.code, _LAST),
-        sureness,
+        list(Confidence).index(finding.confidence),
         finding.code,
     )
 

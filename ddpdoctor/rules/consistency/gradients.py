@@ -60,13 +60,20 @@ def check_gradients(job: Job) -> Answer:
 
 def why_gradients_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of gradients that differ after the reduction."""
-    if sighting.replica.mesh_dims:
-        return _apart_in_mesh(sighting)
-    for cause in chain(_without_reduction(sighting), _after_reduction(sighting)):
-        return cause
     blame = blame_of(sighting.difference.splits)
     one = blame.ground is Ground.MAJORITY
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
+    if sighting.replica.mesh_dims:
+        return DriftCause(
+            name="apart in a mesh",
+            words=f"ranks along the {sighting.replica.mesh_dims} dimension of the mesh have equal copies of these "
+            f"parameters, but {who} before the optimizer, or computed them from other inputs",
+            fix="give the ranks of one tensor parallel group the same batch and random state, and do the same work "
+            "between backward and step() on all ranks",
+            at_the_step=True,
+        )
+    for cause in chain(_without_reduction(sighting), _after_reduction(sighting)):
+        return cause
     more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
     return DriftCause(
         name="changed after the reduction",
@@ -76,19 +83,6 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
         ),
         fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
         "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
-        at_the_step=True,
-    )
-
-
-def _apart_in_mesh(sighting: Sighting) -> DriftCause:
-    blame = blame_of(sighting.difference.splits)
-    who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
-    return DriftCause(
-        name="apart in a mesh",
-        words=f"ranks along the {sighting.replica.mesh_dims} dimension of the mesh have equal copies of these "
-        f"parameters, but {who} before the optimizer, or computed them from other inputs",
-        fix="give the ranks of one tensor parallel group the same batch and random state, and do the same work between "
-        "backward and step() on all ranks",
         at_the_step=True,
     )
 
@@ -121,7 +115,14 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
 
 def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
     """Yield the causes that keep DDP from reducing gradients, the likeliest first."""
-    blame = seen(each for each in sighting.values if each.forwards == 0 and not _was_reduced(sighting, each))
+    # Without a forward, and with fewer reductions than steps since the last equal state, or since the start.
+    counts = {each.rank: (each.reductions, each.steps) for each in sighting.before}
+    bypassed = []
+    for each in sighting.values:
+        reductions, steps = counts.get(each.rank, (0, 0))
+        reduced = each.reductions - reductions >= each.steps - steps > 0
+        bypassed += [each] if each.forwards == 0 and not reduced else []
+    blame = seen(bypassed)
     if blame is not None:
         yield DriftCause(
             name="bypassed",
@@ -157,13 +158,6 @@ def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
             at_the_step=True,
             evidence=(f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",),
         )
-
-
-def _was_reduced(sighting: Sighting, values: Values) -> bool:
-    """Return whether there were at least as many reductions as steps since the last equal state, or since the start."""
-    before = next((each for each in sighting.before if each.rank == values.rank), None)
-    reductions = values.reductions - (before.reductions if before else 0)
-    return reductions >= values.steps - (before.steps if before else 0) > 0
 
 
 def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
@@ -254,7 +248,11 @@ def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]])
 def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
-        cause = sightings[_cause(sightings, used[0])]
+        cause = sightings[used[0]]
+        before = sightings[used[0] - 1] if used[0] else None
+        # A rank that ended in between never saw that its gradients were used, but the others have NaN in parameters.
+        if cause.origins == {Origin.PARAMETER} and before is not None and before.step == cause.step - 1:
+            cause = before
         sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
         if cause.origins == {Origin.PARAMETER}:
             used_words = (
@@ -278,17 +276,6 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
         return _nonfinite_finding(job, cause, Severity.WARNING, Confidence.HIGH, summary)
     summary = f"{_computed(sightings[0])}; no optimizer used it"
     return _nonfinite_finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
-
-
-def _cause(sightings: list[NonFiniteStep], at: int) -> int:
-    """Return the index of the first sighting that was used, or of the one a step earlier if that explains it.
-
-    A rank that ended in between never saw that its gradients were used, but the others have NaN in their parameters.
-    """
-    before = at - 1
-    if sightings[at].origins != {Origin.PARAMETER} or before < 0:
-        return at
-    return before if sightings[before].step == sightings[at].step - 1 else at
 
 
 def _nonfinite_finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -79,12 +79,13 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
         writers = rank_list(blame.ranks)
     else:
         writers = "one rank" if len(splits[0].sides) == 2 else "several ranks"
+    unseen, see_each = _of_unseen_steps(sighting)
     return DriftCause(
         name="written",
         words=f"something other than the optimizer step changed them on {writers}, such as a checkpoint "
-        f"loaded only there or an in-place edit{or_unseen(sighting)}{never}",
+        f"loaded only there or an in-place edit{unseen}{never}",
         fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters the same way on all ranks, "
-        f"or broadcast them afterwards{to_see_each(sighting)}",
+        f"or broadcast them afterwards{see_each}",
     )
 
 
@@ -137,14 +138,12 @@ def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
     if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
         last = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
         values = next((written for written in last if written), ())
-    splits = splits_of(values, kernels=True)
-    if splits:
-        texts = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+    if different := _different_settings(values, kernels=True):
         yield DriftCause(
             name="settings",
-            words=f"the optimizer has different settings: {texts}",
+            words=f"the optimizer has different settings: {different[0]}",
             fix=SAME_SETTINGS,
-            blame=splits[0].blame,
+            blame=different[1],
             at_the_step=True,
         )
     yield from filter(None, [added_after_wrapping(sighting)])
@@ -157,73 +156,45 @@ def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
         )
     of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
     if of_state is not None and not state_follows_parameters(sighting.values):
+        unseen, see_each = _of_unseen_steps(of_state)
         yield DriftCause(
             name="optimizer state",
-            words=f"the optimizer state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
-            fix=f"load the optimizer state on all ranks from the same file{to_see_each(of_state)}",
+            words=f"the optimizer state differs since step {of_state.step}, with equal gradients{unseen}",
+            fix=f"load the optimizer state on all ranks from the same file{see_each}",
             blame=blame_of(of_state.difference.splits),
         )
 
 
-def or_unseen(sighting: Sighting) -> str:
-    """Return what else may have happened if steps since the last good one were not compared, or "".
+def _of_unseen_steps(sighting: Sighting) -> tuple[str, str]:
+    """Return what else may have happened in steps that were not compared, and how to see each; "" if there are none.
 
     The gradients of such a step are gone: only parameters and state show what they did.
     """
-    return _UNSEEN if _leaves_steps_out(sighting) else ""
+    return (_UNSEEN, _SEE_EACH) if sighting.step - (sighting.last_good or 0) > 1 else ("", "")
 
 
-def to_see_each(sighting: Sighting) -> str:
-    """Return how to find the exact step if it is not known, or ""."""
-    return _SEE_EACH if _leaves_steps_out(sighting) else ""
+def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> tuple[str, DriftBlame] | None:
+    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs.
 
-
-def _leaves_steps_out(sighting: Sighting) -> bool:
-    return sighting.step - (sighting.last_good or 0) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingSplit:
-    """A setting that has different values on different ranks."""
-
-    name: str
-    sides: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @property
-    def blame(self) -> DriftBlame:
-        """Return the ranks whose value is not that of the majority."""
-        return blame_outvoted([ranks for _, ranks in self.sides])
-
-    @property
-    def words(self) -> str:
-        """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2"."""
-        return f"{self.name} is {sides_words(self.sides)}"
-
-
-def splits_of(values: Sequence[Values], *, kernels: bool = False) -> tuple[SettingSplit, ...]:
-    """Return the settings that differ between ranks. ``kernels`` includes those that only choose a kernel."""
+    ``kernels`` includes the settings that only choose a kernel.
+    """
     known = [each for each in values if each.settings]
     names = dict.fromkeys(name for each in known for name, _ in each.settings)
     found = []
     for name in names:
-        if base_name(name) in _KERNELS and not kernels:
+        if name.rpartition(".")[2] in _KERNELS and not kernels:  # "lr" of "1.lr", which is that of a group
             continue
         sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in known})
         if len(sides) > 1:
-            found.append(SettingSplit(name=name, sides=tuple(sides)))
-    return tuple(found)
-
-
-def base_name(name: str) -> str:
-    """Return the name of a setting without its group: "lr" of "1.lr"."""
-    return name.rpartition(".")[2]
+            found.append((f"{name} is {sides_words(sides)}", blame_outvoted([ranks for _, ranks in sides])))
+    return ("; ".join(words for words, _ in found[:MAX_SETTINGS]), found[0][1]) if found else None
 
 
 def state_follows_parameters(values: Sequence[Values]) -> bool:
     """Return whether the state depends on the parameters, because weight decay is added to the gradient."""
     return any(
         each.optimizer.rpartition(".")[2] not in _DECOUPLED
-        and any(base_name(name) == _DECAY and _is_on(text) for name, text in each.settings)
+        and any(name.rpartition(".")[2] == _DECAY and _is_on(text) for name, text in each.settings)
         for each in values
     )
 
@@ -428,11 +399,12 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
             or (why_parameters_differ(earlier).unsynchronized or state_follows_parameters(sighting.values))
         ):
             return DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
+    unseen, see_each = _of_unseen_steps(sighting)
     return DriftCause(
         name="state",
-        words="with equal gradients, so it was loaded or changed on some ranks only"
-        f"{or_unseen(sighting)}: parameters will diverge too",
-        fix=f"load the optimizer state on all ranks from the same file{to_see_each(sighting)}",
+        words=f"with equal gradients, so it was loaded or changed on some ranks only{unseen}: parameters will diverge "
+        "too",
+        fix=f"load the optimizer state on all ranks from the same file{see_each}",
     )
 
 
@@ -445,19 +417,18 @@ def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
     for step, values in sorted((at for stream in streams for at in stream.values), key=lambda at: at[0]):
         if any(each.join for each in values) or not is_aligned(values):
             continue
-        splits = splits_of(values)
-        if not splits:
+        different = _different_settings(values)
+        if different is None:
             last_good = step
             continue
-        blame, optimizer = splits[0].blame, values[0].optimizer or "the optimizer"
-        different = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+        texts, blame = different
         return Problem(
             confidence=blame.confidence,
             ranks=blame.ranks,
             hosts=hosts_of(job, blame.ranks),
             step=step,
-            summary=f"the settings of {optimizer} differ between {rank_list(replica.members)} at step {step}: "
-            f"{different}",
+            summary=f"the settings of {values[0].optimizer or 'the optimizer'} differ between "
+            f"{rank_list(replica.members)} at step {step}: {texts}",
             evidence=(
                 *([f"equal at step {last_good}"] if last_good is not None else []),
                 *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),

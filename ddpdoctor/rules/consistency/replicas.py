@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.consistency import MESH, StreamClock, What
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import first_names, grouped, majority_of, outvoted, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.progress.states import to_place
 
 if TYPE_CHECKING:
@@ -67,13 +68,25 @@ def replicas_of(job: Job, *, wrapped: bool = True) -> tuple[ReplicaStreams, ...]
 
 def sightings(replica: ReplicaStreams, what: What) -> list[Sighting]:
     """Return the differences of one kind, at most one per stream, the earliest first."""
-    found = [
-        _sighting(replica, stream, difference)
-        for stream in replica.streams
-        for difference in stream.differences
-        if difference.what is what
+    found = []
+    equal: list[int] = []  # the steps of the last comparisons at which all tensors of the kind were equal
+    for stream in replica.streams:
+        different = [difference for difference in stream.differences if difference.what is what]
+        number = different[0].last_equal if different else stream.last_number
+        equal += [step_of(stream, number)] if what in stream.kinds and number is not None else []
+        found += [(step_of(stream, difference.number), stream, difference) for difference in different]
+    return [
+        Sighting(
+            replica=replica,
+            stream=stream,
+            difference=difference,
+            step=step,
+            last_good=max((good for good in equal if good < step), default=None),
+            values=values_at(stream, difference.number),
+            before=values_at(stream, difference.last_equal),
+        )
+        for step, stream, difference in sorted(found, key=itemgetter(0))
     ]
-    return sorted(found, key=lambda sighting: sighting.step)
 
 
 def values_at(stream: Stream, number: int | None) -> tuple[Values, ...]:
@@ -105,32 +118,6 @@ def is_aligned(values: Iterable[Values]) -> bool:
     A rank that has made one step more or less writes its step N at another point of training than the others.
     """
     return len({each.reductions for each in values}) <= 1
-
-
-def _sighting(replica: ReplicaStreams, stream: Stream, difference: Difference) -> Sighting:
-    step = step_of(stream, difference.number)
-    steps = [
-        step_of(stream, number)
-        for stream in replica.streams
-        if difference.what in stream.kinds and (number := _last_equal(stream, difference.what)) is not None
-    ]
-    return Sighting(
-        replica=replica,
-        stream=stream,
-        difference=difference,
-        step=step,
-        last_good=max((good for good in steps if good < step), default=None),
-        values=values_at(stream, difference.number),
-        before=values_at(stream, difference.last_equal),
-    )
-
-
-def _last_equal(stream: Stream, what: What) -> int | None:
-    """Return the last comparison at which all tensors of a kind were equal, up to the first difference."""
-    for difference in stream.differences:
-        if difference.what is what:
-            return difference.last_equal
-    return stream.last_number
 
 
 # Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``.
@@ -178,11 +165,9 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
 def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
     """Return the findings, or "passed", or why nothing can be said. ``noun`` names what was to be compared."""
     found = tuple(findings)
-    if found:
+    if found or survey_.compared:
         return judged(found)
-    if survey_.excuses and not survey_.compared:
-        return skipped("; ".join(survey_.excuses))
-    return passed() if survey_.compared else skipped(why_nothing(job, noun))
+    return skipped("; ".join(survey_.excuses) or why_nothing(job, noun))
 
 
 def why_nothing(job: Job, noun: str) -> str:
@@ -332,11 +317,6 @@ def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
-def blamed(found: FoundDifference) -> DriftBlame:
-    """Return the ranks that the cause itself shows, or else those that differ from the majority."""
-    return found.cause.blame or blame_of(found.sighting.difference.splits)
-
-
 def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
     """Return the hosts of ranks, or nothing if the job has only one node."""
     if job.nnodes <= 1:
@@ -363,7 +343,8 @@ def row_words(row: TensorRow) -> str:
 
 
 def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
-    blame, sighting = blamed(first), first.sighting
+    sighting = first.sighting
+    blame = first.cause.blame or blame_of(sighting.difference.splits)
     everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]
     sites = {each.rank: each.site for each in sighting.values if each.site is not None and each.site.user}
     where = [to_place(rank, sites[rank]) for rank in blame.ranks if rank in sites]

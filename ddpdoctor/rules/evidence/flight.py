@@ -46,12 +46,10 @@ _PARTNER = {"send": "recv", "recv": "send"}
 _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
-def find_circle(links: Iterable[tuple[int, Operation, int | None]], source: str = "") -> Circle | None:
+def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | None:
     """Return the shortest way in which ranks wait for each other, or None if someone waits for nobody.
 
-    Args:
-        links: A rank, what it waits in, and for whom.
-        source: The name of a file that shows it.
+    Each link is a rank, what it waits in, and for whom.
     """
     waits: dict[int, dict[int, Operation]] = {}
     for rank, operation, other in links:
@@ -65,7 +63,7 @@ def find_circle(links: Iterable[tuple[int, Operation, int | None]], source: str 
         return None
     shortest = min(ways, key=len)
     pairs = zip(shortest, [*shortest[1:], shortest[0]], strict=True)
-    return Circle(links=tuple((rank, waits[rank][to], to) for rank, to in pairs), spot=Spot(source=source))
+    return Circle(links=tuple((rank, waits[rank][to], to) for rank, to in pairs), spot=Spot(source=""))
 
 
 def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:

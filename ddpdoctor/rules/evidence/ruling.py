@@ -34,7 +34,7 @@ from ddpdoctor.model.evidence import (  # fmt: skip
 )
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.known_errors import ONLY_LOCAL
-from ddpdoctor.model.words import rank_list, verb
+from ddpdoctor.model.words import grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.calls import innermost
@@ -56,7 +56,7 @@ from ddpdoctor.rules.progress.states import place_words
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.evidence.state import Root
@@ -96,12 +96,7 @@ def _absence(
 ) -> Ruling:
     """Return a ruling about ranks that did not come to where others wait.
 
-    Args:
-        state: The run.
-        ranks: The ranks.
-        absent: What says so.
-        weaker: What weaker sources say of other ranks.
-        samples: The last stack of each rank.
+    ``absent`` says so, and ``weaker`` is what weaker sources say of other ranks; ``samples`` are the last stacks.
     """
     kind = "stuck"  # what became of them
     exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
@@ -117,38 +112,91 @@ def _absence(
     sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
     if weaker or not all(fact.certain for fact in absent) or (state.unseen and not counted):
         sure = Confidence.LOW
-    operation = absent[0].operation
     waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
         rank for rank in state.waiting if rank not in ranks
     ]
-    frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
     loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
     by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
     workers = list(by_pid.values())[:MOST_QUOTES]
     of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers)
+    frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
     where = (*places(frames), *dict.fromkeys(of_workers))
-    target = "init_process_group" if absent[0].in_init else operation.words()
-    did = {"early-exit": "exited before", "missing": "never joined"}.get(kind, "did not call")
+    busy = next((fact.busy for fact in absent if fact.busy is not None), None)
+    quoted = [*quotes(absent), *quotes([busy] if busy is not None else [])]
+    quoted += [f"a weaker source disagrees: {words}" for words in quotes(weaker)]
+    if kind == "killed":
+        fix = _FIND_END
+    elif busy is not None and not where:
+        fix = _LET_IT_END
+    else:
+        fix = _absence_fix(ranks, where, workers, late=any(fact.late for fact in absent) and kind == "stuck")
+    problem = Problem(
+        summary=_absence_summary(state, ranks, absent, waiters, where, kind=kind, sure=sure),
+        confidence=sure,
+        ranks=tuple(ranks),
+        hosts=state.hosts_of(ranks),
+        where=where,
+        evidence=tuple(_absence_evidence(state, ranks, samples, workers, quoted, waiters)),
+        fix=fix,
+    )
+    return Ruling(kind=kind, problem=problem)
+
+
+def _absence_summary(  # noqa: PLR0913 - what is known of the absence
+    state: RunState,
+    ranks: list[int],
+    absent: Sequence[Absent],
+    waiters: list[int],
+    where: tuple[Place, ...],
+    *,
+    kind: str,
+    sure: Confidence,
+) -> str:
+    wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
+    who = who_words(state, ranks)
+    if kind == "killed":
+        be = "may be" if sure is Confidence.LOW else verb(ranks, "is", "are")
+        return f"{who} {be} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
     at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
     busy = next((fact.busy for fact in absent if fact.busy is not None), None)
     if busy is not None and not at:
         at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
-    wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
-    late = any(fact.late for fact in absent) and kind == "stuck"
-    if late:
-        did = "came too late to"
+    did, perhaps = {
+        "early-exit": ("exited before", "may have exited before"), "missing": ("never joined", "may not have joined"),
+    }.get(kind, ("did not call", "may not have called"))  # fmt: skip
+    if any(fact.late for fact in absent) and kind == "stuck":
+        did, perhaps = "came too late to", "may have come too late to"
         wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
-    who = who_words(state, ranks)
-    whom = f" for {verb(ranks, 'it', 'them')}"
+    target = "init_process_group" if absent[0].in_init else absent[0].operation.words()
     if sure is Confidence.LOW:
-        did = {"early-exit": "may have exited before", "missing": "may not have joined"}.get(
-            kind, "may have come too late to" if late else "may not have called"
-        )
-        whom = ""
-    summary = f"{who} {did} {target}; {at}{wait}{whom}"
-    if kind == "killed":
-        be = "may be" if sure is Confidence.LOW else verb(ranks, "is", "are")
-        summary = f"{who} {be} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
+        return f"{who} {perhaps} {target}; {at}{wait}"
+    return f"{who} {did} {target}; {at}{wait} for {verb(ranks, 'it', 'them')}"
+
+
+def _absence_evidence(
+    state: RunState,
+    ranks: list[int],
+    samples: dict[int, Stacked],
+    workers: Sequence[Stacked],
+    quoted: list[str],
+    waiters: list[int],
+) -> Iterator[str]:
+    """Yield what the absent ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+    for rank in ranks:
+        if (sample := samples.get(rank)) is not None:
+            twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
+            place = place_words(innermost(sample.frames))
+            yield f"rank {rank} {_STATES[sample.doing]}, {place}{twice} ({quote(sample)})"
+    for worker in workers:
+        if (frame := innermost(worker.frames)) is not None and worker.who.pid is not None:
+            yield f"the worker of rank {worker.who.rank} with pid {worker.who.pid} is {place_words(frame)}"
+    yield from quoted
+    yield from quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters)
+    enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
+    stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in waiters}
+    lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
+    for place, those in lines.items():
+        yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
     reached = []
     done: dict[tuple[int | None, str], int] = {}
     for fact in state.all(Reached):
@@ -160,61 +208,17 @@ def _absence(
                 continue  # another source says that the rank has completed it
             group = f" of {fact.group_words}" if fact.group_words else ""
             reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
-    problem = Problem(
-        summary=summary,
-        confidence=sure,
-        ranks=tuple(ranks),
-        hosts=state.hosts_of(ranks),
-        where=where,
-        evidence=(
-            *_doing_words(state, samples, ranks),
-            *(
-                f"the worker of rank {fact.who.rank} with pid {fact.who.pid} is {place_words(frame)}"
-                for fact in workers
-                if (frame := innermost(fact.frames)) is not None and fact.who.pid is not None
-            ),
-            *quotes(absent),
-            *quotes([busy] if busy is not None else []),
-            *(f"a weaker source disagrees: {words}" for words in quotes(weaker)),
-            *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
-            *_waiter_places(state, samples, waiters),
-            *list(dict.fromkeys(reached))[:MOST_QUOTES],
-            *steps_words(state),
-            *coverage(state),
-        ),
-        fix=_FIND_END
-        if kind == "killed"
-        else _LET_IT_END
-        if busy is not None and not where
-        else _absence_fix(ranks, where, workers)
-        if where or not late
-        else f"find out what {rank_list(ranks)} did before that call; if it may take so long, raise the limit: "
-        "`init_process_group(timeout=timedelta(hours=2))`",
-    )
-    return Ruling(kind=kind, problem=problem)
+    yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
+    yield from steps_words(state)
+    yield from coverage(state)
 
 
-def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Sequence[int]) -> list[str]:
-    twice = {rank: " in every sample" if len(state.samples_of(rank)) > 1 else "" for rank in ranks}
-    return [
-        f"rank {rank} {_STATES[sample.doing]}, {place_words(innermost(sample.frames))}{twice[rank]} ({quote(sample)})"
-        for rank in ranks
-        if (sample := samples.get(rank)) is not None
-    ]
-
-
-def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterable[int]) -> list[str]:
-    """Return at which lines the others wait: from stacks, else from where the operation was enqueued."""
-    lines: dict[str, list[int]] = defaultdict(list)
-    enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
-    for rank in waiters:
-        frames = samples[rank].frames if rank in samples else enqueued.get(rank, ())
-        if frames:
-            lines[place_words(innermost(frames))].append(rank)
-    return [f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {place}" for place, ranks in lines.items()]
-
-
-def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked]) -> str:
+def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked], *, late: bool) -> str:
+    if late and not where:
+        return (
+            f"find out what {rank_list(ranks)} did before that call; if it may take so long, raise the limit: "
+            "`init_process_group(timeout=timedelta(hours=2))`"
+        )
     if workers and (frame := innermost(workers[0].frames)) is not None:
         return f"check what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
     if where:

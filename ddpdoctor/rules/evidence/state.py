@@ -502,11 +502,9 @@ class Root:
 
 def find_roots(state: RunState) -> list[Root]:
     """Return the failures that refer to no other rank, the earliest first as far as that is known."""
-    stopped = bool(state.all(Stopped))
     roots: dict[object, Root] = defaultdict(Root)
     timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
-    lost = {Nature.PEER_LOST, Nature.TIMED_OUT}
-    victims = {fact.who for fact in state.all(Failed) if fact.nature in lost}
+    victims = {fact.who for fact in state.all(Failed) if fact.nature in {Nature.PEER_LOST, Nature.TIMED_OUT}}
     for failed in state.all(Failed):
         if failed.nature is not Nature.OWN:
             continue
@@ -518,7 +516,7 @@ def find_roots(state: RunState) -> list[Root]:
         if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
             roots[_key(failed)].name(failed.who).failed.append(failed)
     for exited in state.all(Exited):
-        if _is_own_exit(state, exited, stopped=stopped):
+        if _is_own_exit(state, exited):
             roots[_key(exited)].name(exited.who).exited.append(exited)
     _attach_bare(roots)
     for trouble in state.all(Trouble):
@@ -549,22 +547,19 @@ def find_roots(state: RunState) -> list[Root]:
         )
 
     ordered = sorted(plain or found, key=place)
-    rest = []
-    for root in ordered[
-        1:
-    ]:  # the same error as the first is one bug on several ranks, or one line says two were killed
-        first = ordered[0]
-        ends = [{(end.spot, end.signal) for end in one.exited if end.signal} for one in (first, root)]
-        if first.failed and root.failed:
-            alike = _shape(first.failed[0]) == _shape(root.failed[0])
+    kept = ordered[:1]
+    for root in ordered[1:]:  # the first's error again is one bug on several ranks; or one line says two were killed
+        ends = [{(end.spot, end.signal) for end in one.exited if end.signal} for one in (kept[0], root)]
+        if kept[0].failed and root.failed:
+            alike = _shape(kept[0].failed[0]) == _shape(root.failed[0])
         else:
             same = {signal for _, signal in ends[0]} & {signal for _, signal in ends[1]} & _OF_MACHINES
-            alike = not first.failed and not root.failed and (bool(same) or not ends[0].isdisjoint(ends[1]))
+            alike = not kept[0].failed and not root.failed and (bool(same) or not ends[0].isdisjoint(ends[1]))
         if alike:
-            first.take(root)
+            kept[0].take(root)
         else:
-            rest.append(root)
-    return [*ordered[:1], *rest]
+            kept.append(root)
+    return kept
 
 
 def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
@@ -594,11 +589,11 @@ def precedes(one: Fact, other: Fact) -> bool | None:
     return None
 
 
-def _is_own_exit(state: RunState, exited: Exited, *, stopped: bool) -> bool:
+def _is_own_exit(state: RunState, exited: Exited) -> bool:
     """Return whether a bad end is no consequence of another rank's failure, and no order from outside."""
     if exited.memory:
         return True
-    if exited.by_launcher or exited.signal == "SIGTERM" or (stopped and exited.signal == "SIGKILL"):
+    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(Stopped)):
         return False
     rank = exited.who.rank
     errors = state.of(rank, Failed) if rank is not None else []
@@ -694,14 +689,8 @@ def lost_by(state: RunState) -> Lost | None:
         for name in _accused(state, fact):
             if name not in victims:
                 who = fact.who
-                votes[name].setdefault(
-                    who.rank
-                    if who.rank is not None
-                    else (who.host, who.pid)
-                    if who.pid is not None
-                    else fact.spot.source,
-                    fact,
-                )
+                process = (who.host, who.pid) if who.pid is not None else fact.spot.source
+                votes[name].setdefault(who.rank if who.rank is not None else process, fact)
     ordered = sorted(votes.items(), key=lambda vote: -len(vote[1]))
     if not ordered:
         return _silent(state)

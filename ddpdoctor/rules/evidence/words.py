@@ -157,10 +157,11 @@ def quote(fact: Fact) -> str:
     return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
 
 
-def quotes(facts: Iterable[Fact], most: int = MOST_QUOTES) -> list[str]:
+def quotes(facts: Iterable[Fact]) -> list[str]:
     """Return the first facts as quotes, each text once."""
     found = list(dict.fromkeys(quote(fact) for fact in facts if fact.said))
-    return found[:most] + ([f"... and {len(found) - most} more such lines"] if len(found) > most else [])
+    more = [f"... and {len(found) - MOST_QUOTES} more such lines"] if len(found) > MOST_QUOTES else []
+    return found[:MOST_QUOTES] + more
 
 
 def who_words(state: RunState, ranks: Iterable[int], hosts: Sequence[str] = ()) -> str:

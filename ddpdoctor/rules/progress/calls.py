@@ -499,11 +499,8 @@ def find_misread(
             for seq in sorted(set.intersection(*(set(line.entries) for line in lines))):
                 parts = _parts_at(lines, seq)
                 alike = {(part.kind.op, part.site, part.kind.shape) for part in parts if not part.native}
-                if (
-                    len(alike) == 1
-                    and len({part.kind.dtype for part in parts}) > 1
-                    and not any(p.native for p in parts)
-                ):
+                recorded = not any(part.native for part in parts)
+                if recorded and len(alike) == 1 and len({part.kind.dtype for part in parts}) > 1:
                     blame = find_blame(parts, lines, seq, lambda part: part.kind.dtype)
                     return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=True)
     return None
@@ -585,10 +582,8 @@ def find_difference(
             found[find_group(table, rank, model.group, world), counts[model.group]][rank.rank] = model
     for (group, number), models in sorted(found.items(), key=lambda item: item[0][1]):
         if len({model.digest for model in models.values()}) > 1:
-            most, odd, *others = (
-                ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()})
-            )
-            mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
+            sides = [ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()})]
+            mine, usual = _rows(models[sides[1][0]]), _rows(models[sides[0][0]])
             place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
             # If only one side has the parameter, that side's name.
             own, others_own = mine.get(place), usual.get(place)
@@ -598,7 +593,7 @@ def find_difference(
                 group=group,
                 number=number,
                 models=models,
-                blamed=outvoted((most, odd, *others)),
+                blamed=outvoted(sides),
                 tensor=named.name if named is not None else None,
                 rows={n: _rows(model).get(place) for n, model in models.items()},
             )

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Call, Rank, Space
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.rules.progress.branches import Turning
 
 
 NEARLY_FULL = 0.9  # our choice: above this share of a limit, the memory in use blocked the next allocation
@@ -188,14 +187,20 @@ def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
 def check_early_exit(job: JobState) -> Answer:
     """Report a rank that ended without an error before it had done its part in a collective."""
     blamed = job.early
-    turning = _turning(job, blamed[0])
+    first = job.ranks[blamed[0]]
+    # How it parted from a rank that waits for it, unless an exit call explains it.
+    turning = None
+    waiting = [n for n, at in sorted(job.positions.items()) if blamed[0] in at.group.members and n != blamed[0]]
+    if waiting and first.exit_call is None:
+        position, states = job.positions[waiting[0]], (job.states[blamed[0]], job.states[waiting[0]])
+        seq = position.seq if position.seq is not None else AT_THE_END
+        turning = find_turning(job.facts.control_flow, *states, position.group.name, seq, (None, None))
     lines = turning.lines if turning is not None else ()
-    where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(job.rank(n))]))
-    last = _way_out(job.rank(blamed[0]))
+    where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(job.ranks[n])]))
+    last = _way_out(first)
     at = f", last seen {place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
-    by_signal = grouped((job.rank(n).exit_signal, n) for n in blamed if job.rank(n).exit_signal)
-    first = job.rank(blamed[0])
+    by_signal = grouped((job.ranks[n].exit_signal, n) for n in blamed if job.ranks[n].exit_signal)
     fix = fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
     if first.exit_signal:
         fix = (
@@ -226,18 +231,6 @@ def check_early_exit(job: JobState) -> Answer:
         fix=fix,
     )
     return judged([finding], certain=not job.is_ending())
-
-
-def _turning(job: JobState, number: int) -> Turning | None:
-    """Return how a rank that left parted from one that waits for it, or None if an exit call explains it."""
-    if job.rank(number).exit_call is not None:
-        return None
-    for waiter, position in sorted(job.positions.items()):
-        if number in position.group.members and waiter != number:
-            seq = position.seq if position.seq is not None else AT_THE_END
-            states = job.states[number], job.states[waiter]
-            return find_turning(job.facts.control_flow, *states, position.group.name, seq, (None, None))
-    return None
 
 
 def _way_out(rank: Rank) -> Frame | None:
@@ -344,7 +337,7 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
         return ()
     logs = (known_of(machine.kernel_log) for machine in machines_of(job.facts) if machine.host == rank.host)
     ran_s = (job.facts.now_ns - rank.started_ns) / 1e9
-    others = {state.rank.pid for state in job.states.values() if state.rank.host == rank.host} - {rank.pid}
+    others = {other.pid for other in job.ranks.values() if other.host == rank.host} - {rank.pid}
     found = {}
     for xid in (xid for log in logs if log is not None for xid in log.xids):
         severity, meaning, fix = XIDS.get(xid.code, OTHER_XID)
@@ -451,11 +444,11 @@ def check_exit_hang(job: JobState) -> Answer:
         return skipped(Cause.FAILURE.value)
     ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
     now = job.time_ns
-    since_ns = {n: now - (job.rank(n).main_ended_ns or now) for n in ended}
+    since_ns = {n: now - (job.ranks[n].main_ended_ns or now) for n in ended}
     # Without what was seen of them while their scripts still ran.
     ranks = {
         n: replace(rank, samples=tuple(s for s in rank.samples if s.time_ns >= (rank.main_ended_ns or 0)))
-        for n, rank in ((n, job.rank(n)) for n in ended)
+        for n, rank in ((n, job.ranks[n]) for n in ended)
     }
     # An interpreter that has joined its threads, including ddpdoctor's, and still computes takes itself down.
     takes_down = {
@@ -505,7 +498,7 @@ def check_exit_hang(job: JobState) -> Answer:
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
     """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well."""
-    aborted = [job.rank(n) for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early]
+    aborted = [job.ranks[n] for n in sorted(job.states) if aborted_at_exit(job.ranks[n]) and n not in job.early]
     alike = grouped(((rank.signal or "a signal", rank.fatal_place), rank.rank) for rank in aborted)
     status = job.facts.launcher_status
     problems = []

@@ -29,7 +29,6 @@ from ddpdoctor.rules.progress.states import (
     RankState,
     all_gave_up,
     came_late,
-    final_error,
     find_failures,
     is_file,
     own_error,
@@ -148,11 +147,14 @@ class JobState:
     facts: Job
     world: int
     states: Mapping[int, RankState]
+    ranks: Mapping[int, Rank]  # the facts of each
     positions: Mapping[int, CallPosition]
     waits: Waits
     conflict: Conflict | None
     difference: ModelDifference | None
     failures: tuple[Failure, ...]
+    # The earliest failure that a rank caused by itself, else that its own time limit caused, else of all.
+    root_failure: Failure | None = None
     # Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
     # progress.
     quiet: frozenset[int]
@@ -166,12 +168,6 @@ class JobState:
         return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
 
     @property
-    def root_failure(self) -> Failure | None:
-        """The earliest failure that a rank caused by itself, else that its own time limit caused, else of all."""
-        own = [f for f in self.failures if f.by_itself] or [f for f in self.failures if f.by_own_limit]
-        return next(iter(own or self.failures), None)
-
-    @property
     def sees_all(self) -> bool:
         """Whether all ranks are visible here, so that a missing one cannot be on another node."""
         if len(self.states) >= self.world:
@@ -181,10 +177,6 @@ class JobState:
             gone = {node.number for node in never_came(facts)}
             return not is_alone(facts) and all(node.gathered or node.number in gone for node in others_of(facts))
         return self.facts.nnodes <= 1 and not self.facts.may_run_elsewhere
-
-    def rank(self, number: int) -> Rank:
-        """Return the facts of a rank."""
-        return self.states[number].rank
 
     def stands_still(self, blamed: Iterable[int]) -> bool:
         """Return whether the job cannot go on: each living rank waits, makes no progress, or is to blame."""
@@ -219,14 +211,9 @@ class JobState:
 
         After a failure elsewhere this takes seconds on a crowded host. It is no hang.
         """
-        there = [s.rank for s in self.states.values() if s.rank.life is Life.RUNNING]
-        errors = {rank.rank: error.time_ns for rank in there if (error := final_error(rank)) is not None}
-        left = [max(errors.get(rank.rank, 0), rank.main_ended_ns or 0) for rank in there]
+        there = [state for state in self.states.values() if state.rank.life is Life.RUNNING]
+        left = [max(s.error.time_ns if s.error is not None else 0, s.rank.main_ended_ns or 0) for s in there]
         return bool(left) and all(self.time_ns - at < self.timeout_ns for at in left)
-
-    def waited_ns(self) -> int:
-        """Return how long the first waiter has waited."""
-        return max((self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters), default=0)
 
     @property
     def may_have_come(self) -> bool:
@@ -236,7 +223,8 @@ class JobState:
 
     def waited_long(self) -> bool:
         """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
-        return bool(self.failures) or self.waited_ns() >= self.patience_ns
+        waited_ns = (self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters)
+        return bool(self.failures) or max(waited_ns, default=0) >= self.patience_ns
 
 
 def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
@@ -268,7 +256,8 @@ def build_job_state(facts: Job) -> JobState:
     # If several processes have one rank number, the last attempt's counts.
     ordered = sorted(facts.ranks, key=lambda rank: (rank.rank, rank.attempt, rank.started_ns or 0))
     is_detail, since_ns = facts.debug_level.upper() == "DETAIL", facts.stopping_since_ns
-    states = {rank.rank: replace(state_of(rank, since_ns), detail=is_detail) for rank in ordered}
+    by_number = {rank.rank: rank for rank in ordered}
+    states = {n: replace(state_of(rank, since_ns), detail=is_detail) for n, rank in by_number.items()}
     world, table = world_of(facts), group_table(facts)
     positions = positions_of(states, table, world)
     waits = find_waits(states, positions, world)
@@ -293,10 +282,11 @@ def build_job_state(facts: Job) -> JobState:
         facts=facts,
         world=world,
         states=states,
+        ranks=by_number,
         positions=positions,
         waits=waits,
         conflict=conflict,
-        difference=find_difference([state.rank for state in states.values()], table, world),
+        difference=find_difference(tuple(by_number.values()), table, world),
         failures=failures,
         quiet=frozenset(),
         early=early,
@@ -304,14 +294,14 @@ def build_job_state(facts: Job) -> JobState:
         cause=Cause.NONE,
     )
     progress_ns = {
-        n: max(job.rank(n).last_progress_ns or 0, job.rank(n).started_ns or 0, facts.launched_ns) for n in job.living
+        n: max(job.ranks[n].last_progress_ns or 0, job.ranks[n].started_ns or 0, facts.launched_ns) for n in job.living
     }
     quiet = frozenset(n for n, last in progress_ns.items() if failures or job.time_ns - last >= job.patience_ns)
     job = replace(job, quiet=quiet)
     first = _errors_before_calls(job)
-    if first:
-        left = tuple(f for f in failures if f.rank.rank not in {one.rank.rank for one in first})
-        job = replace(job, failures=(*first, *left))
+    failures = (*first, *(f for f in failures if f.rank.rank not in {one.rank.rank for one in first}))
+    own = [f for f in failures if f.by_itself] or [f for f in failures if f.by_own_limit]
+    job = replace(job, failures=failures, root_failure=next(iter(own or failures), None))
     return replace(job, cause=_cause(job))
 
 
@@ -323,7 +313,7 @@ def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
     """
     own: dict[int, Raised] = {}  # the script's errors that ranks handled when they made the call they are or failed in
     for n, state in job.states.items():
-        last = final_error(state.rank)
+        last = state.error
         error = (last.first if last is not None else own_error(state.rank)) if state.waiting else None
         own |= {n: error} if error is not None else {}
     if job.conflict is not None:
@@ -361,7 +351,7 @@ def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failur
         state = states[number]
         ended = state.rank.main_ended_ns if state.doing is Activity.SHUTTING_DOWN else state.rank.ended_ns
         before = first is None or (ended is not None and ended <= first)
-        left = state.doing in (Activity.ENDED, Activity.SHUTTING_DOWN) and final_error(state.rank) is None
+        left = state.doing in (Activity.ENDED, Activity.SHUTTING_DOWN) and state.error is None
         # If all waiters are in C++ collectives of a step that this rank had completed, they do not wait for it.
         further = all(
             states[n].doing is Activity.NATIVE and _backwards(state.rank) > _backwards(states[n].rank)
@@ -398,7 +388,7 @@ def _cause(job: JobState) -> Cause:
         return Cause.MODEL
     if job.early and conflict is None:
         return Cause.EARLY_EXIT
-    if root is not None and root.by_watchdog and conflict is None and came_late(s.rank for s in job.states.values()):
+    if root is not None and root.by_watchdog and conflict is None and came_late(job.ranks.values()):
         return Cause.HANG
     if root is not None and root.call is None and not root.by_own_limit:
         frames = root.error.frames if root.error is not None else ()

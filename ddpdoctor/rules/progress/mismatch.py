@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import Fault
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.words import first_names, grouped, name_list, rank_list, verb
+from ddpdoctor.model.words import first_names, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.branches import (
@@ -129,7 +129,7 @@ def other_words(job: JobState) -> list[str]:
 
 def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
     """Return the finding if some ranks are past a backward that left gradients out and others wait to reduce it."""
-    skipping = {part.rank: said for part in conflict.parts if (said := job.rank(part.rank).unfinished) is not None}
+    skipping = {part.rank: said for part in conflict.parts if (said := job.ranks[part.rank].unfinished) is not None}
     waiting = [part.rank for part in conflict.parts if part.native and part.kind.op == "backward"]
     if not skipping or not waiting or set(skipping) & set(waiting):
         return None
@@ -154,7 +154,7 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
 
 def option_words(job: JobState) -> list[str]:
     """Return the ranks whose DDP was set to find unused parameters, if not all were."""
-    reported = {n: {model.finds_unused for model in job.rank(n).models} for n in job.states}
+    reported = {n: {model.finds_unused for model in job.ranks[n].models} for n in job.states}
     where, elsewhere = ([n for n, finds in reported.items() if finds == {value}] for value in (True, False))
     if not where or not elsewhere:
         return []
@@ -170,7 +170,7 @@ def _took_another_branch(users: Sequence[int]) -> str:
 
 def _said(job: JobState, number: int) -> ReducerSaid | None:
     """Return what the reducer of a rank complained about, when it failed or before."""
-    rank = job.rank(number)
+    rank = job.ranks[number]
     return next((raised.reducer for raised in reversed(rank.raised) if raised.reducer is not None), rank.unfinished)
 
 
@@ -210,19 +210,19 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     # call that no other rank has made. One that was killed in the call has no stack.
     turning: Turning | None = None
     guard: Frame | None = None
-    other = next((part for part in agreeing if stack_of(job.rank(part.rank))), next(iter(agreeing), None))
+    other = next((part for part in agreeing if stack_of(job.ranks[part.rank])), next(iter(agreeing), None))
     if departing and other is not None and not conflict.passed:
         mine = departing[0]
         turning = find_turning(
             job.facts.control_flow, job.states[mine.rank], job.states[other.rank], conflict.group.name, conflict.seq,
             (mine, other),
         )  # fmt: skip
-        if turning is None and not any(has_called(job.rank(part.rank), mine.kind) for part in agreeing):
-            frames = call_frames(job.rank(mine.rank), mine.site), call_frames(job.rank(other.rank), other.site)
+        if turning is None and not any(has_called(job.ranks[part.rank], mine.kind) for part in agreeing):
+            frames = call_frames(job.ranks[mine.rank], mine.site), call_frames(job.ranks[other.rank], other.site)
             guard = find_guard(job.facts.control_flow, *frames, over=False)
     where: tuple[Place, ...] = ()
     for part in departing:  # the lines that decided it, that of the call, and that of the error that led to the call
-        rank = job.rank(part.rank)
+        rank = job.ranks[part.rank]
         shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
         alike = part.key == departing[0].key
         if turning is not None and alike:
@@ -239,15 +239,12 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     found = []
     hooked = [part for part in conflict.parts if _hook_of(job, part)]
     for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():
-        rank = job.rank(ranks[0])
+        rank = job.ranks[ranks[0]]
         tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
         named = list(dict.fromkeys(one.name for one in tensors if one.shape == shape and not one.is_buffer))
         if named and shape is not None:
-            of = (
-                f"the gradient of {name_list(named, most=3)}"
-                if len(named) == 1
-                else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
-            )
+            of = f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
+            of = f"the gradient of {named[0]}" if len(named) == 1 else of
             found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
     sides = _call_classes(list(conflict.parts))
     said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
@@ -290,7 +287,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
 
 def _hook_of(job: JobState, part: TimelineEntry) -> bool:
     """Return whether a rank made the call in a hook that autograd runs when a gradient is ready."""
-    frames = stack_of(job.rank(part.rank))
+    frames = stack_of(job.ranks[part.rank])
     engine = max((at for at, frame in enumerate(frames) if is_file(frame, "/torch/autograd/graph.py")), default=None)
     if engine is None or part.site is None:
         return False
@@ -307,7 +304,7 @@ def _inside_words(
     sites = {part.site for part in conflict.parts}
     if len(sites) > 1 or None in sites or shown is None or len({part.kind.op for part in conflict.parts}) == 1:
         return []
-    mine, other = stack_of(job.rank(departing[0].rank)), stack_of(job.rank(shown.rank))
+    mine, other = stack_of(job.ranks[departing[0].rank]), stack_of(job.ranks[shown.rank])
     at = next((at for at, (one, two) in enumerate(zip(mine, other, strict=False)) if one != two), None)
     if at is None or at + 1 >= min(len(mine), len(other)) or mine[at].user:
         return []

@@ -46,9 +46,9 @@ def losses_of(failures: str) -> tuple[str, ...]:
 @rule("DD901", "not-recorded", Severity.INFO, "A rank was not recorded completely")
 def check_recorded(job: JobState) -> Answer:
     """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks."""
-    unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.rank(number))))
+    unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.ranks[number])))
     found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
-    lacking = grouped((lacks, number) for number in sorted(job.states) if (lacks := job.rank(number).lacks))
+    lacking = grouped((lacks, number) for number in sorted(job.states) if (lacks := job.ranks[number].lacks))
     for hooks, ranks in lacking.items():
         lost = [read_losses("hooks").get(hook, UNKNOWN) for hook in hooks]
         what = f"{hooks[0]}, so {lost[0]}" if len(hooks) == 1 else ", ".join(hooks)
@@ -68,7 +68,7 @@ def check_recorded(job: JobState) -> Answer:
         f"{verb(there, 'was', 'were')} not seen here; {verb(there, 'it', 'they')} may run on another host or in "
         "another container"
     )
-    if any(state.rank.initialized for state in job.states.values()):
+    if any(rank.initialized for rank in job.ranks.values()):
         where = (
             f"{verb(there, 'runs', 'run')} on another host or in another container, where ddpdoctor cannot see {they}"
         )

@@ -233,19 +233,16 @@ class RankState:
     # Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL).
     detail: bool = False
     waiting: bool = field(init=False)  # whether it can go on only if other ranks do their part
+    error: Raised | None = field(init=False)  # the exception that ended its main thread
 
     def __post_init__(self) -> None:
-        """Say whether it waits."""
+        """Say whether it waits, and by what its script ended."""
         object.__setattr__(self, "waiting", self.doing in WAITING)
+        object.__setattr__(self, "error", final_error(self.rank))
 
     def since(self, now_ns: int) -> int | None:
         """Return how many nanoseconds it has been in its call."""
         return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
-
-    @property
-    def on_device(self) -> bool:
-        """Whether it waits in a call that a device has not completed. Its host may be free to go on."""
-        return self.waiting and self.call is not None and self.call.device_state is not None
 
 
 def is_collective(op: str) -> bool:
@@ -317,7 +314,7 @@ def has_failed(rank: Rank, stopping_since_ns: int | None) -> bool:
     return stopping_since_ns is None or rank.main_ended_ns <= stopping_since_ns
 
 
-def state_of(rank: Rank, stopping_since_ns: int | None = None) -> RankState:
+def state_of(rank: Rank, stopping_since_ns: int | None) -> RankState:
     """Classify one rank. A rank that was stopped is classified by what it did before."""
     if rank.life is Life.NEVER_STARTED:
         return RankState(rank=rank, doing=Activity.MISSING)
@@ -395,12 +392,9 @@ def _native_doing(rank: Rank, call: Call) -> Activity:
     if call.op == "backward":
         log = pack_calls(rank.recent_calls)
         before = log[: bisect_left(log.indexes, call.index)]
-        return (
-            Activity.NATIVE
-            if (not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts))
-            and (not frames or is_file(frames[-1], *_AUTOGRAD))
-            else Activity.BACKWARD
-        )
+        reduces = not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
+        in_engine = not frames or is_file(frames[-1], *_AUTOGRAD)
+        return Activity.NATIVE if reduces and in_engine else Activity.BACKWARD
     if not frames:
         return Activity.NATIVE if call.op == "ddp_init" else Activity.USER
     return Activity.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Activity.USER
@@ -572,24 +566,19 @@ class Failure:
     error: Raised | None
     call: Call | None  # the call, needing other ranks, in which it failed, or None if it failed on its own
     then: Call | None = None  # the call that it made while it handled its error, and that the others do not make
+    by_own_limit: bool = field(init=False)  # another thread of the script ended it, as one that finds no progress
+    by_signal: bool = field(init=False)  # a signal or an unknown reason ended the process, and no exception was seen
+    by_itself: bool = field(init=False)  # outside all calls that need others, and not because of another's error
 
-    @property
-    def by_signal(self) -> bool:
-        """Whether a signal or an unknown reason ended the process, and no exception was seen."""
-        return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE) and not self.by_own_limit
-
-    @property
-    def by_itself(self) -> bool:
-        """Whether it failed outside all calls that need others, and not because of another rank's error."""
-        if self.by_own_limit:
-            return False
-        of_ranks = self.error.of_ranks if self.error is not None else ()
-        return self.call is None and (not of_ranks or self.rank.rank in of_ranks)
-
-    @property
-    def by_own_limit(self) -> bool:
-        """Whether another thread of the script ended it, as a watchdog does that finds no progress."""
-        return self.error is None and self.rank.ended_by_thread is not None
+    def __post_init__(self) -> None:
+        """Say what ended it."""
+        error, rank = self.error, self.rank
+        limit = error is None and rank.ended_by_thread is not None
+        of_ranks = error.of_ranks if error is not None else ()
+        alone = self.call is None and (not of_ranks or rank.rank in of_ranks)
+        object.__setattr__(self, "by_own_limit", limit)
+        object.__setattr__(self, "by_signal", error is None and rank.life in (Life.SIGNALED, Life.GONE) and not limit)
+        object.__setattr__(self, "by_itself", alone and not limit)
 
     @property
     def by_watchdog(self) -> bool:
@@ -623,8 +612,8 @@ def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure,
     since = min(aborts, default=None)
     stopping, interrupted = facts.stopping_since_ns, facts.interrupted_by is not None
     found = []
-    for rank in (state.rank for state in states.values()):
-        error = final_error(rank)
+    for state in states.values():
+        rank, error = state.rank, state.error
         # A spawner ends a rank that is on its way out, if another was aborted at its exit.
         on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and error is None
         was_fetched = on_its_way and since is not None and (rank.ended_ns or 0) >= since

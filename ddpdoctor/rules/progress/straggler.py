@@ -182,7 +182,7 @@ def _late_device(job: JobState, group: Group, times: Mapping[int, Mapping[int, f
     """Report the rank of a group whose kernels are the shortest in step after step: it came last by ``COST_MS``."""
     whole = [ran for ran in times.values() if len(ran) == len(group.members)]
     # Upper bounds of the collectives in a step and of its length, which includes the start of the job.
-    members = [job.rank(number) for number in group.members if number in job.states]
+    members = [job.ranks[number] for number in group.members if number in job.states]
     done = max(1, min((rank.steps for rank in members), default=1))
     begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]
     lived_ns = [(rank.ended_ns or job.time_ns) - (rank.started_ns or 0) for rank in members]
@@ -203,7 +203,7 @@ def _late_device(job: JobState, group: Group, times: Mapping[int, Mapping[int, f
         job,
         (number,),
         confidence=Confidence.MEDIUM,
-        where=places(number, [line.frame for line in job.rank(number).lines_seen[:1] if not line.in_child]),
+        where=places(number, [line.frame for line in job.ranks[number].lines_seen[:1] if not line.in_child]),
         summary=f"{say.who(job, (number,))} is slow on its device: it started last in {len(costs[number])} collectives "
         f"of about {steps} steps",
         evidence=(
@@ -255,11 +255,8 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
         return SlowReason(SlowCause.HOST_LOAD, seen, fix)
     mine, usual = median(own.kept.input_numel), median(median(one.kept.input_numel) for one in theirs)
     if usual and mine >= LARGER * usual:
-        what, rows, usual_rows = (
-            "elements",
-            median(own.kept.input_rows),
-            median(median(one.kept.input_rows) for one in theirs),
-        )
+        what, rows = "elements", median(own.kept.input_rows)
+        usual_rows = median(median(one.kept.input_rows) for one in theirs)
         if rows != usual_rows:
             what, mine, usual = "rows", rows, usual_rows
         seen = f"its batches have {mine:.0f} {what}, and those of the others {usual:.0f}"
@@ -314,11 +311,9 @@ def _part(speed: Speed, part: str) -> float:
 def _core_ms(speed: Speed) -> tuple[float, float]:
     """Return how long the main thread waits for a core in a step, and how long it runs."""
     time = speed.core_time
-    return (
-        (time.queued_ms / speed.count, time.on_core_ms / speed.count)
-        if time is not None and speed.count
-        else (0.0, 0.0)
-    )
+    if time is None or not speed.count:
+        return 0.0, 0.0
+    return time.queued_ms / speed.count, time.on_core_ms / speed.count
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")
@@ -341,10 +336,10 @@ def check_straggler(job: JobState) -> Answer:
     for late in seen:
         if min(late.last_in.values()) < LATE_SHARE * late.pacing.steps or not late.matters(late.cost_ms):
             continue
-        others = [job.rank(number) for number in late.others]
+        others = [job.ranks[number] for number in late.others]
         # Ranks that are late because they wait for a peer are not slow.
         usual = median(map(peer_wait_ms, others))
-        waited = {number: max(0.0, peer_wait_ms(job.rank(number)) - usual) for number in late.ranks}
+        waited = {number: max(0.0, peer_wait_ms(job.ranks[number]) - usual) for number in late.ranks}
         own = tuple(number for number in late.ranks if late.matters(late.cost_ms - waited[number]))
         if not own:
             continue
@@ -356,7 +351,7 @@ def check_straggler(job: JobState) -> Answer:
         known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
         if len(known) == len(others) and median(known) > 1 - COST_SHARE:
             bound.append(slow)
-        elif all(shares_busy_cores(job.rank(number), others, slow.cost_ms) for number in own):
+        elif all(shares_busy_cores(job.ranks[number], others, slow.cost_ms) for number in own):
             contested.append(slow)
         else:
             findings.append(_finding(job, slow))
@@ -402,14 +397,14 @@ def _finding(job: JobState, late: Late) -> Problem:
         slow[number] = phase, paces[number].busy_ms[phase], usual_ms[phase]
     by_phase = grouped((phase, number) for number, (phase, _, _) in slow.items())
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
-    others = [job.rank(number) for number in late.others]
-    reason = find_slow_reason(job.rank(late.ranks[0]), others, late.cost_ms)
+    others = [job.ranks[number] for number in late.others]
+    reason = find_slow_reason(job.ranks[late.ranks[0]], others, late.cost_ms)
     collects = reason is not None and reason.cause is SlowCause.COLLECTIONS
     # The lines at which a late rank was seen most in its slow phase, else that phase's own line. A rank that collects
     # garbage cannot be seen at it, and its line was noted.
     where: tuple[Place, ...] = ()
     for number, (phase, _, _) in slow.items():
-        rank = job.rank(number)
+        rank = job.ranks[number]
         noted = rank.speed.collected_at if collects and rank.speed is not None else None
         kinds = pack_calls(rank.recent_calls).kinds
         sites = [kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None]
@@ -419,7 +414,7 @@ def _finding(job: JobState, late: Late) -> Problem:
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     often = f"{min(late.last_in.values())} of {late.pacing.steps}"
     sure = all(
-        own - usual >= EXPLAINED * late.cost_ms and _lines(job.rank(number), phase)
+        own - usual >= EXPLAINED * late.cost_ms and _lines(job.ranks[number], phase)
         for number, (phase, own, usual) in slow.items()
     )
     spent = []
@@ -462,7 +457,7 @@ def _waits(late: Late) -> list[str]:
 
 def _worker_words(job: JobState, late: Late) -> list[str]:
     """Return how long loader workers take for a batch, on the late ranks and on the others, if both have workers."""
-    groups = [[job.rank(number).fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
+    groups = [[job.ranks[number].fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
     own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
     if not own or not theirs:
         return []
@@ -476,7 +471,7 @@ def _worker_words(job: JobState, late: Late) -> list[str]:
 
 def _phase_words(job: JobState, late: Late, phase: Phase) -> str:
     """Return the name of a phase. If no forward was seen, "before forward" covers everything but backward."""
-    times = job.rank(late.ranks[0]).step_times
+    times = job.ranks[late.ranks[0]].step_times
     if phase is not Phase.BEFORE or times is None or any(times.phases_us[Phase.FORWARD]):
         return _WORDS[phase]
     return "between collectives" if times.ends_with is StepEnd.COLLECTIVE else "outside backward"

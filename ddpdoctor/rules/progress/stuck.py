@@ -124,15 +124,13 @@ def judge_lost(job: JobState) -> Answer:
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     # A member that hears nothing from the first node also hears nothing about the nodes that only the first reported
     # on: those that answer are not lost, unless all answer or none was tried.
-    silent = tuple(node for node in job.lost if not _answers(job, node))
-    lost = silent if is_alone(facts) and silent else job.lost
+    lost = tuple(node for node in job.lost if not (is_alone(facts) and _answers(job, node))) or job.lost
     others = others_of(facts)
     tried = [attempts_at(facts.reached, node.host) for node in others]
     hosts = {node.host for node in others}
     cut_off = is_alone(facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
     own = (facts.host,) if cut_off and facts.host else ()
     unseen = tuple(sorted(set(range(job.world)) - set(job.states)))
-    either = is_alone(facts) and not cut_off  # with only one other node, either may be the one that is cut off
     seen = []
     for node in lost:
         who = node_words(facts, (node,))
@@ -161,7 +159,8 @@ def judge_lost(job: JobState) -> Answer:
         summary = f"this node ({facts.host}) is cut off: {name_list(hosts_of_nodes(others))} do not respond"
         fix = f"check the network of {facts.host}: ip -s link show; nft list ruleset; dmesg"
     finding = Problem(
-        confidence=Confidence.MEDIUM if either else Confidence.HIGH,
+        # With only one other node, either may be the one that is cut off.
+        confidence=Confidence.MEDIUM if is_alone(facts) and not cut_off else Confidence.HIGH,
         ranks=() if own else ranks_of(facts, lost, unseen),
         hosts=own or hosts_of_nodes(lost),
         summary=summary,
@@ -277,7 +276,7 @@ def check_stopped(job: JobState) -> Answer:
         return unknown(f"{rank_list(frozen)} made progress just now")
     if not job.waits.waiters and not set(job.living) <= job.quiet:
         return unknown(f"{rank_list(frozen)} {verb(frozen, 'is', 'are')} stopped, but no rank is waiting yet")
-    ranks = [job.rank(n) for n in blamed]
+    ranks = [job.ranks[n] for n in blamed]
     where = tuple(place for rank in ranks for place in places_held_up(rank, waits_for_child=False)[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
     asleep = any(rank.proc_state == "D" for rank in ranks)
@@ -392,8 +391,8 @@ def left_file_problem(job: JobState) -> Problem | None:
 
     It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
     """
-    ranks = [job.rank(n) for n in sorted(job.states) if job.rank(n).meeting is not None]
-    if not ranks or not job.sees_all or any(job.rank(n).steps for n in job.states):
+    ranks = [job.ranks[n] for n in sorted(job.states) if job.ranks[n].meeting is not None]
+    if not ranks or not job.sees_all or any(job.ranks[n].steps for n in job.states):
         return None
     first = min(ranks, key=lambda rank: rank.init_ns or 0)
     seen = ranks if len({rank.host for rank in ranks}) > 1 else [first]
@@ -403,8 +402,8 @@ def left_file_problem(job: JobState) -> Problem | None:
     blamed = tuple(rank.rank for rank in ranks if rank.meeting is not None and rank.meeting.path == path)
     where: tuple[Place, ...] = ()
     for n in blamed:
-        calls = [call for call in job.rank(n).open_calls if call.op == "init_process_group"]
-        log = pack_calls(job.rank(n).recent_calls)
+        calls = [call for call in job.ranks[n].open_calls if call.op == "init_process_group"]
+        log = pack_calls(job.ranks[n].recent_calls)
         call = calls[-1] if calls else log.last_of_kinds(lambda kind: kind.op == "init_process_group")
         where += places(n, [call.site if call is not None else say.line_at(job.states[n])])
     at = f" ({line_of(where[0])})" if where else ""
@@ -474,9 +473,9 @@ def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) ->
     elif 0 in blamed or 0 not in job.states:
         found.append("rank 0 should serve the store")
     else:
-        other = _sought(job.rank(0))
+        other = _sought(job.ranks[0])
         at = f" at {other.host}:{other.port}" if other is not None else " at another address, or did so before"
-        on = f" on {job.rank(0).host}" if job.rank(0).host != job.rank(blamed[0]).host else ""
+        on = f" on {job.ranks[0].host}" if job.ranks[0].host != job.ranks[blamed[0]].host else ""
         found.append(f"rank 0 should serve the store, but it serves one{at}{on}")
     return found, fix
 
@@ -514,12 +513,12 @@ def check_stuck(job: JobState) -> Answer:
     blamed = tuple(n for n in held if n in job.quiet)
     if not blamed:
         return unknown(f"{rank_list(held)} {verb(held, 'is', 'are')} still making progress")
-    if not any(job.rank(n).initialized for n in job.states) and not job.waited_long():
+    if not any(job.ranks[n].initialized for n in job.states) and not job.waited_long():
         return unknown("no rank has waited for the whole --hang-timeout yet")
     busy = [busy_at(job, n) for n in blamed]
-    inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.rank(n)) for n in blamed)
+    inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.ranks[n]) for n in blamed)
     spins = any(one is not None and one.may_spin for one in busy)
-    if not all(job.rank(n).recorded for n in blamed) or spins or job.may_have_come:
+    if not all(job.ranks[n].recorded for n in blamed) or spins or job.may_have_come:
         return _stuck(job, blamed, Confidence.LOW)
     return _stuck(job, blamed, Confidence.MEDIUM if any(busy) or inside else Confidence.HIGH)
 
@@ -537,16 +536,16 @@ def _nobody_held(job: JobState) -> Answer:
     # A rank is not served if it is a client of a store that no rank of the job serves at that address, or if it looks
     # for the store on its own host, where nobody listens, while rank 0 is on another. That nobody will serve it is sure
     # only of a store on its own host, where no agent or rank 0 serves it.
-    stores = {n: store for n in job.states if (store := _sought(job.rank(n))) is not None}
+    stores = {n: store for n in job.states if (store := _sought(job.ranks[n])) is not None}
     served = {store.port for store in stores.values() if _serves(store)}
     deserted = set()
     for n, sought in stores.items():
-        causes, host = job.rank(n).causes, job.rank(n).host
+        causes, host = job.ranks[n].causes, job.ranks[n].host
         connections = causes.connections if causes is not None else None
         own = {address for address, _ in connections.by_address} if connections is not None else set()
         is_local = sought.host.startswith(_LOOPBACK) or sought.host in own | {host}
         deserted |= {n} if is_local and _nobody_listens(sought, causes) else set()
-    elsewhere = {n for n in deserted if 0 in job.states and job.rank(0).host != job.rank(n).host}
+    elsewhere = {n for n in deserted if 0 in job.states and job.ranks[0].host != job.ranks[n].host}
     blamed = tuple(
         n
         for n in job.waits.waiters
@@ -565,27 +564,23 @@ def _nobody_held(job: JobState) -> Answer:
     ends = {f"{stores[n].host}:{stores[n].port}" for n in blamed}
     where = tuple(place for n in blamed for place in places(n, (stores[n].set_at, say.line_at(job.states[n]))))
     at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
-    return judged(
-        [
-            say.problem_of(
-                job,
-                blamed,
-                confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
-                where=where,
-                summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a "
-                f"store at {', '.join(sorted(ends))} that does not respond",
-                evidence=(
-                    *served_by,
-                    *_answer_words(job.rank(blamed[0]), store),
-                    *say.classes(job, blamed),
-                    *say.others(job, blamed),
-                ),
-                fix=fix,
-                step=None,
-            )
-        ],
-        certain=sure and job.stands_still(blamed),
+    finding = say.problem_of(
+        job,
+        blamed,
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+        where=where,
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a store at "
+        f"{', '.join(sorted(ends))} that does not respond",
+        evidence=(
+            *served_by,
+            *_answer_words(job.ranks[blamed[0]], store),
+            *say.classes(job, blamed),
+            *say.others(job, blamed),
+        ),
+        fix=fix,
+        step=None,
     )
+    return judged([finding], certain=sure and job.stands_still(blamed))
 
 
 def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
@@ -617,14 +612,14 @@ def _all_stuck(job: JobState) -> Answer:
     blamed = tuple(n for n in job.living if job.states[n].doing in _HOLDS_UP)
     if not blamed or not job.was_left_running() or not set(blamed) <= job.quiet:
         return passed()
-    ranks = [job.rank(n) for n in blamed]
+    ranks = [job.ranks[n] for n in blamed]
     last_ns = max(max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in ranks)
     long = job.time_ns - last_ns >= ALONE_PATIENCE * job.timeout_ns
     # Ranks that prepare may wait for something outside the job: a stale lock, or another's. The holder of a lock may
     # release it, so it gets time.
     left = all(is_left_behind(rank.causes) for rank in ranks)
     outside = left or (long and all(is_held_outside(job, rank) for rank in ranks))
-    if not any(job.rank(n).initialized for n in job.states) and not outside:
+    if not any(job.ranks[n].initialized for n in job.states) and not outside:
         return unknown("no rank has called init_process_group yet, so none is waiting")
     if len(blamed) < len(job.states) and not long:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} still running; no rank is waiting")
@@ -647,8 +642,8 @@ def _unread_words(ranks: Iterable[Rank]) -> str:
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     in_loader = {n: job.states[n].doing is Activity.DATA for n in blamed}
-    where = tuple(place for n in blamed for place in places_held_up(job.rank(n), waits_for_child=in_loader[n]))
-    error = own_error(job.rank(blamed[0])) if len(blamed) == 1 else None
+    where = tuple(place for n in blamed for place in places_held_up(job.ranks[n], waits_for_child=in_loader[n]))
+    error = own_error(job.ranks[blamed[0]]) if len(blamed) == 1 else None
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
     after = [p for p in mine if raised_at is None or (p.file, p.line) != (raised_at.file, raised_at.line)]
@@ -656,7 +651,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
-    causes = job.rank(blamed[0]).causes
+    causes = job.ranks[blamed[0]].causes
     left = ""
     if one_line and causes is not None and causes.lock_file is not None and is_left_behind(causes):
         left = f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
@@ -666,10 +661,9 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{does}{left}"
-    seen = [*say.classes(job, blamed), *say.others(job, blamed)]
-    seen += [*say.handled_words(job, blamed)]
+    seen = [*say.classes(job, blamed), *say.others(job, blamed), *say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
-    idle = () if waiters else tuple(n for n in blamed if job.rank(n).device_idle)
+    idle = () if waiters else tuple(n for n in blamed if job.ranks[n].device_idle)
     if idle:
         seen.append(
             f"the default CUDA streams of {rank_list(idle)} have nothing left to do; under DETAIL this torch does not "
@@ -677,7 +671,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         )
     seen += [*limit_words(job), *say.cascade_words(job.failures, blamed)]
     clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
-    alone = _unread_words(map(job.rank, blamed)) or "no rank is waiting for another"
+    alone = _unread_words(job.ranks[n] for n in blamed) or "no rank is waiting for another"
     fix = (
         f"see what rank {blamed[0]} waits for {place_words(first)} and give that wait a timeout; if it is just slow, "
         "raise --hang-timeout"
@@ -693,13 +687,13 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), fix),
     )
-    works = any(compiles(job.rank(n)) or is_held_outside(job, job.rank(n)) for n in blamed)
+    works = any(compiles(job.ranks[n]) or is_held_outside(job, job.ranks[n]) for n in blamed)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
     # On a busy machine a rank may be late to answer, and the next look shows what it waits for.
-    unread = [rank for rank in map(job.rank, blamed) if rank.device_unread]
+    unread = [job.ranks[n] for n in blamed if job.ranks[n].device_unread]
     last_ns = max((max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in unread), default=0)
     known = known and job.time_ns - last_ns >= (2 * ALONE_PATIENCE * job.timeout_ns if unread else 0)
-    certain = known and job.stands_still(blamed) and all(job.rank(n).recorded for n in blamed) and not works
-    in_vain = all(is_surely_left(job.rank(n).causes) for n in blamed)
+    certain = known and job.stands_still(blamed) and all(job.ranks[n].recorded for n in blamed) and not works
+    in_vain = all(is_surely_left(job.ranks[n].causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)

@@ -220,7 +220,7 @@ def check_deadlock(job: JobState) -> Answer:
         around.append(f"rank {circle.ranks[0]} " + ", which ".join(parts) + more)
     where: tuple[Place, ...] = ()
     for n in blamed:  # the line of the call, and for an asynchronous call the line that waits for it
-        opened = job.rank(n).open_calls
+        opened = job.ranks[n].open_calls
         waits = [call.site for call in opened if call.op == WORK_WAIT and call.thread_is_main]
         where += places(n, [say.line_at(job.states[n]), *waits])
     found = say.problem_of(
@@ -231,7 +231,9 @@ def check_deadlock(job: JobState) -> Answer:
         evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
         fix="use groups and peers in the same order on all ranks",
     )
-    on_device = any(job.states[n].on_device for circle in circles for n in circle.ranks)
+    # A rank that waits in a call which a device has not completed: its host may be free to go on.
+    calls = [job.states[n].call for circle in circles for n in circle.ranks if job.states[n].waiting]
+    on_device = any(call is not None and call.device_state is not None for call in calls)
     if on_device:
         found = replace(found, confidence=Confidence.MEDIUM)
     if not circles or job.may_have_come:
@@ -245,14 +247,14 @@ def backend_of(job: JobState, group: Group) -> str:
         state.backend.lower()
         for member in group.members
         if member in job.states
-        for state in job.rank(member).groups
+        for state in job.ranks[member].groups
         if state.name == group.name and state.backend
     }
     return "nccl" if any("nccl" in name for name in named) else "gloo"
 
 
 def _has_several_hosts(job: JobState) -> bool:
-    return job.facts.nnodes > 1 or len({job.rank(number).host for number in job.states}) > 1
+    return job.facts.nnodes > 1 or len({job.ranks[number].host for number in job.states}) > 1
 
 
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
@@ -289,7 +291,7 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
         addresses = dict.fromkeys(
             address
             for number, connections in _connections(job).items()
-            if not several or job.rank(number).host == machine.host
+            if not several or job.ranks[number].host == machine.host
             for address, _ in connections.by_address
         )
         own = [(one, {text.partition("/")[0] for text in one.addresses}) for one in network.interfaces]
@@ -350,7 +352,7 @@ def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
     for line in job.facts.nccl_lines[-MOST_LINES:]:
         source = f" ({line.source})" if line.source else ""
         found.append(Clue(f"NCCL warns{source}: {line.text}"))
-    texts = ((_given_up(one.message), number) for number in sorted(job.states) for one in job.rank(number).raised)
+    texts = ((_given_up(one.message), number) for number in sorted(job.states) for one in job.ranks[number].raised)
     said = grouped((text, number) for text, number in texts if text is not None)
     found += [Clue(f"{rank_list(numbers)}: {text}") for text, numbers in list(said.items())[:MOST_LINES]]
     return (*found, *ways)
@@ -358,7 +360,7 @@ def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
 
 def _connections(job: JobState) -> dict[int, Connections]:
     """Return the connections of each rank, as far as they were read."""
-    causes = ((number, job.rank(number).causes) for number in sorted(job.states))
+    causes = ((number, job.ranks[number].causes) for number in sorted(job.states))
     return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
 

@@ -193,7 +193,7 @@ def long_words(duration_s: float) -> str:
 
 def limits_of(job: JobState) -> dict[int, float]:
     """Return the limits of the calls that ranks wait in; if a rank did not answer, use its peers' limit."""
-    ranks = [state.rank for state in job.states.values()]
+    ranks = job.ranks.values()
     of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
     limits: dict[int, float | None] = {}
     for number in job.waits.waiters:
@@ -221,12 +221,12 @@ def find_late(job: JobState) -> tuple[int, ...]:
             gave_up[position] = min(ended_ns, gave_up.get(position, ended_ns))
     calls = ((n, job.states[n].call, gave_up.get(position)) for n, position in job.positions.items())
     found = {n for n, call, since in calls if call is not None and since and call.started_ns >= since}
-    return tuple(sorted(found | came_late(state.rank for state in job.states.values()).keys()))
+    return tuple(sorted(found | came_late(job.ranks.values()).keys()))
 
 
 def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
     """Return the user's lines where a rank was sampled before its pending call, the most frequent first."""
-    call, seen = job.states[number].call, job.rank(number).before_call
+    call, seen = job.states[number].call, job.ranks[number].before_call
     if call is None or seen is None:
         return ()
     at_once = call.ended_ns is not None and call.ended_ns - call.started_ns <= TOGETHER_NS
@@ -237,7 +237,7 @@ def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
 def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
     """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
     waiters = [failure for failure in job.failures if failure.rank.rank not in late]
-    on_device = came_late(state.rank for state in job.states.values())
+    on_device = came_late(job.ranks.values())
     first = waiters[0].rank.rank
     waited = on_device[late[0]][2] if late[0] in on_device else waiters[0].call
     limit_s = limits_of(job).get(first)
@@ -289,11 +289,13 @@ class Busy:
     by_child: bool = False  # a child does the work; ``said`` names it
 
 
-def find_work(job: JobState, number: int) -> Busy | None:
-    """Return what a rank works at, or None if it does not work or that is not known."""
-    rank = job.rank(number)
+def busy_at(job: JobState, number: int) -> Busy | None:
+    """Return what a rank works at, or None if it does not work or is known to wait for something else."""
+    rank = job.ranks[number]
     causes = rank.causes
-    if causes is None or causes.work is None:
+    if causes is None or causes.work is None or causes.waits_for_lock is not None or causes.lock_file is not None:
+        return None
+    if [*_person(main_frames(rank), causes.blocked), *_lost_children(job, rank, causes)]:
         return None
     work, receiving = causes.work, causes.receiving
     file = causes.blocked.file if causes.blocked is not None else None
@@ -390,7 +392,7 @@ def is_held_outside(job: JobState, rank: Rank) -> bool:
     owners = [owner.pid for owner in causes.lock_file.holders] if causes.lock_file is not None else []
     if causes.waits_for_lock is not None and causes.waits_for_lock.holder_pid is not None:
         owners.append(causes.waits_for_lock.holder_pid)
-    here = [other for other in map(job.rank, job.states) if other.host == rank.host]
+    here = [other for other in job.ranks.values() if other.host == rank.host]
     own = {other.pid for other in here}.union(*map(children_of, here))
     return bool(owners) and own.isdisjoint(owners)
 
@@ -470,7 +472,7 @@ def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     """Return what the process of a living rank shows about why it makes no progress, the surest first."""
-    rank = job.rank(number)
+    rank = job.ranks[number]
     causes = rank.causes
     frames = main_frames(rank)
     if causes is None:
@@ -503,17 +505,6 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         library = f"a sleep in {file_name(last.file)}, {last.function}"
         found.append(Clue(f"is in {'time.sleep or another C sleep' if last.user else library}"))
     return tuple(found)
-
-
-def busy_at(job: JobState, number: int) -> Busy | None:
-    """Return what a rank works at, or None if it does not work or is known to wait for something else."""
-    rank = job.rank(number)
-    causes = rank.causes
-    if causes is None or causes.waits_for_lock is not None or causes.lock_file is not None:
-        return None
-    frames = main_frames(rank)
-    vain = [*_person(frames, causes.blocked), *_lost_children(job, rank, causes)]
-    return None if vain else find_work(job, number)
 
 
 def compiles(rank: Rank) -> bool:

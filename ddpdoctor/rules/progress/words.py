@@ -14,7 +14,6 @@ from ddpdoctor.rules.progress.states import (
     Activity,
     RankState,
     call_words,
-    final_error,
     first_line,
     innermost_user,
     line_of,
@@ -63,9 +62,8 @@ def doing_words(state: RankState, *, one: bool = True) -> str:
         return f"{wait} in {call_words(state.call)}{peer_words(state.call)}"
     if state.doing is Activity.USER and not state.rank.recorded:
         return "could not be inspected"
-    error = final_error(state.rank)
-    if state.doing is Activity.SHUTTING_DOWN and error is not None:
-        return f"{'ends' if one else 'end'} with {error.type}"
+    if state.doing is Activity.SHUTTING_DOWN and state.error is not None:
+        return f"{'ends' if one else 'end'} with {state.error.type}"
     return _DOING[state.doing][0 if one else 1]
 
 
@@ -135,7 +133,7 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return how far the blamed ranks had come, and since when nothing was seen of them."""
     said: dict[str, list[int]] = defaultdict(list)
     for number in list(blamed)[:MAX_CLASSES]:
-        rank = job.rank(number)
+        rank = job.ranks[number]
         if _done_words(rank):
             said[f"completed {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
@@ -148,7 +146,7 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
     """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
     had: dict[str, list[int]] = defaultdict(list)
-    for rank in map(job.rank, numbers):
+    for rank in (job.ranks[n] for n in numbers):
         kinds = pack_calls(rank.recent_calls).counts.items()
         backwards = sum(count for kind, count in kinds if kind.op == "backward")
         had[_done_words(rank) or f"{backwards} recorded backwards"].append(rank.rank)
@@ -169,7 +167,7 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     said: dict[str, list[int]] = defaultdict(list)
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
-        rank = job.rank(number)
+        rank = job.ranks[number]
         if rank.proc_state is not None and rank.life is Life.RUNNING:
             words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
             # To the nearest tenth of a core, so that equal ranks share a sentence.
@@ -182,14 +180,15 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     several = len(hosts_of(job, job.states)) > 1
     states = []
     for words, numbers in said.items():
-        pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in map(job.rank, numbers))
+        ranks = [job.ranks[n] for n in numbers]
+        pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in ranks)
         states.append(f"{verb(numbers, 'process', 'processes')} {pids} {verb(numbers, 'is', 'are')} {words}")
     return states + found
 
 
 def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return which errors the blamed ranks are handling; what a rank does in a ``finally`` follows from its error."""
-    errors = ((number, job.rank(number).handled) for number in list(blamed)[:MAX_CLASSES])
+    errors = ((number, job.ranks[number].handled) for number in list(blamed)[:MAX_CLASSES])
     return [
         f"rank {number} is handling a {error.type} raised {place_words(innermost_user(error.frames))}: "
         f"{first_line(error.message)}"
@@ -234,7 +233,7 @@ def how_words(failure: Failure) -> str:
 def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: Any) -> Problem:
     """Return a problem of ranks, with their hosts and their step; ``fields`` are the others of ``Problem``."""
     if "step" not in fields:  # the optimizer step that they were in, counted from 0, if any were seen
-        steps = [job.rank(n).steps for n in ranks if n in job.states]
+        steps = [job.ranks[n].steps for n in ranks if n in job.states]
         fields["step"] = min(steps) if any(steps) else None
     return Problem(ranks=ranks, hosts=hosts_of(job, ranks), summary=summary, **fields)
 
@@ -243,7 +242,7 @@ def hosts_of(job: JobState, blamed: Iterable[int]) -> tuple[str, ...]:
     """Return the hosts of the blamed ranks, or nothing if the job has only one node."""
     if job.facts.nnodes <= 1 and job.facts.members is None:
         return ()
-    return tuple(sorted({job.rank(n).host for n in blamed if n in job.states}))
+    return tuple(sorted({job.ranks[n].host for n in blamed if n in job.states}))
 
 
 def who(job: JobState, ranks: Iterable[int]) -> str:
@@ -300,7 +299,7 @@ def find_owner(job: JobState, host: str, pid: int | None, command: str) -> tuple
         name = "a process on another host or in another container"
         return name, name
     for number in sorted(job.states):
-        rank = job.rank(number)
+        rank = job.ranks[number]
         if rank.host == host and (rank.pid == pid or pid in children_of(rank)):
             name = f"rank {number}" if rank.pid == pid else f"a child of rank {number}"
             return name, f"{name} (process {pid})"
