@@ -7,16 +7,20 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.job import PictureData, encode_timeline, walled
-from ddpdoctor.diagnose.pictures import blamed_ranks, classes_of, fold_waits, rows_by_rank, short_place
-from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.diagnose.timeline import (
+from ddpdoctor.diagnose.pictures import (
     LANE_DETAIL_SPANS,
     MOST_DETAIL_SPANS,
     MOST_DETAILED,
     TimelineClock,
+    blamed_ranks,
     choose_detailed,
+    classes_of,
+    fold_waits,
+    rows_by_rank,
+    short_place,
     since,
 )
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.evidence.reading import read_evidence
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError

@@ -13,9 +13,16 @@ from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
 from ddpdoctor.collect.run import JUDGED_ATTEMPTS, SavedRun, job_of, job_of_node, read_job, read_saved_run
 from ddpdoctor.collect.run_files import keep_excerpt, load_excerpt, read_excerpt, records_own_job
-from ddpdoctor.diagnose.pictures import began_ns, blamed_ranks, fold_waits, pace_rows, rank_row, rows_by_rank
+from ddpdoctor.diagnose.pictures import (
+    began_ns,
+    blamed_ranks,
+    fold_waits,
+    make_timeline,
+    pace_rows,
+    rank_row,
+    rows_by_rank,
+)
 from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.diagnose.timeline import make_timeline
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
