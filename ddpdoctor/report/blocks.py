@@ -309,11 +309,16 @@ def linear_level(value: float, high: float) -> float | None:
     return round(min(max(value / high, 0.0), 1.0), 3)
 
 
+def log_share(value: float, low: float, high: float) -> float:
+    """Return the place of a value between ``low`` (0) and ``high`` (1) by its logarithm."""
+    return math.log(value / low) / (math.log(high / low) or 1.0)
+
+
 def log_level(value: float, low: float, high: float) -> float | None:
     """Return the place of a value between ``low`` and ``high`` by its logarithm, from 0 to 1. None if it has none."""
     if not all(math.isfinite(one) and one > 0 for one in (value, low, high)) or low >= high:
         return None
-    return round(min(max(math.log(value / low) / math.log(high / low), 0.0), 1.0), 3)
+    return round(min(max(log_share(value, low, high), 0.0), 1.0), 3)
 
 
 JOB = "ddpdoctor.report.verbs.job:job_content"
