@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from ddpdoctor.model.findings import Place, Report
-    from ddpdoctor.model.pictures import Lane, Span, WaitingRanks
+    from ddpdoctor.model.pictures import Span, WaitingRanks
     from ddpdoctor.report.blocks import Block, Column, Content, TreeNode
 
 RESULTS = "Results"
@@ -351,7 +351,18 @@ def lane_rows(timeline: Timeline) -> list[dict[str, Any]]:
         lanes = [by_rank[rank] for rank in ranks]
         lane = next((one for one in lanes if one.detail), lanes[0])
         blamed = any(one.blamed for one in lanes)
-        rows.append({"ranks": ranks, "state": lane.state, "blamed": blamed, "last": _describe_last(lane)})
+        # The last call of a lane, else the last thing that it did
+        spans = lane.detail or lane.coarse
+        calls = [span for span in spans if span.kind in {SpanKind.COLLECTIVE, SpanKind.POINT_TO_POINT}] or spans
+        words = ""
+        if calls:
+            last = max(calls, key=lambda span: span.start_ms)
+            number = "" if last.number is None else f"number {last.number}"
+            group = f"in {last.group}" if last.group else ""
+            ended = "not ended" if last.end_ms is None else f"to {last.end_ms / 1e3:.2f} s"
+            when = f"from {last.start_ms / 1e3:.2f} s, {ended}"
+            words = ", ".join(filter(None, (last.label, group, number, last.shape, last.place, when)))
+        rows.append({"ranks": ranks, "state": lane.state, "blamed": blamed, "last": words})
     return rows
 
 
@@ -380,20 +391,6 @@ def _pack(spans: Iterable[Span], whats: dict[tuple[Any, ...], int]) -> list[int]
 
 def _ticks(time_ms: float) -> int:
     return round(time_ms * TICKS_PER_MS) if math.isfinite(time_ms) else 0
-
-
-def _describe_last(lane: Lane) -> str:
-    """Describe the last call of a lane, else the last thing that it did."""
-    spans = lane.detail or lane.coarse
-    calls = [span for span in spans if span.kind in {SpanKind.COLLECTIVE, SpanKind.POINT_TO_POINT}] or spans
-    if not calls:
-        return ""
-    last = max(calls, key=lambda span: span.start_ms)
-    number = "" if last.number is None else f"number {last.number}"
-    group = f"in {last.group}" if last.group else ""
-    began = f"from {last.start_ms / 1e3:.2f} s"
-    ended = "not ended" if last.end_ms is None else f"to {last.end_ms / 1e3:.2f} s"
-    return ", ".join(part for part in (last.label, group, number, last.shape, last.place, f"{began}, {ended}") if part)
 
 
 HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
