@@ -96,14 +96,14 @@ def read_plan(options: Options) -> SamplingPlan:
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
     """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
+    from ddpdoctor.collect.launch import seen_ranks
     from ddpdoctor.diagnose.files import drawn_report
-    from ddpdoctor.diagnose.machines import find_launch
     from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
     from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher
     from ddpdoctor.probes.data import CheckDataOptions, run_rank
 
-    launch = find_launch(env)
+    launch = seen_ranks(env)
     if launch.rank == 0:
         check_outputs(outputs)
     if launch.launcher is Launcher.NONE and (options.world_size or 1) > 1:

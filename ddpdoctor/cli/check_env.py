@@ -47,11 +47,12 @@ class Options:
 
 def run(options: Options) -> int:
     """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.diagnose.machines import find_launch, start_torch_early
+    from ddpdoctor.collect.launch import seen_ranks
+    from ddpdoctor.diagnose.machines import start_torch_early
 
     outputs = settings_of(options, Outputs)
     # This process reports if it is rank 0, or node 0 of those started by hand.
-    if not options.show_list and not (options.node_rank or find_launch(os.environ).rank):
+    if not options.show_list and not (options.node_rank or seen_ranks(os.environ).rank):
         check_outputs(outputs)
     # If the user chose checks, they may not need torch, or their names may be wrong.
     early = not (options.checks or options.skip or options.show_list or options.no_torch)

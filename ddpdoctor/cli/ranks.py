@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.cli.output import say, show_error
-from ddpdoctor.diagnose.machines import find_launch
+from ddpdoctor.collect.launch import seen_ranks
 from ddpdoctor.launch.own_ranks import choose_ranks, end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.node import Launcher
@@ -36,7 +36,7 @@ def run_in_ranks(
     ``prepare`` gets the launch and the number of ranks, and checks everything that is possible before ranks meet.
     Raises ``UserError`` only without a launcher.
     """
-    launch = find_launch(env)
+    launch = seen_ranks(env)
     if launch.launcher is Launcher.NONE:
         count, note = (nproc, "") if nproc is not None else choose_ranks(env)
         prepared = prepare(launch, count)
@@ -66,7 +66,7 @@ def refuse(error: UserError) -> int | None:
 
     Return None without reporting if there is no launcher.
     """
-    launch = find_launch(os.environ)
+    launch = seen_ranks(os.environ)
     if launch.launcher is Launcher.NONE:
         return None
     return run_wrong_rank(launch, os.environ, error, WRONG_LIMIT_S, show_error)

@@ -188,6 +188,19 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     nothing: tuple[Finding, ...] = ()
     stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
+    stacks = {} if bench.stop is None else {one.rank: one.stack for one in bench.stop.positions}
+    rows = [
+        RankRow(
+            rank=member.rank,
+            local_rank=member.local_rank,
+            host=member.host,
+            pid=member.pid,
+            state="finished" if bench.stop is None else describe_rank(member.rank, bench.stop),
+            gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
+            stack=stacks.get(member.rank, ()),
+        )
+        for member in bench.members
+    ]
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
@@ -199,7 +212,7 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
         ),
         findings=(*judged.findings, *stopped),
         checks=(*judged.checks, *crashed),
-        ranks=(_row(member, bench.stop) for member in bench.members),
+        ranks=rows,
         data=_data(measured, advice, wanted.fleet),
     )
 
@@ -224,19 +237,6 @@ def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check
         reason = f"{type(error).__name__}: {error}"
         crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
         return instead
-
-
-def _row(member: Member, stop: Stop | None) -> RankRow:
-    position = None if stop is None else next((one for one in stop.positions if one.rank == member.rank), None)
-    return RankRow(
-        rank=member.rank,
-        local_rank=member.local_rank,
-        host=member.host,
-        pid=member.pid,
-        state="finished" if stop is None else describe_rank(member.rank, stop),
-        gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
-        stack=() if position is None else position.stack,
-    )
 
 
 def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:

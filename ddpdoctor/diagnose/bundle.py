@@ -8,6 +8,7 @@ import re
 import struct
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,20 +113,16 @@ def redact(report: Report, fleet: Fleet, env: Mapping[str, str]) -> Report:
             place = process.variables.get(name, "")  # "host" or "host:port"
             found.append(re.sub(r"(?<=.):\d+$", "", place))
         for name in LIST_VARIABLES:
-            found += _expand(process.variables.get(name, ""))
+            hosts = process.variables.get(name, "")
+            found.append(hosts)
+            with suppress(ValueError):
+                found += expand_hosts(hosts)
     for node in fleet.nodes:
         names = known(node.names)
         if names is not None:
             found += [names.hostname, names.fqdn or ""]
             found += [lookup.name for lookup in (names.master, names.head) if lookup is not None]
     return Redactor(found, [user for user in users if user not in {"", "root"}]).value(report)
-
-
-def _expand(hosts: str) -> list[str]:
-    try:
-        return [hosts, *expand_hosts(hosts)]
-    except ValueError:
-        return [hosts]
 
 
 def _address_in(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
     Kind = TypeVar("Kind")
-    Facts = dict[tuple[Topic, str], Any]
 
 UNSET = "not set"
 # By field of ``SpeedSettings``: its name in the report.
@@ -169,12 +168,24 @@ def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Repor
     """Return the report that says what differs between two runs, each given with its name."""
     sides = [dict(_facts(report)) for _, report in (first, second)]
     topics = [{topic for topic, _ in side} for side in sides]
+    differences = []
+    # What only makes a library print more is never the cause.
+    for key in sorted({**sides[0], **sides[1]}, key=lambda key: (list(Topic).index(key[0]), "DEBUG" in key[1])):
+        topic, name = key
+        a, b = (side.get(key) for side in sides)
+        in_both = all(key in side for side in sides)
+        if isinstance(a, float) and isinstance(b, float):  # measured numbers must differ by more than the noise
+            differ = abs(a - b) > LEAST_CHANGE * max(abs(a), abs(b))
+        else:
+            differ = bool(a != b)
+        if differ if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
+            differences.append(RunDifference(topic=topic, name=name, first=_value_words(a), second=_value_words(b)))
     found = RunDifferences(
         first=_about(*first),
         second=_about(*second),
-        differences=tuple(_differences(*sides)),
+        differences=tuple(differences),
         compared=_names(topics[0] & topics[1]),
-        not_compared=_names((topics[0] ^ topics[1]) - {Topic.VERDICT, Topic.VARIABLE}),
+        not_compared=_names((topics[0] ^ topics[1]) - ONE_SIDED),
     )
     return make_report(
         command=("ddpdoctor", "diff", first[0], second[0]), started_at=now(), findings=(), checks=(),
@@ -192,21 +203,6 @@ def _about(name: str, report: Report) -> ComparedRun:
     said = f"{verdict.code} {verdict.kind}" if verdict is not None else "no problem found"
     command = shlex.join(("ddpdoctor", *report.command[1:])) if report.command else ""
     return ComparedRun(name=name, ended=", ".join(filter(None, (ended, said))), command=command)
-
-
-def _differences(first: Facts, second: Facts) -> Iterator[RunDifference]:
-    order = list(Topic)
-    # What only makes a library print more is never the cause.
-    for key in sorted({**first, **second}, key=lambda key: (order.index(key[0]), "DEBUG" in key[1])):
-        topic, name = key
-        a, b = first.get(key), second.get(key)
-        in_both = key in first and key in second
-        if isinstance(a, float) and isinstance(b, float):  # measured numbers must differ by more than the noise
-            differ = abs(a - b) > LEAST_CHANGE * max(abs(a), abs(b))
-        else:
-            differ = bool(a != b)
-        if differ if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
-            yield RunDifference(topic=topic, name=name, first=_value_words(a), second=_value_words(b))
 
 
 def _value_words(value: Any) -> str:

@@ -7,16 +7,20 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.job import PictureData, encode_timeline, walled
-from ddpdoctor.diagnose.pictures import blamed_ranks, classes_of, fold_waits, rows_by_rank, short_place
-from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.diagnose.timeline import (
+from ddpdoctor.diagnose.pictures import (
     LANE_DETAIL_SPANS,
     MOST_DETAIL_SPANS,
     MOST_DETAILED,
     TimelineClock,
+    blamed_ranks,
     choose_detailed,
+    classes_of,
+    fold_waits,
+    rows_by_rank,
+    short_place,
     since,
 )
+from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.evidence.reading import read_evidence
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
@@ -95,20 +99,46 @@ def flight_timeline(
     if not by_rank:
         return None
     blamed = blamed_ranks(verdict)
-    clock = _clock(by_rank.values())
+    times = {rank: _times(dump) for rank, dump in by_rank.items()}
+    firsts = [dump.first_ns for dump in by_rank.values() if dump.first_ns and dump.first_ns > 0]
+    every = [time for those in (*times.values(), firsts) for time in those]
+    began_ns, last_ns = min(every), max(every)
+    after_ns = max(1_000_000, int((last_ns - began_ns) * AFTER_SHARE))
+    clock = TimelineClock(began_ns=began_ns, until_ns=last_ns + after_ns)
+    # The calls that had not completed; without any, the code after the last one
+    ends: dict[int, list[Span]] = {}
+    for rank, dump in by_rank.items():
+        start_ms, row = clock.ms(max(times[rank])), rows[rank]
+        code = Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=None, label=row.state, place=short_place(row.where))
+        ends[rank] = [span for group in dump.groups for span in _pending(group, clock)] or [code]
     classes = classes_of({rank: rows[rank] for rank in by_rank}, blamed)
     shown = choose_detailed(classes, blamed)
     most = min(LANE_DETAIL_SPANS, MOST_DETAIL_SPANS // min(len(shown), MOST_DETAILED))
-    details = {rank: _detail(by_rank[rank], rows[rank], clock)[-most:] for rank in shown}
+    details = {rank: _detail(by_rank[rank], ends[rank], clock)[-most:] for rank in shown}
     from_ms = max((spans[0].start_ms for spans in details.values() if len(spans) == most), default=0.0)
+    lanes = []
+    for rank, dump in sorted(by_rank.items()):
+        calls = Span(
+            kind=SpanKind.COLLECTIVE,
+            start_ms=clock.ms(dump.first_ns or min(times[rank])),
+            end_ms=clock.ms(max(times[rank])),
+            label="calls in its flight recorder",
+        )
+        lanes.append(
+            Lane(
+                rank=rank,
+                host=rows[rank].host,
+                state=rows[rank].state,
+                blamed=rank in blamed,
+                coarse=(calls, *ends[rank]),
+                detail=tuple(since(details.get(rank, []), from_ms)),
+            )
+        )
     return Timeline(
         started_at=datetime.fromtimestamp(clock.began_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds"),
         length_ms=clock.until_ms,
         detail_from_ms=from_ms,
-        lanes=tuple(
-            _lane(dump, rows[rank], clock, tuple(since(details.get(rank, []), from_ms)), blamed=rank in blamed)
-            for rank, dump in sorted(by_rank.items())
-        ),
+        lanes=tuple(lanes),
         classes=classes,
         events=tuple(_fault(by_rank, verdict, clock)),
     )
@@ -120,41 +150,8 @@ def _times(dump: FlightDump) -> list[int]:
     return [*groups, *(one.created_ns for group in dump.groups for one in group.transfers if one.created_ns > 0)]
 
 
-def _clock(dumps: Iterable[FlightDump]) -> TimelineClock:
-    times = [time for dump in dumps for time in (*_times(dump), dump.first_ns or 0) if time > 0]
-    began_ns, last_ns = min(times), max(times)
-    return TimelineClock(began_ns=began_ns, until_ns=last_ns + max(1_000_000, int((last_ns - began_ns) * AFTER_SHARE)))
-
-
-def _lane(dump: FlightDump, row: RankRow, clock: TimelineClock, detail: Sequence[Span], *, blamed: bool) -> Lane:
-    times = _times(dump)
-    calls = Span(
-        kind=SpanKind.COLLECTIVE,
-        start_ms=clock.ms(dump.first_ns or min(times)),
-        end_ms=clock.ms(max(times)),
-        label="calls in its flight recorder",
-    )
-    return Lane(
-        rank=row.rank,
-        host=row.host,
-        state=row.state,
-        blamed=blamed,
-        coarse=(calls, *_end(dump, row, clock)),
-        detail=tuple(detail),
-    )
-
-
-def _end(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
-    """Return the calls that had not completed; without any, the code after the last one."""
-    pending = [span for group in dump.groups for span in _pending(group, clock)]
-    if pending:
-        return pending
-    start_ms = clock.ms(max(_times(dump)))
-    return [Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=None, label=row.state, place=short_place(row.where))]
-
-
-def _detail(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
-    """Return the last completed calls, without length where their ends are not known, and what came after them."""
+def _detail(dump: FlightDump, end: list[Span], clock: TimelineClock) -> list[Span]:
+    """Return the last completed calls, without length where their ends are not known, and the end after them."""
     spans = []
     for group in dump.groups:
         first = len(group.seq) - len(group.last_made_ns)
@@ -165,7 +162,7 @@ def _detail(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
                 call = group.calls[group.which[at]][0]
                 span = _span(group, call, clock.ms(made_ns), group.seq[at])
                 spans.append(replace(span, end_ms=max(span.start_ms, clock.ms(ended_ns))))
-    return sorted((*spans, *_end(dump, row, clock)), key=lambda span: span.start_ms)
+    return sorted((*spans, *end), key=lambda span: span.start_ms)
 
 
 def _pending(group: FlightGroup, clock: TimelineClock) -> Iterator[Span]:
@@ -221,7 +218,13 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     state = build_run_state(evidence)
     state = replace(state, ruling=decide(state))
     judged = judge(rules_of("progress", "evidence"), {RunState: [state]})
-    rows = _rows(state)
+    by_rank: dict[int, list[Fact]] = {rank: [] for rank in state.seen}
+    for fact in state.facts:
+        if fact.who.rank in by_rank:
+            by_rank[fact.who.rank].append(fact)
+    inside = {rank: fact for fact in state.all(Inside) for rank in fact.ranks}
+    samples = last_samples(state.facts)
+    rows = [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
     pictures, crashed = evidence_pictures(state, rows, pick_verdict(judged.findings))
     return make_report(
         command=command,
@@ -245,9 +248,8 @@ def _about(state: RunState) -> dict[str, Any]:
     )
     # The job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing
     attached = evidence.attached
-    if not attached:
-        job_words = ""
-    else:
+    job_words = ""
+    if attached:
         hosts = list(dict.fromkeys(one.host for one in attached))
         ranks = [rank for one in attached for rank in one.ranks]
         launchers = dict.fromkeys(rank.launcher for rank in ranks)
@@ -273,17 +275,6 @@ def _about(state: RunState) -> dict[str, Any]:
         "unclear": state.ruling.reason,
         "collect": list(state.ruling.collect),
     }  # fmt: skip
-
-
-def _rows(state: RunState) -> list[RankRow]:
-    """Return what each seen rank did, in a phrase."""
-    by_rank: dict[int, list[Fact]] = {rank: [] for rank in state.seen}
-    for fact in state.facts:
-        if fact.who.rank in by_rank:
-            by_rank[fact.who.rank].append(fact)
-    inside = {rank: fact for fact in state.all(Inside) for rank in fact.ranks}
-    samples = last_samples(state.facts)
-    return [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
 
 
 def _row(rank: int, facts: list[Fact], state: RunState, inside: Inside | None, sample: Stacked | None) -> RankRow:

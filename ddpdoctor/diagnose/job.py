@@ -13,9 +13,16 @@ from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
 from ddpdoctor.collect.run import JUDGED_ATTEMPTS, SavedRun, job_of, job_of_node, read_job, read_saved_run
 from ddpdoctor.collect.run_files import keep_excerpt, load_excerpt, read_excerpt, records_own_job
-from ddpdoctor.diagnose.pictures import began_ns, blamed_ranks, fold_waits, pace_rows, rank_row, rows_by_rank
+from ddpdoctor.diagnose.pictures import (
+    began_ns,
+    blamed_ranks,
+    fold_waits,
+    make_timeline,
+    pace_rows,
+    rank_row,
+    rows_by_rank,
+)
 from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.diagnose.timeline import make_timeline
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
@@ -242,15 +249,13 @@ def take_dump(run_dir: Path, ask: Ask) -> Report:
             f"the job was started on {live.run.host}, and its `wrap` cannot be asked from here",
             help=f"Type the command on {live.run.host}.",
         )
-    if not live.is_running:
-        raise _ended(run_dir)
-    is_running = partial(is_watched, live.run)
+    is_running, came = partial(is_watched, live.run), False
     try:
-        came = ask(live.folder, LIMIT_S, is_running)
+        came = live.is_running and ask(live.folder, LIMIT_S, is_running)
     except OSError as error:
         raise UserError(f"the `wrap` of {run_dir} cannot be asked: {error.strerror}") from error
-    if not came and not is_running():
-        raise _ended(run_dir)
+    if not live.is_running or (not came and not is_running()):
+        raise UserError(f"the job in {run_dir} has ended", help=f"`ddpdoctor report {run_dir}` shows what came of it.")
     if not came:
         raise UserError(
             f"the `wrap` of {run_dir} did not answer within {LIMIT_S:.0f} s",
@@ -258,10 +263,6 @@ def take_dump(run_dir: Path, ask: Ask) -> Report:
             status=ExitStatus.INCONCLUSIVE,
         )
     return running_report(live.folder, PATIENCE_S)
-
-
-def _ended(run_dir: Path) -> UserError:
-    return UserError(f"the job in {run_dir} has ended", help=f"`ddpdoctor report {run_dir}` shows what came of it.")
 
 
 def judge_earlier(saved: SavedRun, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
@@ -282,9 +283,7 @@ def last_number(job: Job) -> int:
     return max((rank.attempt for rank in job.ranks), default=0)
 
 
-def _section(
-    number: int, job: Job, status: JobStatus, findings: tuple[Finding, ...], run: Run
-) -> Attempt:  # fmt: skip
+def _section(number: int, job: Job, status: JobStatus, findings: tuple[Finding, ...], run: Run) -> Attempt:
     began = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=None)
     ended = max((rank.ended_ns for rank in job.ranks if rank.ended_ns is not None), default=None)
     return Attempt(
@@ -526,9 +525,25 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     try:
         path = named_file(pid, folder)
         saved = read_saved_run(path)
-        job = _as_seen(job_of(saved), seen)
+        job = job_of(saved)
     except UserError:
         return report  # the folder is gone
+    # The job as one that runs now, in which a rank stands still if two looks saw that, however short that is
+    now_ns = time.monotonic_ns()
+    still_ns = now_ns - int(seen.gap_s * 1e9)
+    last_ns = {one.rank: still_ns if one.movement is Movement.STILL else now_ns for one in seen.movements}
+    job = replace(
+        job,
+        ended=False,
+        now_ns=now_ns,
+        hang_timeout_s=min(job.hang_timeout_s, seen.gap_s),
+        ranks=tuple(
+            replace(rank, last_progress_ns=last_ns.get(rank.rank, rank.last_progress_ns))
+            if rank.life is Life.RUNNING
+            else rank
+            for rank in job.ranks
+        ),
+    )
     # Until `wrap` has asked the ranks, they are not.
     if not all(len(rank.groups) <= 1 or all(group.ranks for group in rank.groups) for rank in job.ranks):
         return report
@@ -547,24 +562,4 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
         checks=(*judged.checks, *crashed),
         ranks=rows,
         data={**report.data, **pictures, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
-    )
-
-
-def _as_seen(job: Job, seen: AttachedJob) -> Job:
-    """Return a job as one that runs now, in which a rank stands still if two looks saw that, however short that is."""
-    now_ns = time.monotonic_ns()
-    last_ns = {
-        one.rank: now_ns - int(seen.gap_s * 1e9) if one.movement is Movement.STILL else now_ns for one in seen.movements
-    }
-    return replace(
-        job,
-        ended=False,
-        now_ns=now_ns,
-        hang_timeout_s=min(job.hang_timeout_s, seen.gap_s),
-        ranks=tuple(
-            replace(rank, last_progress_ns=last_ns.get(rank.rank, rank.last_progress_ns))
-            if rank.life is Life.RUNNING
-            else rank
-            for rank in job.ranks
-        ),
     )

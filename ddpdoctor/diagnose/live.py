@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.diagnose.pictures import describe_state
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.consistency import StreamClock
+from ddpdoctor.model.consistency import BEST_CLOCKS
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Attempt, JobStatus, Place
@@ -56,13 +57,13 @@ from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.states import call_words, peer_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.collect.live import LiveRun, Past
     from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.consistency import Consistency
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.findings import Finding, RankRow, Report
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.live import Metric
     from ddpdoctor.rules.progress.job_state import JobState
     from ddpdoctor.rules.progress.states import RankState
@@ -75,8 +76,6 @@ MOVES_S = 2.0
 # steps of a rank, the record may lack four.
 MOVES_STEPS = 5
 WAITS_S = 1.0  # our choice: shorter waits are a part of most steps
-# The best clock first. The others check the same tensors.
-CLOCKS = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 
 def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
@@ -103,7 +102,17 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
             judged = build_job_state(job)
         except Exception:  # noqa: BLE001 - the wall around a rule: what else is known is shown without it
             judged = None
-    waits = _waits(judged) if judged is not None else ()
+    # Who waits in what, the longest wait first
+    waiting = []
+    if judged is not None:
+        for one in (judged.states[number] for number in judged.waits.waiters):
+            if one.rank.life is Life.RUNNING and _waits_long(one, judged.time_ns):
+                since_ns = one.since(judged.time_ns) or 0
+                waiting.append((call_words(one.call) + peer_words(one.call), (one.rank.rank, since_ns)))
+    waits = [
+        WaitNow(ranks=tuple(n for n, _ in those), call=call, since_s=round(max(ns for _, ns in those) / 1e9, 3))
+        for call, those in grouped(waiting).items()
+    ]
     # The other members of which no rank was read
     seen = {rank.rank for rank in live.job.ranks}
     members = live.members.nodes if live.members is not None else ()
@@ -118,7 +127,7 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
         attempt=max((rank.attempt for rank in job.ranks), default=0),
         world_size=max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size),
         ranks=tuple(_rank_now(rank, live, judged) for rank in job.ranks),
-        waits=waits,
+        waits=tuple(sorted(waits, key=lambda row: -row.since_s)),
         waited_for=tuple(sorted({*judged.waits.blockers, *judged.waits.absent}))
         if judged is not None and waits
         else (),
@@ -170,26 +179,11 @@ def _waits_long(state: RankState | None, now_ns: int) -> bool:
     return state is not None and state.waiting and (state.since(now_ns) or 0) > WAITS_S * 1e9
 
 
-def _waits(judged: JobState) -> tuple[WaitNow, ...]:
-    """Return who waits in what, the longest wait first."""
-    now_ns, found = judged.time_ns, []
-    for number in judged.waits.waiters:
-        state = judged.states[number]
-        since_ns = state.since(now_ns) or 0
-        if state.rank.life is Life.RUNNING and _waits_long(state, now_ns):
-            found.append((call_words(state.call) + peer_words(state.call), (number, since_ns)))
-    rows = [
-        WaitNow(ranks=tuple(n for n, _ in those), call=call, since_s=round(max(ns for _, ns in those) / 1e9, 3))
-        for call, those in grouped(found).items()
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.since_s))
-
-
 def _replicas(found: Consistency | None) -> ReplicasNow | None:
     streams = [one for one in found.streams if one.compared and one.model > 0] if found is not None else []
     if not streams:
         return None
-    clock = next(clock for clock in CLOCKS if any(one.clock is clock for one in streams))
+    clock = next(clock for clock in BEST_CLOCKS if any(one.clock is clock for one in streams))
     those = [one for one in streams if one.clock is clock]
     ends = [one.last_equal for stream in those for one in stream.differences] or [one.last_number for one in those]
     return ReplicasNow(
@@ -217,7 +211,28 @@ class JobLabels:
 def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tuple[Sample, ...]:
     """Return all samples. ``report`` is that of the job's end, or None while it runs."""
     common = {"run": measured.run, "host": now.host}
-    found = list(_of_job(now, report, measured, common)) if measured.is_first else []
+    rows: list[tuple[Metric, float | None, dict[str, str]]] = []
+    if measured.is_first:
+        ended = report.job if report is not None else None
+        status = ended.status if ended is not None else JobStatus.RUNNING
+        started_s = datetime.fromisoformat(now.started_at).timestamp() if now.started_at else None
+        rows = [
+            (JOB_INFO, 1, {**common, "script": measured.script, "version": measured.version}),
+            *((JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
+            (JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
+            (JOB_START_TIME, started_s, common),
+            (JOB_RESTARTS, now.attempt, common),
+            (JOB_RANKS, now.world_size, common),
+        ]
+        if now.replicas is not None:
+            rows += [
+                (REPLICAS_EQUAL_UP_TO, now.replicas.equal_up_to or 0, common),
+                (REPLICAS_COMPARED, now.replicas.compared, common),
+                (REPLICAS_DIFFER, bool(now.replicas.differing), common),
+            ]
+        counts = Counter((one.code, one.kind, one.severity.value) for one in (report.findings if report else ()))
+        for (code, kind, severity), count in counts.items():
+            rows.append((FINDINGS, count, {**common, "code": code, "kind": kind, "severity": severity}))
     for rank in now.ranks:
         labels = {**common, "host": rank.host, "rank": str(rank.rank)}
         values: dict[Metric, float | None] = {
@@ -230,36 +245,12 @@ def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tup
             RANK_BATCHES: rank.batch,
             RANK_MEMORY: rank.memory_bytes,
         }
-        found += [_sample(metric, value, labels) for metric, value in values.items() if value is not None]
-    return tuple(found)
-
-
-def _of_job(now: JobNow, report: Report | None, measured: JobLabels, common: dict[str, str]) -> Iterator[Sample]:
-    yield _sample(JOB_INFO, 1, common, script=measured.script, version=measured.version)
-    ended = report.job if report is not None else None
-    status = ended.status if ended is not None else JobStatus.RUNNING
-    for one in STATUSES:
-        yield _sample(JOB_STATUS, one is status, common, status=one.value)
-    if ended is not None and ended.exit_status is not None:
-        yield _sample(JOB_EXIT_STATUS, ended.exit_status, common)
-    if now.started_at:
-        yield _sample(JOB_START_TIME, datetime.fromisoformat(now.started_at).timestamp(), common)
-    yield _sample(JOB_RESTARTS, now.attempt, common)
-    if now.world_size is not None:
-        yield _sample(JOB_RANKS, now.world_size, common)
-    if now.replicas is not None:
-        replicas = now.replicas
-        yield _sample(REPLICAS_EQUAL_UP_TO, replicas.equal_up_to or 0, common)
-        yield _sample(REPLICAS_COMPARED, replicas.compared, common)
-        yield _sample(REPLICAS_DIFFER, bool(replicas.differing), common)
-    if report is not None:
-        counts = Counter((one.code, one.kind, one.severity.value) for one in report.findings)
-        for (code, kind, severity), count in counts.items():
-            yield _sample(FINDINGS, count, common, code=code, kind=kind, severity=severity)
-
-
-def _sample(metric: Metric, value: float, common: dict[str, str], /, **labels: str) -> Sample:
-    return Sample(metric=metric, labels=tuple({**common, **labels}.items()), value=value + 0)
+        rows += [(metric, value, labels) for metric, value in values.items()]
+    return tuple(
+        Sample(metric=metric, labels=tuple(labels.items()), value=value + 0)
+        for metric, value, labels in rows
+        if value is not None
+    )
 
 
 def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> History:
@@ -414,38 +405,34 @@ def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tup
         report = read_report(path)
         if report.job is None or "attempts" not in report.data:
             return None
-        command, attempts = report.command, _attempts_of(report)
-    return command, tuple(
-        _start(path, one, _read_past(saved, one.attempt, is_last=one is attempts[-1])) for one in attempts
-    )
-
-
-def _attempts_of(report: Report) -> list[Attempt]:
-    """Return the attempts of a run. One that was not restarted is described by its report."""
-    try:
-        attempts = [decode(Attempt, section) for section in report.data.get("sections") or ()]
-    except (WrongValue, TypeError) as error:
-        raise UserError(f"the attempts in the report cannot be read: {error}") from error
-    if attempts or report.job is None:
-        return attempts
-    return [
-        Attempt(
+        # A run that was not restarted is described by its report.
+        whole = Attempt(
             attempt=0, started_at=report.started_at, ended_at=report.ended_at, seconds=None, status=report.job.status,
             verdict=report.verdict, findings=report.findings, ranks=report.ranks,
-        )
-    ]  # fmt: skip
+        )  # fmt: skip
+        try:
+            attempts = [decode(Attempt, section) for section in report.data.get("sections") or ()] or [whole]
+        except (WrongValue, TypeError) as error:
+            raise UserError(f"the attempts in the report cannot be read: {error}") from error
+        command = report.command
+    starts = []
+    for one in attempts:
+        past = None
+        with suppress(UserError):  # its records are gone or damaged
+            past = read_past(saved, one.attempt, is_last=one is attempts[-1]) if saved is not None else None
+        starts.append(_start(path, one, saved, past))
+    return command, tuple(starts)
 
 
-def _read_past(saved: SavedRun | None, attempt: int, *, is_last: bool) -> tuple[SavedRun, Past] | None:
-    """Return how far an attempt came, or None if its records are gone or damaged."""
-    try:
-        return (saved, read_past(saved, attempt, is_last=is_last)) if saved is not None else None
-    except UserError:
-        return None
-
-
-def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> Start:
+def _start(path: Path, attempt: Attempt, saved: SavedRun | None, past: Past | None) -> Start:
     verdict = attempt.verdict if attempt.status is not JobStatus.FINISHED else None
+    # The ranks or hosts that a verdict blames, or nobody if it blames all ranks of several
+    hosts = {row.rank: row.host for row in attempt.ranks}
+    blamed: tuple[Blamed, ...] = ()
+    if verdict is not None and verdict.ranks and not (len(verdict.ranks) == len(hosts) > 1):
+        blamed = tuple(Blamed(rank=rank, host=hosts.get(rank, "")) for rank in verdict.ranks)
+    elif verdict is not None and not verdict.ranks:
+        blamed = tuple(Blamed(host=host) for host in verdict.hosts)
     start = Start(
         run=str(path),
         attempt=attempt.attempt,
@@ -459,11 +446,10 @@ def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> 
         code=verdict.code if verdict is not None else "",
         kind=verdict.kind if verdict is not None else "",
         summary=verdict.summary if verdict is not None else "",
-        blamed=_blamed(verdict, attempt.ranks) if verdict is not None else (),
+        blamed=blamed,
     )
-    if read is None:
+    if saved is None or past is None:
         return start
-    saved, past = read
     launched = _time(saved.own.run.started_at)
 
     def wall(time_ns: int | None) -> datetime | None:
@@ -481,14 +467,6 @@ def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> 
         passes=past.passes,
         first_epoch=past.first_epoch,
     )
-
-
-def _blamed(verdict: Finding, rows: Sequence[RankRow]) -> tuple[Blamed, ...]:
-    """Return the ranks or hosts that a verdict blames, or nobody if it blames all ranks of several."""
-    hosts = {row.rank: row.host for row in rows}
-    if verdict.ranks and not (len(verdict.ranks) == len(hosts) > 1):
-        return tuple(Blamed(rank=rank, host=hosts.get(rank, "")) for rank in verdict.ranks)
-    return tuple(Blamed(host=host) for host in verdict.hosts) if not verdict.ranks else ()
 
 
 def _time(text: str | None) -> datetime | None:

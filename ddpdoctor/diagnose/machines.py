@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side, start_torch_child
-from ddpdoctor.collect.launch import read_identity, read_process, seen_launch, seen_ranks
+from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_launch
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
 from ddpdoctor.diagnose.report import check_report
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.collect.bounded import ChildProcess
-    from ddpdoctor.collect.launch import Identity
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import NodeProcess
@@ -46,8 +45,7 @@ LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 
 def start_torch_early(env: Mapping[str, str]) -> ChildProcess | None:
     """Start the child if this process will read the machine: it is alone or first on its node. Else return None."""
-    first = all(env.get(name, "0") == "0" for name in LOCAL_RANKS)
-    if not first:
+    if any(env.get(name, "0") != "0" for name in LOCAL_RANKS):
         return None
     try:
         return start_torch_child(env)
@@ -99,11 +97,6 @@ SLOWEST_S = 30.0
 MOST_NAMED = 64  # for how many ranks without an answer their hello is looked up
 
 
-def find_launch(env: Mapping[str, str]) -> Launch:
-    """Return the job of this process. Without a launcher, it is a job of one rank."""
-    return seen_ranks(env)
-
-
 def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
     """Return the facts from all processes of a job on rank 0, and None on the other ranks.
 
@@ -116,11 +109,11 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
     if not launch.gathers:
         return _read_alone(launch, system, plan)
     # Do this first: importing torch changes the environment, and in some builds the CPU affinity.
-    member = _member(launch, system, plan, timeout_s)
+    member = _Member(launch, system, plan, timeout_s)
     try:
         with meet(launch, system.env, timeout_s) as meeting:
             # Elsewhere rank 0 serves the store, so it has everything that it has acknowledged.
-            return _take_part(member, meeting.begin("fleet"), ends_last=launch.launcher is Launcher.TORCHRUN)
+            return member.take_part(meeting.begin("fleet"), ends_last=launch.launcher is Launcher.TORCHRUN)
     except StoreError as error:
         place = f"{launch.hosts[0]}:{launch.port}"
         if launch.launcher is Launcher.TORCHRUN:
@@ -143,7 +136,7 @@ def gather_over(conversation: Conversation, launch: Launch, system: System, plan
     """
     if not launch.gathers:
         return _read_alone(launch, system, plan)
-    return _take_part(_member(launch, system, plan, SLOWEST_S), conversation, ends_last=False)
+    return _Member(launch, system, plan, SLOWEST_S).take_part(conversation, ends_last=False)
 
 
 def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
@@ -151,55 +144,18 @@ def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
     return Fleet(nodes=(node,), launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
 
 
-def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> _Member:
-    return _Member(
-        launch=launch,
-        system=system,
-        plan=plan,
-        timeout_s=timeout_s,
-        process=read_process(system, rank=launch.rank, local_rank=launch.local_rank),
-        identity=read_identity(system),
-    )
-
-
-def _take_part(member: _Member, conversation: Conversation, *, ends_last: bool) -> Fleet | None:
-    """Lead, or follow and return None. If two processes are rank 0 by mistake, one of them leads.
-
-    ``ends_last``: so does rank 0. If it ended first with status 1, torchrun would stop the others.
-    """
-    rank = member.launch.rank
-    conversation.send(f"hello/{rank}", Hello(host=member.identity.host, pid=member.process.pid))
-    if rank == 0 and conversation.add("leaders", 1) == 1:
-        try:
-            return _lead(member, conversation)
-        finally:
-            if ends_last:
-                with suppress(StoreError):
-                    conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
-    facts = member.facts(_read_own_node(member, conversation) if member.launch.reads_node else None)
-    conversation.send(f"facts/{conversation.add('arrived', 1)}", facts)
-    if ends_last:
-        # This process has sent everything. If rank 0 is gone, no goodbye is needed.
-        with suppress(StoreError):
-            conversation.hear_goodbye(_Done, member.timeout_s, ends_process=True)
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
     """Rank 0 has received everything, or has stopped waiting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
     """A participating process with its settings."""
 
-    launch: Launch
-    system: System
-    plan: ReadingPlan
-    timeout_s: float
-    process: NodeProcess
-    identity: Identity
+    def __init__(self, launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> None:
+        self.launch, self.system, self.plan, self.timeout_s = launch, system, plan, timeout_s
+        self.process = read_process(system, rank=launch.rank, local_rank=launch.local_rank)
+        self.identity = read_identity(system)
 
     def facts(self, node: Node | None) -> Facts:
         return Facts(
@@ -212,76 +168,94 @@ class _Member:
             version=ddpdoctor.__version__,
         )
 
+    def take_part(self, conversation: Conversation, *, ends_last: bool) -> Fleet | None:
+        """Lead, or follow and return None. If two processes are rank 0 by mistake, one of them leads.
 
-def _lead(member: _Member, conversation: Conversation) -> Fleet:
-    """Publish this host's name and clock, read this host, and receive the facts of the others."""
-    fqdn: str | None = None
-    if "names" in member.plan.sections:
-        fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
-    plan = replace(member.plan, head=fqdn)
-    conversation.send("head", Head(fqdn=plan.head))
-    with shown_clock(conversation):
-        node = read_node(member.system, plan, (member.process,))
-        facts, problems, silent_hosts = _hear(member, conversation)
-    return replace(assemble(member.launch, [member.facts(node), *facts], problems), silent_hosts=silent_hosts)
+        ``ends_last``: so does rank 0. If it ended first with status 1, torchrun would stop the others.
+        """
+        rank = self.launch.rank
+        conversation.send(f"hello/{rank}", Hello(host=self.identity.host, pid=self.process.pid))
+        if rank == 0 and conversation.add("leaders", 1) == 1:
+            try:
+                return self._lead(conversation)
+            finally:
+                if ends_last:
+                    with suppress(StoreError):
+                        conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
+        facts = self.facts(self._read_own_node(conversation) if self.launch.reads_node else None)
+        conversation.send(f"facts/{conversation.add('arrived', 1)}", facts)
+        if ends_last:
+            # This process has sent everything. If rank 0 is gone, no goodbye is needed.
+            with suppress(StoreError):
+                conversation.hear_goodbye(_Done, self.timeout_s, ends_process=True)
+        return None
 
+    def _lead(self, conversation: Conversation) -> Fleet:
+        """Publish this host's name and clock, read this host, and receive the facts of the others."""
+        fqdn: str | None = None
+        if "names" in self.plan.sections:
+            fqdn = ask_side_by_side({"fqdn": self.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+        conversation.send("head", Head(fqdn=fqdn))
+        with shown_clock(conversation):
+            node = read_node(self.system, replace(self.plan, head=fqdn), (self.process,))
+            facts, problems, silent_hosts = self._hear(conversation)
+        return replace(assemble(self.launch, [self.facts(node), *facts], problems), silent_hosts=silent_hosts)
 
-def _read_own_node(member: _Member, conversation: Conversation) -> Node:
-    # The lookups on this host need rank 0's name. Rank 0 shows its clock right after it sends its name.
-    head = conversation.wait(Head, "head", member.timeout_s, "rank 0")
-    plan = replace(member.plan, head=None if head is None else head.fqdn)
-    if "clock" not in plan.sections:
-        return read_node(member.system, plan, (member.process,))
-    offsets: list[float | None] = [None]
+    def _read_own_node(self, conversation: Conversation) -> Node:
+        # The lookups on this host need rank 0's name. Rank 0 shows its clock right after it sends its name.
+        head = conversation.wait(Head, "head", self.timeout_s, "rank 0")
+        plan = replace(self.plan, head=None if head is None else head.fqdn)
+        if "clock" not in plan.sections:
+            return read_node(self.system, plan, (self.process,))
+        offsets: list[float | None] = [None]
 
-    def measure() -> None:
-        with suppress(StoreError):  # without an offset, the check of the clocks uses the kernel's state
-            offsets.append(measure_offset(conversation))
+        def measure() -> None:
+            with suppress(StoreError):  # without an offset, the check of the clocks uses the kernel's state
+                offsets.append(measure_offset(conversation))
 
-    measuring = threading.Thread(target=measure, name="ddpdoctor-offset", daemon=True)
-    measuring.start()
-    node = read_node(member.system, plan, (member.process,))
-    measuring.join()
-    if isinstance(node.clock, Unread):
-        return node
-    return replace(node, clock=replace(node.clock, offset_s=offsets[-1]))
+        measuring = threading.Thread(target=measure, name="ddpdoctor-offset", daemon=True)
+        measuring.start()
+        node = read_node(self.system, plan, (self.process,))
+        measuring.join()
+        if isinstance(node.clock, Unread):
+            return node
+        return replace(node, clock=replace(node.clock, offset_s=offsets[-1]))
 
+    def _hear(self, conversation: Conversation) -> tuple[list[Facts], list[str], tuple[str, ...]]:
+        """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived.
 
-def _hear(member: _Member, conversation: Conversation) -> tuple[list[Facts], list[str], tuple[str, ...]]:
-    """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived.
+        Return them, what went wrong, and the hosts of ranks that said no more than hello.
+        """
+        facts: list[Facts] = []
+        problems: list[str] = []
+        hellos: dict[int, Hello] = {}
+        expected = self.launch.world_size - 1
 
-    Return them, what went wrong, and the hosts of ranks that said no more than hello.
-    """
-    facts: list[Facts] = []
-    problems: list[str] = []
-    hellos: dict[int, Hello] = {}
-    expected = member.launch.world_size - 1
+        def arrivals() -> range:
+            # More arrivals than expected are a launch error. The limit keeps this loop finite.
+            return range(1, min(conversation.add("arrived", 0), 2 * expected + 16) + 1)
 
-    def arrivals() -> range:
-        # More arrivals than expected are a launch error. The limit keeps this loop finite.
-        return range(1, min(conversation.add("arrived", 0), 2 * expected + 16) + 1)
+        def have_spoken(heard: Mapping[int, Facts]) -> bool:
+            facts[:] = heard.values()
+            return len(facts) + len(problems) >= expected
 
-    def have_spoken(heard: Mapping[int, Facts]) -> bool:
-        facts[:] = heard.values()
-        return len(facts) + len(problems) >= expected
-
-    try:
-        conversation.gather(
-            Facts, "facts", arrivals, member.timeout_s, is_over=have_spoken,
-            on_bad=lambda _, error: problems.append(f"one process sent {error.what}"),
-        )  # fmt: skip
-        missing = missing_ranks(member.launch, [member.facts(None), *facts])
-        for rank in missing[:MOST_NAMED]:
-            with suppress(BadRecord):
-                if (hello := conversation.get(Hello, f"hello/{rank}", f"rank {rank}")) is not None:
-                    hellos[rank] = hello
-        problems += describe_missing(missing, hellos, member.timeout_s)
-    except StoreError as error:
-        problems.append(f"the gathering ended early: {error}")
-    if turned_away := conversation.turned_away():
-        strangers = f"{turned_away} connections without this job's token were turned away"
-        problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
-    return facts, problems, tuple(dict.fromkeys(hello.host for hello in hellos.values()))
+        try:
+            conversation.gather(
+                Facts, "facts", arrivals, self.timeout_s, is_over=have_spoken,
+                on_bad=lambda _, error: problems.append(f"one process sent {error.what}"),
+            )  # fmt: skip
+            missing = missing_ranks(self.launch, [self.facts(None), *facts])
+            for rank in missing[:MOST_NAMED]:
+                with suppress(BadRecord):
+                    if (hello := conversation.get(Hello, f"hello/{rank}", f"rank {rank}")) is not None:
+                        hellos[rank] = hello
+            problems += describe_missing(missing, hellos, self.timeout_s)
+        except StoreError as error:
+            problems.append(f"the gathering ended early: {error}")
+        if turned_away := conversation.turned_away():
+            strangers = f"{turned_away} connections without this job's token were turned away"
+            problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
+        return facts, problems, tuple(dict.fromkeys(hello.host for hello in hellos.values()))
 
 
 class MachineReader:
@@ -332,11 +306,11 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
     """
     arrived = sorted(facts, key=lambda one: one.rank)
     groups = []
-    for machine in _by(arrived, "machine"):
+    for machine in grouped((one.machine, one) for one in arrived).values():
         # Processes that share kernel, network and host name are split by container. A container is a separate node only
         # if one of its processes reads the host: under Apptainer, each task has its own mounts, and all tasks belong to
         # the one that reads.
-        parts = _by(machine, "container")
+        parts = list(grouped((one.container, one) for one in machine).values())
         readers = [part for part in parts if any(one.node for one in part)]
         if len(readers) < 2:
             groups.append(machine)
@@ -390,10 +364,6 @@ def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_
     if unheard:
         started.append(f"no message came from {rank_list(unheard)} within {limit_s:g} s")
     return tuple(started)
-
-
-def _by(facts: Iterable[Facts], name: str) -> list[list[Facts]]:
-    return list(grouped((getattr(one, name), one) for one in facts).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ddpdoctor
 from ddpdoctor.exchange.conversation import Conversation
@@ -22,7 +22,7 @@ from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.probes.store import is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ddpdoctor.exchange.meeting import MeetingWay
@@ -224,9 +224,9 @@ class NodeMeeting(ExitStack):
         return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
 
 
-def in_background(what: Any, *arguments: Any) -> threading.Thread:
+def in_background(what: Callable[[], None]) -> threading.Thread:
     """Run a function in a daemon thread, so that it does not delay the process's exit."""
-    thread = threading.Thread(target=what, args=arguments, name="ddpdoctor-beside", daemon=True)
+    thread = threading.Thread(target=what, name="ddpdoctor-beside", daemon=True)
     thread.start()
     return thread
 

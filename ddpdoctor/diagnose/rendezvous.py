@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.meeting import JoinedMeeting, Seat
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Check, Finding, Judgment, Report
-    from ddpdoctor.model.launch import Connecting, NodeLaunch, NodePair, Transfer
+    from ddpdoctor.model.launch import Connecting, NodeLaunch, NodePair
     from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.rules.registry import Rule
 
@@ -79,11 +79,6 @@ class OwnNode:
     system: System
     process: NodeProcess
     identity: Identity
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The environment, including the command's options as variables."""
-        return self.system.env
 
     def arrived(self) -> NodeArrival:
         """Return the message that the node sends when it joins."""
@@ -147,9 +142,8 @@ def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> 
         choice = choose(node, network)
         for pick in choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]:
             publication = replace(publication, address=str(pick.ip), interface=pick.interface.name)
-    return SentFacts(
-        process=member.process, node=replace(node, processes=()), publication=publication, serves=serves
-    )  # fmt: skip
+    bare = replace(node, processes=())
+    return SentFacts(process=member.process, node=bare, publication=publication, serves=serves)
 
 
 # Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs.
@@ -238,17 +232,8 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:
     """Return whether all pairs were tried and work."""
-    return all(
-        pair.connecting is not None
-        and pair.connecting.contact is Contact.CONNECTED
-        and _arrived(pair.small)
-        and _arrived(pair.large)
-        for pair in pairs
-    )
-
-
-def _arrived(transfer: Transfer | None) -> bool:
-    return transfer is None or transfer.contact is Contact.CONNECTED
+    contacts = ((pair.connecting, *filter(None, (pair.small, pair.large))) for pair in pairs)
+    return all(one is not None and one.contact is Contact.CONNECTED for those in contacts for one in those)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,102 +410,81 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     visit.view_store(conversation, roster, arrival)
     pairs = visit.run_mesh(conversation, roster, seat)
     numbers = [one.arrival for one in roster.seats]
-    meeting = _Gathered(
-        visit=visit,
-        arrivals=arrivals,
-        roster=roster,
-        seats=seat_nodes(arrivals, arrival, launch.most),
-        store_views=conversation.gather(StoreView, "store-view", lambda: numbers, STORE_VIEW_LIMIT_S),
-        pairs=pairs,
-    )
-    trials = _try_start(meeting, conversation, seat)
-    return _conclude(meeting, conversation, trials, seat)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gathered:
-    """The gathered facts."""
-
-    visit: OwnVisit
-    arrivals: Arrivals
-    roster: SeatList
-    seats: tuple[Seat, ...]  # includes nodes that sent nothing after they joined
-    store_views: Mapping[int, StoreView]  # by number of arrival
-    pairs: tuple[NodePair, ...]
-
-
-def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
-    """Run a real start on all nodes if everything else works. Otherwise it would only fail for a known reason."""
-    seats = meeting.roster.seats
-    counts = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
-    ranks = [one.settings.node_rank for one in meeting.arrivals.leads().values() if one.settings.node_rank is not None]
-    # The nodes that reached this job's store and have torch
-    stored = {
-        arrival
-        for arrival, view in meeting.store_views.items()
-        if not (view.not_served or view.without_torch)
-        and any(one.contact is Contact.CONNECTED for one in view.attempts)
-    }
-    runs = (
-        len(counts) == 1
-        and len(ranks) == len(set(ranks))
-        and [seat.number for seat in seats] == list(range(len(meeting.seats)))
-        and not absent_numbers(meeting.arrivals, meeting.seats)
-        and stored.issuperset(seat.arrival for seat in seats)
-        and is_whole(meeting.pairs)
-    )
+    views = conversation.gather(StoreView, "store-view", lambda: numbers, STORE_VIEW_LIMIT_S)
+    seats = seat_nodes(arrivals, arrival, launch.most)  # with nodes that sent nothing after they joined
+    runs = is_whole(pairs) and _can_start(arrivals, roster, seats, views)
     conversation.send("trials", Trials(run=runs))
-    if not runs:
-        return ()
-    trials = {own.arrival: meeting.visit.try_start(meeting.roster, own)}
-    others = [seat.arrival for seat in meeting.roster.seats if seat != own]
-    trials |= conversation.gather(StartTrial, "trial", lambda: others, TRIAL_LIMIT_OF_OTHERS_S)
-    lost = "this node sent no more messages"
-    return tuple(
-        trials.get(seat.arrival) or StartTrial(node=seat.number, ok=False, stage="result", error=lost)
-        for seat in meeting.roster.seats
-    )
-
-
-def _conclude(
-    meeting: _Gathered, conversation: Conversation, trials: tuple[StartTrial, ...], own: Seat
-) -> RendezvousChecked:
-    visit, launch = meeting.visit, meeting.visit.member.launch
+    trials: tuple[StartTrial, ...] = ()
+    if runs:
+        ended = {arrival: visit.try_start(roster, seat)}
+        others = [one.arrival for one in roster.seats if one != seat]
+        ended |= conversation.gather(StartTrial, "trial", lambda: others, TRIAL_LIMIT_OF_OTHERS_S)
+        lost = "this node sent no more messages"
+        trials = tuple(
+            ended.get(one.arrival) or StartTrial(node=one.number, ok=False, stage="result", error=lost)
+            for one in roster.seats
+        )
     problems = []
     if turned_away := conversation.turned_away():
         strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
-    absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
-    visits = []
-    for seat in meeting.seats:
-        seen, view = meeting.arrivals.seen.get(seat.arrival), meeting.store_views.get(seat.arrival)
-        publication = None if seen is None else seen.publication
-        visits.append(
-            Visit(
-                number=seat.number,
-                host=seat.host,
-                arrived=True,
-                settings=meeting.arrivals.arrived[seat.arrival].settings,
-                store_view=view,
-                published=publication.address if publication is not None else "",
-                interface=publication.interface if publication is not None else "",
-                way_lost="" if view is not None else "it came, but sent nothing more",
-            )
-        )
     rendezvous = Rendezvous(
         nnodes=launch.most,
-        visits=tuple(sorted([*visits, *absent], key=lambda one: one.number)),
-        fleet=assemble_fleet(meeting.arrivals, meeting.seats, launch, problems),
-        pairs=meeting.pairs,
+        visits=_visits(arrivals, seats, views, launch),
+        fleet=assemble_fleet(arrivals, seats, launch, problems),
+        pairs=pairs,
         trials=trials,
         trust=visit.meeting.trust,
     )
     sentence = judge(rendezvous, visit.started_at, now())
     with suppress(StoreError):
         # Do not wait for nodes that were lost on the way.
-        conversation.say_goodbye(sentence, lambda: len(meeting.store_views) - 1, SEE_OFF_S)
+        conversation.say_goodbye(sentence, lambda: len(views) - 1, SEE_OFF_S)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
-    return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
+    return RendezvousChecked(report=report, number=seat.number, judged=True, shows=True)
+
+
+def _can_start(arrivals: Arrivals, roster: SeatList, seats: tuple[Seat, ...], views: Mapping[int, StoreView]) -> bool:
+    """Return whether a real start can be tried. If something else fails, it would only fail for a known reason."""
+    leads = arrivals.leads().values()
+    ranks = [one.settings.node_rank for one in leads if one.settings.node_rank is not None]
+    # The nodes that reached this job's store and have torch
+    stored = {
+        arrival
+        for arrival, view in views.items()
+        if not (view.not_served or view.without_torch)
+        and any(one.contact is Contact.CONNECTED for one in view.attempts)
+    }
+    return (
+        len({(one.fewest, one.most) for one in leads}) == 1
+        and len(ranks) == len(set(ranks))
+        and [seat.number for seat in roster.seats] == list(range(len(seats)))
+        and not absent_numbers(arrivals, seats)
+        and stored.issuperset(seat.arrival for seat in roster.seats)
+    )
+
+
+def _visits(
+    arrivals: Arrivals, seats: tuple[Seat, ...], views: Mapping[int, StoreView], launch: NodeLaunch
+) -> tuple[Visit, ...]:
+    """Return what came of each node, by number; also of those that did not join."""
+    visits = absent_visits(launch, absent_numbers(arrivals, seats))
+    for seat in seats:
+        seen, view = arrivals.seen.get(seat.arrival), views.get(seat.arrival)
+        publication = None if seen is None else seen.publication
+        visits.append(
+            Visit(
+                number=seat.number,
+                host=seat.host,
+                arrived=True,
+                settings=arrivals.arrived[seat.arrival].settings,
+                store_view=view,
+                published=publication.address if publication is not None else "",
+                interface=publication.interface if publication is not None else "",
+                way_lost="" if view is not None else "it came, but sent nothing more",
+            )
+        )
+    return tuple(sorted(visits, key=lambda one: one.number))
 
 
 def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
@@ -586,7 +550,7 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
 
 def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
     """Send this process's variables, and leave the checks to the process that reads the node."""
-    with NodeMeeting(member.launch, member.env, wanted.folder) as meeting:
+    with NodeMeeting(member.launch, member.system.env, wanted.folder) as meeting:
         try:
             conversation = meeting.find(wanted.timeout_s).conversation
             number = conversation.add("arrived", 1)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Job, JobEnd
     from ddpdoctor.model.findings import Judgment, Report
-    from ddpdoctor.model.tuning import PredictedSize, RestartPlan, ScalingLaunch, ScalingRow, TriedBlock
+    from ddpdoctor.model.tuning import PredictedSize, RestartPlan, TriedBlock
 
 
 ENOUGH_BLOCKS = 3  # our choice: their mean tells about how long the trial takes
@@ -218,7 +218,17 @@ def build_scaling_report(
     rows = measure_scaling(launches)
     largest = max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
     folder = next((one.folder for one, launch in measured if launch is not None and launch == largest), None)
-    predicted, reason = _predict_ranks(folder, largest, rows)
+    predicted: tuple[PredictedSize, ...] = ()
+    reason = "no job of several ranks was measured"
+    if folder is not None and largest is not None and rows and largest.ranks == rows[-1].ranks:
+        forwards = max(1, read_trial(folder).forwards)
+        basis = basis_of(read_job(folder).ranks, largest.step_ms, reductions=forwards)
+        reason, row = basis.refusal, rows[-1]
+        if not reason:  # the step at sizes that were not run
+            size = MeasuredSize(
+                ranks=row.ranks, step_ms=row.step_ms, efficiency=row.efficiency, spread_ms=largest.spread_ms
+            )
+            predicted = predict_sizes(basis, size)
     result = ScalingResult(
         launches=launches,
         rows=rows,
@@ -236,22 +246,6 @@ def build_scaling_report(
         job=JobSummary(world_size=result.measured_ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
         data={"scaling": encode(result)},
     )
-
-
-def _predict_ranks(
-    folder: Path | None, largest: ScalingLaunch | None, rows: Sequence[ScalingRow]
-) -> tuple[tuple[PredictedSize, ...], str]:
-    """Return the step at sizes that were not run, or why nothing is predicted."""
-    if folder is None or largest is None or not rows or largest.ranks != rows[-1].ranks:
-        return (), "no job of several ranks was measured"
-    basis = basis_of(read_job(folder).ranks, largest.step_ms, reductions=max(1, read_trial(folder).forwards))
-    if reason := basis.refusal:
-        return (), reason
-    row = rows[-1]
-    size = MeasuredSize(
-        ranks=row.ranks, step_ms=row.step_ms, efficiency=row.efficiency, spread_ms=largest.spread_ms
-    )  # fmt: skip
-    return predict_sizes(basis, size), ""
 
 
 LAUNCH_STEPS = FIRST_STEPS + MEASURED_IN_LAUNCH

@@ -39,6 +39,10 @@ class StreamClock(str, Enum):
     END = "end"  # at the end of training, after N reduced backwards
 
 
+# The best clock first. The others check the same tensors.
+BEST_CLOCKS = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRow:
     """A tensor of which ranks record 16 bytes each time."""

@@ -18,7 +18,7 @@ from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
 from ddpdoctor.model.words import count_of, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.findings import Finding
 
@@ -240,19 +240,20 @@ class Content:
 def table_of(
     heads: Sequence[str | tuple[str, str]],
     rows: Sequence[Sequence[str]],
-    left: int = 1,
+    left: int | Collection[str] = 1,
     *,
     weights: Mapping[str, int] | None = None,
     **more: Any,
 ) -> Table:
     """Return an indented table of rows. A head is a name, or a name and a unit.
 
-    The first ``left`` columns are aligned to the left. ``weights`` are by name of a column, ``more`` fields of a table.
+    The first ``left`` columns, or those of these names, are aligned to the left. ``weights`` are by name of a column,
+    ``more`` fields of a table.
     """
     columns = []
     for at, head in enumerate(heads):
         name, unit = (head, "") if isinstance(head, str) else head
-        align: Literal["left", "right"] = "left" if at < left else "right"
+        align: Literal["left", "right"] = "left" if (at < left if isinstance(left, int) else name in left) else "right"
         cells = tuple(row[at] for row in rows)
         columns.append(Column(name=name, unit=unit, cells=cells, align=align, weight=(weights or {}).get(name)))
     return Table(columns=tuple(columns), indent=2, **more)
@@ -309,11 +310,16 @@ def linear_level(value: float, high: float) -> float | None:
     return round(min(max(value / high, 0.0), 1.0), 3)
 
 
+def log_share(value: float, low: float, high: float) -> float:
+    """Return the place of a value between ``low`` (0) and ``high`` (1) by its logarithm."""
+    return math.log(value / low) / (math.log(high / low) or 1.0)
+
+
 def log_level(value: float, low: float, high: float) -> float | None:
     """Return the place of a value between ``low`` and ``high`` by its logarithm, from 0 to 1. None if it has none."""
     if not all(math.isfinite(one) and one > 0 for one in (value, low, high)) or low >= high:
         return None
-    return round(min(max(math.log(value / low) / math.log(high / low), 0.0), 1.0), 3)
+    return round(min(max(log_share(value, low, high), 0.0), 1.0), 3)
 
 
 JOB = "ddpdoctor.report.verbs.job:job_content"

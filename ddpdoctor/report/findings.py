@@ -124,12 +124,10 @@ def count_checks(report: Report) -> str:
 
 
 def places_of(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[Section, ...]:
-    """Return a section that says where the ranks are, or nothing if there are none."""
-    return ((Places(classes=classify(ranks, verdict)),),) if ranks else ()
+    """Return a section that says where the ranks are, or nothing if there are none.
 
-
-def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankClass, ...]:
-    """Group ranks into classes, sorted by lowest rank. Ranks that the verdict blames have their own classes."""
+    Its classes are sorted by lowest rank. Ranks that the verdict blames have their own.
+    """
     blamed = frozenset(verdict.ranks) if verdict else frozenset()
     several = len({row.host for row in ranks}) > 1
     ordered = sorted(ranks, key=lambda row: row.rank)
@@ -149,7 +147,7 @@ def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankC
                 blamed=is_blamed,
             )
         )
-    return tuple(found)
+    return ((Places(classes=tuple(found)),),) if ranks else ()
 
 
 def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

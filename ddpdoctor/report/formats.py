@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Check, Finding, Place
+    from ddpdoctor.model.findings import Check, Finding
     from ddpdoctor.model.live import Sample
     from ddpdoctor.report.blocks import Block, Section, TreeNode
 
@@ -312,7 +312,19 @@ def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[st
     """Return a result. Its further places are related: to mend the first one is enough (3.27.12)."""
     ranks = grouped(((place.file, place.line, place.function), place.rank) for place in finding.where)
     places = {(place.file, place.line, place.function): place for place in finding.where}
-    drawn = [_draw_place(place, ranks[key], cwd) for key, place in places.items()]
+    drawn = []
+    for key, place in places.items():
+        file = path_from(place.file, cwd)
+        path = quote(file, errors="replace")
+        artifact = {"uri": f"file://{path}"} if file.startswith("/") else {"uri": path, "uriBaseId": ROOT}
+        # Lines count from 1 (3.30.5). A line that is not known is 0 in a report.
+        region = {"region": {"startLine": place.line}} if place.line > 0 else {}
+        function = [{"name": clean(place.function), "kind": "function"}] if place.function else []
+        drawn.append({
+            "physicalLocation": {"artifactLocation": artifact, **region},
+            **({"logicalLocations": function} if function else {}),
+            "message": {"text": format_ranks(ranks[key])},
+        })  # fmt: skip
     text = "\n".join([finding.summary, *([f"To do: {finding.fix}"] if finding.fix else [])])
     return {
         "ruleId": clean(finding.code),
@@ -322,20 +334,6 @@ def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[st
         **({"locations": drawn[:1]} if drawn else {}),
         **({"relatedLocations": drawn[1:]} if drawn[1:] else {}),
         "properties": {name: value for name, value in cleaned(encode(finding)).items() if name in KEPT},
-    }
-
-
-def _draw_place(place: Place, ranks: Iterable[int], cwd: Path | None) -> dict[str, Any]:
-    file = path_from(place.file, cwd)
-    path = quote(file, errors="replace")
-    artifact = {"uri": f"file://{path}"} if file.startswith("/") else {"uri": path, "uriBaseId": ROOT}
-    # Lines count from 1 (3.30.5). A line that is not known is 0 in a report.
-    region = {"region": {"startLine": place.line}} if place.line > 0 else {}
-    function = [{"name": clean(place.function), "kind": "function"}] if place.function else []
-    return {
-        "physicalLocation": {"artifactLocation": artifact, **region},
-        **({"logicalLocations": function} if function else {}),
-        "message": {"text": format_ranks(ranks)},
     }
 
 

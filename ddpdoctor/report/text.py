@@ -25,6 +25,7 @@ from ddpdoctor.report.blocks import (
     Table,
     Tone,
     items,
+    log_share,
     read_content,
 )
 from ddpdoctor.report.blocks import Text as Paragraph
@@ -299,8 +300,7 @@ class _Scale:
 
     def place(self, value: float) -> int:
         """Return the step of a value, from 0 to ``steps`` - 1."""
-        span = math.log(self.high / self.low) or 1.0
-        return round(math.log(value / self.low) / span * (self.steps - 1))
+        return round(log_share(value, self.low, self.high) * (self.steps - 1))
 
     def value(self, step: int) -> float:
         return self.low * math.pow(self.high / self.low, step / max(self.steps - 1, 1))

@@ -48,7 +48,7 @@ from ddpdoctor.report.findings import count_findings, places_of
 from ddpdoctor.report.lines import clean, format_hosts, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve, Measurement, Member
     from ddpdoctor.model.findings import Report
@@ -81,41 +81,29 @@ def describe_members(bench: Bandwidth) -> str:
 
 
 def headline(report: Report, bench: Bandwidth) -> str:
-    """Return the verdict, or else how good the curves are."""
+    """Return the verdict, or else how good the curves are: what is said of the only one, or counts."""
     if report.verdict is not None:
-        return _sentence(report.verdict.summary)
+        return report.verdict.summary.removesuffix(".")
     if not bench.results:
         return "nothing was measured"
     # An inconclusive check must not read like "no problem found".
     unknown = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
     found = f"could not tell about {', '.join(unknown)}" if unknown else "no problem found"
-    return ("no cause found" if bench.ending is not Ending.FINISHED else found) + describe_assessments(bench.curves)
-
-
-def describe_assessments(curves: Sequence[Curve]) -> str:
-    """Say how good the curves are: the verdict if there is only one, or else counts.
-
-    There is one for each series: of throughput if it was measured, because references apply to it.
-    """
+    found = "no cause found" if bench.ending is not Ending.FINISHED else found
+    # One curve for each series: of throughput if it was measured, because references apply to it
     by_series: dict[tuple[object, ...], Curve] = {}
-    for curve in curves:
+    for curve in bench.curves:
         key = (curve.collective, curve.dtype, curve.redop, curve.in_place)
         if key not in by_series or curve.mode is Mode.THROUGHPUT:
             by_series[key] = curve
     chosen = list(by_series.values())
-    if not chosen:
-        return ""
     if len(chosen) == 1:
-        return f": {name_series(chosen[0])}: {_sentence(chosen[0].verdict)}"
+        return f"{found}: {name_series(chosen[0])}: {chosen[0].verdict.removesuffix('.')}"
     assessments = [curve.assessment for curve in chosen]
     if len(set(assessments)) == 1:
-        return f"; all {len(chosen)} curves {WORDS[assessments[0]]}"
+        return f"{found}; all {len(chosen)} curves {WORDS[assessments[0]]}"
     counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]
-    return f"; of {len(chosen)} curves {', '.join(counts)}"
-
-
-def _sentence(text: str) -> str:
-    return text.removesuffix(".")
+    return found + (f"; of {len(chosen)} curves {', '.join(counts)}" if chosen else "")
 
 
 def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:

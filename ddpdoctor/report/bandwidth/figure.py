@@ -41,7 +41,8 @@ def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
     from matplotlib.patches import Rectangle
 
     places = range(len(matrix.ends))
-    values = [[matrix.cells.get((min(row, at), max(row, at)), math.nan) for at in places] for row in places]
+    cells = matrix.cells
+    values = [[cells.get((min(row, at), max(row, at)), math.nan) for at in places] for row in places]
     known = [value for row in values for value in row if math.isfinite(value)]
     axes.set_title("\n".join(wrap(matrix.title, PANEL_CHARACTERS)), fontsize=10)
     axes.grid(visible=False)
@@ -58,21 +59,18 @@ def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
             if math.isfinite(value):
                 color = "white" if norm(value) < 0.5 else "black"
                 axes.text(at, row, f"{value:.3g}", ha="center", va="center", color=color, fontsize=size)
-    axes.set_xlabel("\n".join(wrap(_describe(matrix), PANEL_CHARACTERS)))
-    for one, other in (matrix.lowest, matrix.lowest[::-1]) if matrix.lowest else ():
-        axes.add_patch(Rectangle((one - 0.5, other - 0.5), 1, 1, fill=False, linewidth=2.5, edgecolor="#D55E00"))
+    said = "the darker, the slower"
+    if matrix.lowest is not None:
+        one, other = (clean(matrix.ends[at]) for at in matrix.lowest)
+        said += f"; framed: {one} - {other}, {format_rate(cells[matrix.lowest])}"
+    said += "; >: named by a finding" if matrix.blamed else ""
+    axes.set_xlabel("\n".join(wrap(said, PANEL_CHARACTERS)))
+    for across, down in (matrix.lowest, matrix.lowest[::-1]) if matrix.lowest else ():
+        axes.add_patch(Rectangle((across - 0.5, down - 0.5), 1, 1, fill=False, linewidth=2.5, edgecolor="#D55E00"))
     step = math.ceil(count / MAX_NUMBERS)  # as many names as fit
     shown = range(0, count, step)
     axes.set_yticks(shown, [f"{'> ' if at in matrix.blamed else ''}{clean(matrix.ends[at])}" for at in shown])
     axes.set_xticks(shown, [clean(matrix.heads[at]) for at in shown], rotation=0 if step == 1 else 90)
-
-
-def _describe(matrix: Matrix) -> str:
-    named = "; >: named by a finding" if matrix.blamed else ""
-    if matrix.lowest is None:
-        return f"the darker, the slower{named}"
-    one, other = (clean(matrix.ends[at]) for at in matrix.lowest)
-    return f"the darker, the slower; framed: {one} - {other}, {format_rate(matrix.cells[matrix.lowest])}{named}"
 
 
 # Most color-blind people can tell these apart: Okabe and Ito, https://jfly.uni-koeln.de/color/.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Change, Measurement, Mode, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
+    from ddpdoctor.report.bandwidth.measured import Bandwidth
     from ddpdoctor.report.blocks import Block, Section
 
 MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
@@ -62,48 +62,43 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
     parts = [(series.collective.value, series.dtype, mode.value) for series, mode in lines]
     differing = [at for at, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1] or [-1]
     names = [" ".join(of_line[at] for at in differing) for of_line in parts]
-    return tuple(
-        line
-        for (series, mode), name in zip(lines, names, strict=True)
-        for line in _list_lines(bench, series, mode, name)
-    )
+    changes = {_key(change): change for change in bench.comparison.changes} if bench.comparison else {}
+    plotted = []
+    for (series, mode), name in zip(lines, names, strict=True):
+        rows = [row[mode] for row in series.rows if mode in row]
+        plotted.append(
+            Plotted(
+                label=name,
+                mode=mode,
+                baseline=False,
+                sizes_bytes=tuple(row.size_bytes for row in rows),
+                time_us=tuple(row.p50_us for row in rows),
+                low_us=tuple(row.min_us for row in rows),
+                high_us=tuple(row.p95_us for row in rows),
+                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
+            )
+        )
+        if then := [(row, changes[_key(row)]) for row in rows if _key(row) in changes]:
+            # For the same size and collective, bandwidth is proportional to 1 / time.
+            busbw = [row.busbw_gb_s and row.busbw_gb_s * row.p50_us / change.then_us for row, change in then]
+            plotted.append(
+                Plotted(
+                    label=f"{name}, baseline",
+                    mode=mode,
+                    baseline=True,
+                    sizes_bytes=tuple(row.size_bytes for row, _ in then),
+                    time_us=tuple(change.then_us for _, change in then),
+                    low_us=(),
+                    high_us=(),
+                    busbw_gb_s=tuple(busbw),
+                )
+            )
+    return tuple(plotted)
 
 
 def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
     """List the references of the curves, each once."""
     return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
-
-
-def _list_lines(bench: Bandwidth, series: MeasuredCase, mode: Mode, name: str) -> list[Plotted]:
-    rows = [row[mode] for row in series.rows if mode in row]
-    line = Plotted(
-        label=name,
-        mode=mode,
-        baseline=False,
-        sizes_bytes=tuple(row.size_bytes for row in rows),
-        time_us=tuple(row.p50_us for row in rows),
-        low_us=tuple(row.min_us for row in rows),
-        high_us=tuple(row.p95_us for row in rows),
-        busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
-    )
-    changes = {_key(change): change for change in bench.comparison.changes} if bench.comparison else {}
-    then = [(row, changes[_key(row)]) for row in rows if _key(row) in changes]
-    if not then:
-        return [line]
-    baseline = Plotted(
-        label=f"{name}, baseline",
-        mode=mode,
-        baseline=True,
-        sizes_bytes=tuple(row.size_bytes for row, _ in then),
-        time_us=tuple(change.then_us for _, change in then),
-        low_us=(),
-        high_us=(),
-        # For the same size and collective, bandwidth is proportional to 1 / time.
-        busbw_gb_s=tuple(
-            None if row.busbw_gb_s is None else row.busbw_gb_s * row.p50_us / change.then_us for row, change in then
-        ),
-    )
-    return [line, baseline]
 
 
 def _key(one: Measurement | Change) -> tuple[object, ...]:
@@ -126,9 +121,13 @@ class Matrix:
     noun: str  # the word for an end: "rank" or "host"
     ends: tuple[str, ...]
     heads: tuple[str, ...]  # short names of the ends, for the headers of columns
-    cells: dict[tuple[int, int], float]
     blamed: frozenset[int]  # positions of the ends that a finding names
     results: dict[tuple[int, int], Pair | NodeResult]  # all that was measured of each cell
+
+    @property
+    def cells(self) -> dict[tuple[int, int], float]:
+        """The bandwidths that were measured."""
+        return {at: one.busbw_gb_s for at, one in self.results.items() if one.busbw_gb_s is not None}
 
     @property
     def between(self) -> dict[tuple[int, int], float]:
@@ -155,7 +154,6 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
         noun="rank",
         ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
         heads=tuple(map(str, ranks)),
-        cells={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair.busbw_gb_s for pair in pairs},
         blamed=frozenset(place[rank] for rank in blamed if rank in place),
         results={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair for pair in pairs},
     )
@@ -173,11 +171,6 @@ def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: 
         noun="host",
         ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
         heads=heads,
-        cells={
-            cell_key(place[node.host], place[node.peer or node.host]): node.busbw_gb_s
-            for node in nodes
-            if node.busbw_gb_s is not None
-        },
         blamed=frozenset(place[host] for host in blamed if host in place),
         results={cell_key(place[node.host], place[node.peer or node.host]): node for node in nodes},
     )
@@ -319,18 +312,17 @@ def _cell(
 ) -> GridCell:
     row, column = ends
     at = cell_key(row, column)
-    if at not in matrix.cells:
+    result = matrix.results.get(at)
+    if result is None or result.busbw_gb_s is None:
         return GridCell(text="" if row == column else NOT_DEFINED)
     # The slowest pair is a warning if a finding names one of its ends.
     tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
-    result = matrix.results[at]
-    rate = NOT_DEFINED if result.busbw_gb_s is None else format_rate(result.busbw_gb_s)
     visits = f" over {count_of(len(result.busbws_gb_s), 'visit')}" if result.busbws_gb_s else ""
-    measured = f"busbw {rate}, latency {format_time(result.latency_us)}, variation {format_share(result.cv)}{visits}"
+    rates = f"busbw {format_rate(result.busbw_gb_s)}, latency {format_time(result.latency_us)}"
     return GridCell(
-        text=format_gb_s(matrix.cells[at]),
+        text=format_gb_s(result.busbw_gb_s),
         tone=tone if at == lowest else Tone.PLAIN,
-        about=f"{matrix.noun} {names}: {measured}",
-        level=None if row == column else log_level(matrix.cells[at], *limits),
+        about=f"{matrix.noun} {names}: {rates}, variation {format_share(result.cv)}{visits}",
+        level=None if row == column else log_level(result.busbw_gb_s, *limits),
     )

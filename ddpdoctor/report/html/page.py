@@ -7,10 +7,9 @@ import hashlib
 import itertools
 import json
 import math
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
@@ -26,6 +25,7 @@ from ddpdoctor.report.blocks import (
     Text,
     Tone,
     Tree,
+    log_share,
     read_content,
 )
 from ddpdoctor.report.findings import (
@@ -47,26 +47,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from ddpdoctor.model.findings import Place, Report
-    from ddpdoctor.model.pictures import Lane, Span, WaitingRanks
-    from ddpdoctor.report.blocks import Block, ChartLine, Column, Content, TreeNode
+    from ddpdoctor.model.pictures import Span, WaitingRanks
+    from ddpdoctor.report.blocks import Block, Column, Content, TreeNode
 
 RESULTS = "Results"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagePart:
-    """A part of a page. ``id`` is its name in links."""
-
-    id: str
-    title: str
-    blocks: tuple[Block, ...]
-    tone: Tone = Tone.STRONG
-
-
-def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, ...]]:
+def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them.
 
-    A section without a title continues the part before it.
+    Each has an id for links, a title, a tone and blocks. A section without a title continues the part before it.
     """
     pictures = content.pictures
     drawn = {title for section in pictures for block in section if (title := _title(block)) is not None}
@@ -74,8 +64,8 @@ def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, 
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
-    before: list[PagePart] = []
-    behind: list[PagePart] = []
+    before: list[dict[str, Any]] = []
+    behind: list[dict[str, Any]] = []
     for parts, those, prefix in ((before, (*first, *pictures), "p"), (behind, rest, "r")):
         for section in filter(None, those):
             head, tone, blocks = section[0], Tone.STRONG, section
@@ -83,10 +73,11 @@ def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, 
                 tone, blocks = head.tone, section[1:]
             title = _title(head)
             if title is None and parts:
-                parts[-1] = replace(parts[-1], blocks=parts[-1].blocks + blocks)
+                parts[-1]["blocks"] += blocks
             else:
-                parts.append(PagePart(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
-    return tuple(before), tuple(behind)
+                name = f"{prefix}{len(parts)}"
+                parts.append({"id": name, "title": title or RESULTS, "tone": tone, "blocks": blocks})
+    return before, behind
 
 
 def _title(block: Block) -> str | None:
@@ -120,103 +111,45 @@ def embed(data: Any, folder: Path | None = None) -> str:
     return text.translate(ESCAPES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameStep:
-    """What a template writes next: the start of frames that can be folded, a frame, a fork, or an end."""
+def list_frames(tree: Tree) -> list[tuple[str, TreeNode]]:
+    """Return what the template writes: the start ("open") of frames that can be folded, a "frame", a "fork", or an end.
 
-    kind: Literal["open", "frame", "fork", "close"]
-    node: TreeNode
-
-
-def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
-    """Return the steps in order. Frames in a row that the same ranks are in stand below each other, not nested."""
-    steps: list[FrameStep] = []
-    todo = [FrameStep(kind="frame", node=root) for root in reversed(tree.roots)]
+    Frames in a row that the same ranks are in stand below each other, not nested.
+    """
+    steps: list[tuple[str, TreeNode]] = []
+    todo = [("frame", root) for root in reversed(tree.roots)]
     while todo:
-        step = todo.pop()
-        if step.kind != "frame":
-            steps.append(step)
+        kind, node = todo.pop()
+        if kind != "frame":
+            steps.append((kind, node))
             continue
-        row = [step.node]
+        row = [node]
         while len(row[-1].children) == 1 and row[-1].children[0].ranks == row[-1].ranks:
             row.append(row[-1].children[0])
         last = row[-1]
         if len(row) == 1 and not last.children:
-            steps.append(step)
+            steps.append((kind, node))
             continue
-        steps.append(FrameStep(kind="open", node=row[0]))
-        steps += [FrameStep(kind="frame", node=node) for node in row[1:]]
-        todo.append(FrameStep(kind="close", node=last))
+        steps += [("open", node), *(("frame", one) for one in row[1:])]
+        todo.append(("close", last))
         if last.children:
-            steps.append(FrameStep(kind="fork", node=last))
-            todo += [FrameStep(kind="frame", node=child) for child in reversed(last.children)]
-    return tuple(steps)
+            steps.append(("fork", last))
+            todo += [("frame", child) for child in reversed(last.children)]
+    return steps
 
 
 WIDTH, HEIGHT = 720, 340
-LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34  # margins around the axes, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 58, 704, 12, 306  # where the axes are, in pixels
 MAX_TICKS = 9
 LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """A mark on an axis."""
+def lay_out_chart(series: Series) -> dict[str, Any]:
+    """Give each point its place, and return what the template draws. Points that are not above 0 are left out.
 
-    at: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A point of a line. ``about`` is what hovering says."""
-
-    x: float
-    y: float
-    about: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedLine:
-    """A line. A reference has no marks."""
-
-    name: str
-    path: str
-    marks: tuple[Mark, ...]
-    style: int
-    is_reference: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A chart that was laid out."""
-
-    title: str
-    across: tuple[Tick, ...]
-    up: tuple[Tick, ...]
-    curves: tuple[PlacedLine, ...]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    top: int = TOP
-    bottom: int = HEIGHT - BOTTOM
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def place(self, value: float) -> float:
-        span = math.log(self.high / self.low) or 1.0
-        return round(self.start + math.log(value / self.low) / span * (self.end - self.start), 1)
-
-
-def lay_out_chart(series: Series) -> Chart:
-    """Give each point its place. Points that are not above 0 are left out."""
+    A tick is its place and its label; a curve its name, path, marks, style and whether it is a reference; a mark x, y
+    and what hovering says. References have no marks.
+    """
     lines = [(line, line.is_reference) for line in series.lines]
     lines += [(series.reference, True)] if series.reference is not None else []
     # Each line has a color of its own. An earlier run has that of the line before it, a level the last one.
@@ -225,56 +158,43 @@ def lay_out_chart(series: Series) -> Chart:
         before = max((style for style in styles if style != LEVEL_STYLE), default=-1)
         is_level = is_reference and len({y for _, y in line.points}) == 1
         styles.append(LEVEL_STYLE if is_level else before if is_reference else (before + 1) % LEVEL_STYLE)
-    points = [point for line, _ in lines for point in _drawable(line)]
+    drawable = [[(x, y) for x, y in line.points if x > 0 and y > 0 and math.isfinite(y)] for line, _ in lines]
+    points = [point for those in drawable for point in those]
+    chart: dict[str, Any] = {"title": series.title, "across": [], "up": [], "curves": []}
     if not points:
-        return Chart(title=series.title, across=(), up=(), curves=())
-    across = _axis([x for x, _ in points], LEFT, WIDTH - RIGHT, room=1.0)
-    up = _axis([y for _, y in points], HEIGHT - BOTTOM, TOP, room=1.25)
-    first, last = math.ceil(math.log2(across.low) - 1e-9), math.floor(math.log2(across.high) + 1e-9)
+        return chart
+    sizes = _limits([x for x, _ in points], room=1.0)
+    heights = _limits([y for _, y in points], room=1.25)
+
+    def place(x: float) -> float:
+        return round(LEFT + log_share(x, *sizes) * (RIGHT - LEFT), 1)
+
+    def height(y: float) -> float:
+        return round(BOTTOM + log_share(y, *heights) * (TOP - BOTTOM), 1)
+
+    first, last = math.ceil(math.log2(sizes[0]) - 1e-9), math.floor(math.log2(sizes[1]) + 1e-9)
     step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
+    powers = [2**power for power in range(max(first, 0), last + 1, step)]
     # 1, 2 and 5 times the powers of ten within the axis, or the powers alone if those are enough
-    decades = range(math.floor(math.log10(up.low)), math.ceil(math.log10(up.high)) + 1)
+    decades = range(math.floor(math.log10(heights[0])), math.ceil(math.log10(heights[1])) + 1)
     for factors in ((1, 2, 5), (1,)):
         values = [factor * 10.0**decade for decade in decades for factor in factors]
-        ticks = [value for value in values if up.low <= value <= up.high]
+        ticks = [value for value in values if heights[0] <= value <= heights[1]]
         if len(ticks) <= MAX_TICKS:
             break
     ticks = ticks[:: max(1, math.ceil(len(ticks) / MAX_TICKS))]
-    curves = []
-    for style, (line, is_reference) in zip(styles, lines, strict=True):
-        marks = tuple(
-            Mark(x=across.place(x), y=up.place(y), about=f"{line.name}: {y:.4g} at {format_size(x)}")
-            for x, y in _drawable(line)
-        )
-        curves.append(
-            PlacedLine(
-                name=line.name,
-                path="M" + "L".join(f"{mark.x} {mark.y}" for mark in marks) if marks else "",
-                marks=() if is_reference else marks,
-                style=style,
-                is_reference=is_reference,
-            )
-        )
-    return Chart(
-        title=series.title,
-        across=tuple(
-            Tick(at=across.place(size), label=format_size(size))
-            for size in [2**power for power in range(max(first, 0), last + 1, step)]
-        ),
-        up=tuple(Tick(at=up.place(value), label=f"{value:g}") for value in ticks),
-        curves=tuple(curves),
-    )
+    for style, (line, is_reference), those in zip(styles, lines, drawable, strict=True):
+        marks = [(place(x), height(y), f"{line.name}: {y:.4g} at {format_size(x)}") for x, y in those]
+        path = "M" + "L".join(f"{x} {y}" for x, y, _ in marks) if marks else ""
+        chart["curves"].append((line.name, path, [] if is_reference else marks, style, is_reference))
+    chart["across"] = [(place(size), format_size(size)) for size in powers]
+    chart["up"] = [(height(value), f"{value:g}") for value in ticks]
+    return chart
 
 
-def _drawable(line: ChartLine) -> list[tuple[int, float]]:
-    return [(x, y) for x, y in line.points if x > 0 and y > 0 and math.isfinite(y)]
-
-
-def _axis(values: Sequence[float], start: float, end: float, room: float) -> _Axis:
+def _limits(values: Sequence[float], room: float) -> tuple[float, float]:
     low, high = min(values) / room, max(values) * room
-    return _Axis(low=low, high=high, start=start, end=end) if high > low else _Axis(
-        low=low / 2, high=high * 2, start=start, end=end
-    )  # fmt: skip
+    return (low, high) if high > low else (low / 2, high * 2)
 
 
 BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
@@ -283,33 +203,12 @@ MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
 MAX_CHARACTERS = 31  # what fits a line of a box
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A node with its place in the picture and its lines of text."""
+def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
+    """Give each node a box and each edge an arrow, the path of an SVG, and return what the template draws.
 
-    x: int
-    y: int
-    lines: tuple[str, ...]
-    blamed: bool
-    about: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """A graph that was laid out. ``words`` says each edge in a sentence. ``left_out`` counts nodes without a box."""
-
-    width: int
-    height: int
-    boxes: tuple[Box, ...]
-    arrows: tuple[str, ...]  # each edge as the path of an SVG
-    words: tuple[str, ...]
-    left_out: int
-    box_width: int = BOX_WIDTH
-    box_height: int = BOX_HEIGHT
-
-
-def lay_out_graph(graph: RankWaits) -> Drawing:
-    """Give each node a box and each edge an arrow. A circle has arrows that lead back, below the boxes."""
+    A circle has arrows that lead back, below the boxes. ``words`` says each edge in a sentence, ``left_out`` counts
+    nodes without a box.
+    """
     count = min(len(graph.classes), MAX_NODES)
     edges = [(one, other) for one, other in graph.links if one < count and other < count and one != other]
     # Put each node right of all that wait for it, as far as no circle forbids it
@@ -342,14 +241,14 @@ def lay_out_graph(graph: RankWaits) -> Drawing:
         sentences.append(f"{_words(graph.classes[one])} {verb} for {_words(graph.classes[other])}")
     below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
     backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
-    return Drawing(
-        width=2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
-        height=below + MARGIN + (DOWN * 2 if backward else 0),
-        boxes=tuple(_box(graph.classes[node], places[node]) for node in sorted(places)),
-        arrows=tuple(_path(places[one], places[other], below) for one, other in edges),
-        words=tuple(sentences),
-        left_out=len(graph.classes) - count,
-    )
+    return {
+        "width": 2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
+        "height": below + MARGIN + (DOWN * 2 if backward else 0),
+        "boxes": [_box(graph.classes[node], places[node]) for node in sorted(places)],
+        "arrows": [_path(places[one], places[other], below) for one, other in edges],
+        "words": sentences,
+        "left_out": len(graph.classes) - count,
+    }
 
 
 def _walk(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -392,14 +291,15 @@ def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
     return f"M{from_x} {start[1] + BOX_HEIGHT}C{from_x} {low} {into_x} {low} {into_x} {end[1] + BOX_HEIGHT}"
 
 
-def _box(node: WaitingRanks, place: tuple[int, int]) -> Box:
+def _box(node: WaitingRanks, place: tuple[int, int]) -> tuple[int, int, list[str], bool, str]:
+    """Return the place of a box, its lines, whether it is blamed, and what hovering says."""
     lines = (format_ranks(node.ranks), node.state, node.place.rpartition("/")[2])
     cleaned = [clean(line) for line in lines if line]
-    cut = (
+    cut = [
         line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
         for line in cleaned
-    )
-    return Box(x=place[0], y=place[1], lines=tuple(cut), blamed=node.blamed, about=_words(node))
+    ]
+    return *place, cut, node.blamed, _words(node)
 
 
 def _words(node: WaitingRanks) -> str:
@@ -409,16 +309,6 @@ def _words(node: WaitingRanks) -> str:
 
 TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
 ABSENT = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneRow:
-    """A row of the table of a timeline: ranks that did the same, and the last thing that they did."""
-
-    ranks: tuple[int, ...]
-    state: str
-    blamed: bool
-    last: str
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
@@ -453,19 +343,27 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def lane_rows(timeline: Timeline) -> tuple[LaneRow, ...]:
-    """Return a row for each class of ranks, those to blame first."""
+def lane_rows(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return a row for each class of ranks: what they did, and the last thing of it. Those to blame come first."""
     by_rank = {lane.rank: lane for lane in timeline.lanes}
     rows = []
     for ranks in _classes(timeline):
         lanes = [by_rank[rank] for rank in ranks]
         lane = next((one for one in lanes if one.detail), lanes[0])
-        rows.append(
-            LaneRow(
-                ranks=tuple(ranks), state=lane.state, blamed=any(one.blamed for one in lanes), last=_describe_last(lane)
-            )
-        )
-    return tuple(rows)
+        blamed = any(one.blamed for one in lanes)
+        # The last call of a lane, else the last thing that it did
+        spans = lane.detail or lane.coarse
+        calls = [span for span in spans if span.kind in {SpanKind.COLLECTIVE, SpanKind.POINT_TO_POINT}] or spans
+        words = ""
+        if calls:
+            last = max(calls, key=lambda span: span.start_ms)
+            number = "" if last.number is None else f"number {last.number}"
+            group = f"in {last.group}" if last.group else ""
+            ended = "not ended" if last.end_ms is None else f"to {last.end_ms / 1e3:.2f} s"
+            when = f"from {last.start_ms / 1e3:.2f} s, {ended}"
+            words = ", ".join(filter(None, (last.label, group, number, last.shape, last.place, when)))
+        rows.append({"ranks": ranks, "state": lane.state, "blamed": blamed, "last": words})
+    return rows
 
 
 def _classes(timeline: Timeline) -> list[list[int]]:
@@ -495,20 +393,6 @@ def _ticks(time_ms: float) -> int:
     return round(time_ms * TICKS_PER_MS) if math.isfinite(time_ms) else 0
 
 
-def _describe_last(lane: Lane) -> str:
-    """Describe the last call of a lane, else the last thing that it did."""
-    spans = lane.detail or lane.coarse
-    calls = [span for span in spans if span.kind in {SpanKind.COLLECTIVE, SpanKind.POINT_TO_POINT}] or spans
-    if not calls:
-        return ""
-    last = max(calls, key=lambda span: span.start_ms)
-    number = "" if last.number is None else f"number {last.number}"
-    group = f"in {last.group}" if last.group else ""
-    began = f"from {last.start_ms / 1e3:.2f} s"
-    ended = "not ended" if last.end_ms is None else f"to {last.end_ms / 1e3:.2f} s"
-    return ", ".join(part for part in (last.label, group, number, last.shape, last.place, f"{began}, {ended}") if part)
-
-
 HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
 
 
@@ -523,7 +407,14 @@ class BlockDrawer:
     """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
 
     def __init__(self, env: Environment, folder: Path | None = None) -> None:
-        env.globals |= {"draw": self.draw, "heat": lambda level: round(min(max(level, 0.0), 1.0) * (HEAT_LEVELS - 1))}
+        env.globals |= {
+            "draw": self.draw,
+            "heat": lambda level: round(min(max(level, 0.0), 1.0) * (HEAT_LEVELS - 1)),
+            "frame": {
+                "width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM,
+                "box_width": BOX_WIDTH, "box_height": BOX_HEIGHT,
+            },
+        }  # fmt: skip
         self._macros: Any = env.get_template("blocks.html.jinja").module
         self._folder = folder
         self._numbers = itertools.count(1)

@@ -143,8 +143,11 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
     paths = [str(one.get("path")) for one in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
-    held = [_held(one) for one in files]
-    parts = [part.value for part in StatePart if any(part.value in own for own in held)]
+    held = [
+        [part for part in parts if isinstance(part, str)] if isinstance(parts := one.get("parts"), list) else []
+        for one in files
+    ]
+    kinds = [part.value for part in StatePart if any(part.value in own for own in held)]
     yes, no = GridCell(text="yes", tone=Tone.GOOD), GridCell(text="no", tone=Tone.NOTE)
     rows: dict[str, dict[int, GridCell]] = {"read": {}, "checksums": {}, "NaN and infinity": {}, "tensors": {}}
     for at, one in enumerate(files):
@@ -163,7 +166,7 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
         rows["NaN and infinity"][at] = values
         known = isinstance(count, int)
         rows["tensors"][at] = GridCell(text=str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
-    rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in parts}
+    rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in kinds}
     grid = grid_by_member(
         "what could be read of each file, and what it holds",
         list(rows.items()),
@@ -172,11 +175,6 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
         axes=("", "file"),
     )
     return ((grid,),)
-
-
-def _held(one: Mapping[str, Any]) -> list[str]:
-    parts = one.get("parts")
-    return [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
 
 
 def checkpoint_content(report: Report) -> Content:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import Consistency, StreamClock, What
+from ddpdoctor.model.consistency import BEST_CLOCKS, Consistency, StreamClock, What
 from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
-    from ddpdoctor.model.data import RankTaken
     from ddpdoctor.model.findings import Finding, RankRow, Report
     from ddpdoctor.report.blocks import Grid, Row, Section
 
@@ -172,21 +171,16 @@ def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
     letters = {order: letter(number) for number, order in enumerate(orders)}
     taken = Counter(row.order for one in loader.passes for row in one.ranks)
     for one in loader.passes:
-        cells = {
-            row.rank: _cell(row, letters.get(row.order, ""), tone if taken[row.order] > 1 else Tone.PLAIN)
-            for row in one.ranks
-        }
+        cells = {}
+        for row in one.ranks:
+            more = "" if row.complete else ", not to the end"
+            drawn = "" if row.drawn is None else f", {count_of(row.drawn, 'index', 'indices')}"
+            cells[row.rank] = GridCell(
+                text=f"{letters.get(row.order, '')} {row.batches}".strip(),
+                tone=tone if row.order and taken[row.order] > 1 else Tone.PLAIN,
+                about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
+            )
         yield f"{loader.file.rpartition('/')[2]}:{loader.line}, pass {one.number}", cells
-
-
-def _cell(row: RankTaken, name: str, tone: Tone) -> GridCell:
-    more = "" if row.complete else ", not to the end"
-    drawn = "" if row.drawn is None else f", {count_of(row.drawn, 'index', 'indices')}"
-    return GridCell(
-        text=f"{name} {row.batches}".strip(),
-        tone=tone if row.order else Tone.PLAIN,
-        about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
-    )
 
 
 MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
@@ -270,7 +264,6 @@ def job_pictures(report: Report) -> tuple[Section, ...]:
 # Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
 SPARSE_STEPS = 256
 NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
-_BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 
 def job_content(report: Report) -> Content:
@@ -383,7 +376,7 @@ def replica_words(report: Report) -> str | None:
     if not compared:
         return None
     # Say how often and up to which step, by the best clock only, because other clocks check the same tensors
-    clock = next(clock for clock in _BEST_FIRST if any(stream.clock is clock for stream in compared))
+    clock = next(clock for clock in BEST_CLOCKS if any(stream.clock is clock for stream in compared))
     those = [stream for stream in compared if stream.clock is clock]
     last = max(stream.last_number or 0 for stream in those)
     until = {StreamClock.STEP: f"up to optimizer step {last}", StreamClock.END: "at the end"}

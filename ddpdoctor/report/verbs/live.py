@@ -17,7 +17,7 @@ from ddpdoctor.model.words import (
     name_list,
     rank_list,
 )
-from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Item, Items, Table, Text, Tone
+from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Item, Items, Text, Tone, table_of
 from ddpdoctor.report.lines import format_hosts, format_place, format_ranks
 from ddpdoctor.report.text import TextPage, add_sections, draw
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.live import Blamed, History, JobNow, RankNow, Start
-    from ddpdoctor.report.blocks import Block, Section
+    from ddpdoctor.model.live import History, JobNow, RankNow, Start
+    from ddpdoctor.report.blocks import Block, Section, Table
 
 NOT_KNOWN = "?"
 LEGEND = "lost: steps made again at most, and time from the last step to the next start's first; ?: not known"
@@ -85,39 +85,33 @@ def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
         for number, start in enumerate(job.starts, start=1)
         if start.code
     ]
-    rows = list(zip(job.starts, job.costs, strict=True))
-    seconds = [cost.seconds for cost in job.costs]
-    began = [NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}" for start in job.starts]
-    ran, lost = [], []
-    for start, cost in rows:
+    rows = []
+    for number, (start, cost) in enumerate(zip(job.starts, job.costs, strict=True), start=1):
         end = start.ended_at or start.last_progress_at
         span_s = None if start.began_at is None or end is None else (end - start.began_at).total_seconds()
-        ran.append(NOT_KNOWN if span_s is None else format_span(max(0.0, span_s)))
         unknown = NOT_KNOWN if cost.seconds is not None or start.failed else ""
-        lost.append(unknown if cost.steps is None else str(cost.steps))
-
-    def column(name: str, cells: Sequence[str], weight: int | None = None, unit: str = "") -> Column:
-        align = "left" if name in {"ended", "started"} else "right"
-        return Column(name=name, unit=unit, cells=tuple(cells), weight=weight, align=align)  # type: ignore[arg-type]
-
+        rows.append(
+            (
+                str(number),
+                NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}",
+                NOT_KNOWN if span_s is None else format_span(max(0.0, span_s)),
+                str(start.steps),
+                _verdict_words(start),
+                unknown if cost.steps is None else str(cost.steps),
+                "" if cost.seconds is None else format_span(cost.seconds),
+            )
+        )
+    table = table_of(
+        ("#", ("started", "UTC"), "ran", "step", "ended", ("lost", "steps"), ("lost", "time")),
+        rows,
+        left={"started", "ended"},
+        weights={"started": 3, "ran": 4, "lost": 2},
+        tones={at: Tone.ERROR for at, start in enumerate(job.starts) if start.failed},
+        legend=(LEGEND,) if len(rows) > 1 else (),
+    )
     return (
         (*heading, Text(text=f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG)),
-        (
-            Table(
-                columns=(
-                    column("#", [str(number) for number in range(1, len(rows) + 1)]),
-                    column("started", began, 3, "UTC"),
-                    column("ran", ran, 4),
-                    column("step", [str(start.steps) for start, _ in rows]),
-                    column("ended", [_verdict_words(start) for start, _ in rows]),
-                    column("lost", lost, 2, "steps"),
-                    column("lost", ["" if s is None else format_span(s) for s in seconds], 2, "time"),
-                ),
-                tones={at: Tone.ERROR for at, (start, _) in enumerate(rows) if start.failed},
-                indent=2,
-                legend=(LEGEND,) if len(rows) > 1 else (),
-            ),
-        ),
+        (table,),
         (Items(items=tuple(reasons), mark="  "),) if reasons else (),
     )
 
@@ -128,16 +122,14 @@ def sentence(job: History) -> str:
     parts = [f"{count_of(len(job.starts), 'start')}{span}, {count_of(job.failures, 'failure')}"]
     if job.returning:
         most = job.returning[0].times
-        names = [_who(row.who) for row in job.returning if row.times == most]
+        most_blamed = [row.who for row in job.returning if row.times == most]
+        ranks = ["" if who.rank is None else f"rank {who.rank}" for who in most_blamed]
+        pairs = zip(ranks, most_blamed, strict=True)
+        names = [" on ".join(filter(None, (rank, who.host))) for rank, who in pairs]
         parts.append(f"{name_list(names)} {'was' if len(names) == 1 else 'were'} to blame in {most} of them")
     if job.between_failures_s is not None and job.failures > 1:
         parts.append(f"mean time between failures {format_span(job.between_failures_s)}")
     return "; ".join(parts)
-
-
-def _who(blamed: Blamed) -> str:
-    rank = "" if blamed.rank is None else f"rank {blamed.rank}"
-    return f"{rank} on {blamed.host}" if rank and blamed.host else rank or blamed.host
 
 
 def _verdict_words(start: Start) -> str:
@@ -204,7 +196,8 @@ def _is_alike(one: RankNow, other: RankNow) -> bool:
     if (one.lives, one.state) != (other.lives, other.state):
         return False
     if not one.trains:
-        return one.step == other.step and _line(one) == _line(other)
+        here, there = ((where.file, where.line) if where is not None else None for where in (one.where, other.where))
+        return one.step == other.step and here == there
     pace = max(one.step_ms or 0.0, other.step_ms or 0.0)
     return (
         abs(one.step - other.step) <= STEPS_APART
@@ -213,34 +206,32 @@ def _is_alike(one: RankNow, other: RankNow) -> bool:
     )
 
 
-def _line(rank: RankNow) -> tuple[str, int] | None:
-    return (rank.where.file, rank.where.line) if rank.where is not None else None
-
-
 def _table(classes: Sequence[Sequence[RankNow]]) -> Table:
     several = len({rank.host for those in classes for rank in those}) > 1
-
-    def column(name: str, cell: Callable[[Sequence[RankNow]], str], weight: int | None, unit: str = "") -> Column:
-        align = "left" if name in {"ranks", "host", "does"} else "right"
-        return Column(name=name, unit=unit, cells=tuple(map(cell, classes)), align=align, weight=weight)  # type: ignore[arg-type]
-
-    def does(those: Sequence[RankNow]) -> str:
+    rows = []
+    for those in classes:
         since_s = max((rank.since_s for rank in those if rank.since_s is not None), default=None)
-        return those[0].state + (f" for {format_span(since_s)}" if since_s is not None else "")
-
-    columns = [
-        column("ranks", lambda those: format_numbers(rank.rank for rank in those), None),
-        *([column("host", lambda those: format_hosts(rank.host for rank in those), 4)] if several else []),
-        column("step", lambda those: _range(rank.step for rank in those), None),
-        column("step time", lambda those: _known(those, "step_ms", lambda ms: format_digits(median(ms))), 6, "ms"),
-        column("waits", lambda those: _known(those, "waits_share", lambda shares: f"{median(shares):.0%}"), 5),
-        column("epoch", lambda those: _range(rank.epoch for rank in those), 1),
-        column("batch", lambda those: _range(rank.batch for rank in those), 2),
-        column("memory", lambda those: _known(those, "memory_bytes", lambda sizes: format_memory(max(sizes))), 3),
-        column("does", does, None),
-    ]
-    still = {at: Tone.STRONG for at, those in enumerate(classes) if not those[0].trains}
-    return Table(columns=tuple(columns), tones=still, indent=2)
+        rows.append(
+            (
+                format_numbers(rank.rank for rank in those),
+                *([format_hosts(rank.host for rank in those)] if several else []),
+                _range(rank.step for rank in those),
+                _known(those, "step_ms", lambda ms: format_digits(median(ms))),
+                _known(those, "waits_share", lambda shares: f"{median(shares):.0%}"),
+                _range(rank.epoch for rank in those),
+                _range(rank.batch for rank in those),
+                _known(those, "memory_bytes", lambda sizes: format_memory(max(sizes))),
+                those[0].state + (f" for {format_span(since_s)}" if since_s is not None else ""),
+            )
+        )
+    hosts = ["host"] if several else []
+    return table_of(
+        ("ranks", *hosts, "step", ("step time", "ms"), "waits", "epoch", "batch", "memory", "does"),
+        rows,
+        left={"ranks", "host", "does"},
+        weights={"host": 4, "step time": 6, "waits": 5, "epoch": 1, "batch": 2, "memory": 3},
+        tones={at: Tone.STRONG for at, those in enumerate(classes) if not those[0].trains},
+    )
 
 
 def _range(values: Iterable[int]) -> str:

@@ -45,6 +45,11 @@ def pair_word(pair: NodePair) -> str:
     return "stall" if any(one is not None and one.contact is not Contact.CONNECTED for one in sent) else "ok"
 
 
+def _legend(seen: Rendezvous) -> list[str]:
+    words = {pair_word(pair) for pair in seen.pairs}
+    return [f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words]
+
+
 def pair_pictures(seen: Rendezvous) -> tuple[Section, ...]:
     """Return the grid of all pairs. Of many nodes, those come first that are in a pair that does not work."""
     if not seen.pairs:
@@ -54,7 +59,6 @@ def pair_pictures(seen: Rendezvous) -> tuple[Section, ...]:
     hosts = {visit.number: visit.host for visit in seen.visits}
     numbers = sorted(hosts, key=lambda number: (number not in bad, number))
     shown = sorted(numbers[:MAX_COLUMNS])
-    words = {pair_word(pair) for pair in seen.pairs}
     grid = Grid(
         title="connections between nodes, from the node of the row to that of the column",
         rows=tuple(f"{number} {hosts[number]}".strip() for number in shown),
@@ -62,10 +66,7 @@ def pair_pictures(seen: Rendezvous) -> tuple[Section, ...]:
         cells=tuple(tuple(_cell(known, source, target) for target in shown) for source in shown),
         row_name="from",
         column_name="to",
-        legend=(
-            *(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words),
-            *not_shown(len(hosts) - len(shown), "node"),
-        ),
+        legend=(*_legend(seen), *not_shown(len(hosts) - len(shown), "node")),
     )
     return ((grid,),)
 
@@ -163,5 +164,4 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
         for target in numbers
     ]
     yield Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)
-    words = {pair_word(pair) for pair in seen.pairs}
-    yield Text(text="; ".join(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words))
+    yield Text(text="; ".join(_legend(seen)))

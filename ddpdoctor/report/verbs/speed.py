@@ -13,7 +13,6 @@ from ddpdoctor.model.words import count_of, format_about, format_numbers
 from ddpdoctor.report.blocks import (
     MARK,
     MAX_COLUMNS,
-    Column,
     Content,
     FactEntry,
     FactList,
@@ -21,7 +20,6 @@ from ddpdoctor.report.blocks import (
     GridCell,
     Heading,
     Records,
-    Table,
     Text,
     Tone,
     grid_by_member,
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.steps import PhaseRow
-    from ddpdoctor.model.tuning import RunSpeed, TimeChange
+    from ddpdoctor.model.tuning import RunSpeed
     from ddpdoctor.report.blocks import Block, Section
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
@@ -61,13 +59,10 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
         ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (one.high, one.low) if ratio is not None]
         is_range = one.bound is Bound.RANGE
         gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{one.bound.value} {one.gain:.0%}")
-    columns = (
-        Column(name="change", cells=tuple(one.change for one in shown), align="left"),
-        Column(name="shorter step", cells=tuple(gains)),
-        Column(name="if", cells=tuple(one.assumes for one in shown), align="left", weight=1),
-    )
+    rows = [(one.change, gain, one.assumes) for one, gain in zip(shown, gains, strict=True)]
+    heads = ("change", "shorter step", "if")
     heading = Heading(text="what a change would gain (predicted)")
-    blocks: tuple[Block, ...] = (heading, Table(indent=2, columns=columns))
+    blocks = (heading, table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
     if not refused:
         return blocks
     return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2))
@@ -92,7 +87,19 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     rows = [row for row in budget.phases if is_shown(row, budget)]
-    network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
+    use = read_part(NetworkUse, said.get("network"), "use of the network")
+    shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
+    lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
+    if budget.overlap is not None:
+        lines.append(f"backward hides about {budget.overlap:.0%} of the reduction")
+    if budget.samples_per_s is not None:
+        lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
+    if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
+        lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
+    if use is not None and use.limit_gb_s is not None:  # what the network could carry and what the job uses of it
+        used = f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
+        could = f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source})"
+        lines.append(f"{could}; the reductions of this job use {used}")
     shown: Section = (
         Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
         table_of(
@@ -108,7 +115,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 for row in rows
             ],
         ),
-        *(Text(text=line, indent=2) for line in (*_lines(budget), network) if line),
+        *(Text(text=line, indent=2) for line in lines),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -123,26 +130,6 @@ def speed_data(report: Report) -> dict[str, Any]:
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
     """Return whether a phase takes enough of the step on any rank."""
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
-
-
-def _lines(budget: Budget) -> list[str]:
-    shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
-    lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
-    if budget.overlap is not None:
-        lines.append(f"backward hides about {budget.overlap:.0%} of the reduction")
-    if budget.samples_per_s is not None:
-        lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
-    if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
-        lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
-    return lines
-
-
-def network_words(use: NetworkUse | None) -> str | None:
-    """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
-    if use is None or use.limit_gb_s is None:
-        return None
-    used = f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
-    return f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use {used}"
 
 
 def number(value: float) -> str:
@@ -261,20 +248,20 @@ def comparison_content(report: Report) -> Content:
         sections=(
             (
                 Heading(text="time of a step, on the rank that the others wait for"),
-                Table(
-                    indent=2,
-                    columns=(
-                        Column(name="phase", cells=tuple(name for name, _ in rows), align="left"),
-                        Column(name="A", unit="ms", cells=tuple(number(time.first_ms) for _, time in rows)),
-                        Column(name="B", unit="ms", cells=tuple(number(time.second_ms) for _, time in rows)),
-                        Column(name="B - A", unit="ms", cells=tuple(_signed(time.change_ms) for _, time in rows)),
-                        Column(
-                            name="95% interval",
-                            unit="ms",
-                            cells=tuple(f"{_signed(time.low_ms)} to {_signed(time.high_ms)}" for _, time in rows),
-                        ),
-                        Column(name="changed", cells=tuple(_word(time) for _, time in rows), align="left"),
-                    ),
+                table_of(
+                    ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed"),
+                    [
+                        (
+                            name,
+                            number(time.first_ms),
+                            number(time.second_ms),
+                            _signed(time.change_ms),
+                            f"{_signed(time.low_ms)} to {_signed(time.high_ms)}",
+                            ("shorter" if time.change_ms < 0 else "longer") if time.is_change else "",
+                        )
+                        for name, time in rows
+                    ],
+                    left={"phase", "changed"},
                     tones={
                         at: Tone.GOOD if time.change_ms < 0 else Tone.WARNING
                         for at, (_, time) in enumerate(rows)
@@ -337,12 +324,6 @@ def _compared_run(label: str, run: RunSpeed) -> FactEntry:
 def _signed(value_ms: float) -> str:
     size = number(abs(value_ms))
     return size if not float(size) else ("+" if value_ms > 0 else "-") + size
-
-
-def _word(time: TimeChange) -> str:
-    if not time.is_change:
-        return ""
-    return "shorter" if time.change_ms < 0 else "longer"
 
 
 HEADS = ("about", "what", "A", "B")

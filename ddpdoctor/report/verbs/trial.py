@@ -29,7 +29,6 @@ from ddpdoctor.report.lines import format_ranks
 from ddpdoctor.report.verbs.job import consistency_pictures
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.consistency import Difference, Stream
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.trial import GradientErrors
     from ddpdoctor.report.blocks import Section
@@ -142,29 +141,25 @@ def _about(trial: Trial) -> list[str]:
     ]
 
 
-def _how(difference: Difference | None, stream: Stream) -> str:
-    if difference is None:
-        return "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
-    first = difference.splits[0]
-    apart = len(first.sides) == len(stream.ranks) > 2
-    sides = "no two ranks are equal" if apart else " | ".join(format_ranks(side) for side in first.sides)
-    part = f" ({first.row.part})" if first.row.part else ""
-    return (
-        f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
-        f"{first.row.name}{part}: {sides}"
-    )
-
-
 def _compared_sections(trial: Trial) -> tuple[Section, ...]:
     if trial.consistency is None:
         return ()
-    streams = trial.consistency.streams
     facts = []
-    for stream in streams:
+    for stream in trial.consistency.streams:
         differences = {one.what: one for one in stream.differences}
         for what, words in NAMES.items():
-            if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC):
-                facts.append(FactEntry(label=words, texts=(_how(differences.get(what), stream),), tone=Tone.PLAIN))
+            if what not in stream.kinds or (what is What.BUFFER) != (stream.clock is StreamClock.SYNC):
+                continue
+            if (difference := differences.get(what)) is None:
+                how = "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
+            else:
+                first = difference.splits[0]
+                apart = len(first.sides) == len(stream.ranks) > 2
+                sides = "no two ranks are equal" if apart else " | ".join(format_ranks(side) for side in first.sides)
+                part = f" ({first.row.part})" if first.row.part else ""
+                how = f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
+                how += f"{first.row.name}{part}: {sides}"
+            facts.append(FactEntry(label=words, texts=(how,), tone=Tone.PLAIN))
     return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=tuple(facts))),)
 
 

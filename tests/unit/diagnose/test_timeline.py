@@ -9,8 +9,7 @@ import pytest
 from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.diagnose.job import encode_timeline, judge_job
-from ddpdoctor.diagnose.pictures import rank_row
-from ddpdoctor.diagnose.timeline import LANE_DETAIL_SPANS, make_timeline
+from ddpdoctor.diagnose.pictures import LANE_DETAIL_SPANS, make_timeline, rank_row
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.facts import DeviceState, Life, Save

@@ -146,19 +146,19 @@ def made(report):
 
 def test_parts_support_the_verdict_first_and_titles_are_said_once():
     before, behind = list_parts(pages.content())
-    assert [part.title for part in before] == [
+    assert [part["title"] for part in before] == [
         "Where the ranks are", "Timeline", "Who waits for whom", "Source", "Stacks", "Replicas by tensor",
         "Bandwidth between ranks, GB/s", "busbw in GB/s over size",
     ]  # fmt: skip
-    assert [part.title for part in behind] == ["compared replicas"]
+    assert [part["title"] for part in behind] == ["compared replicas"]
 
 
 def test_what_a_picture_shows_is_not_shown_in_its_small_form_too():
     small = ((Heading(text=pages.heat().title), Text(text="a table")), (pages.SERIES,), (Text(text="kept"),))
     content = Content(headline="", sections=small, draw_pictures=lambda: ((pages.heat(),), (pages.SERIES,)))
     before, behind = list_parts(content)
-    assert [part.title for part in before] == [pages.heat().title, pages.SERIES.title]
-    assert [(part.title, part.blocks) for part in behind] == [("Results", (Text(text="kept"),))]
+    assert [part["title"] for part in before] == [pages.heat().title, pages.SERIES.title]
+    assert [(part["title"], part["blocks"]) for part in behind] == [("Results", (Text(text="kept"),))]
 
 
 def test_paths_below_the_folder_of_the_code_are_short_but_commands_stay_whole(monkeypatch):
@@ -190,8 +190,8 @@ def test_the_spans_of_a_lane_are_packed_and_those_to_blame_come_first():
     assert (duration, number) == (-1, 240)
     assert sum(data["lanes"][0]["detail"][1:-4:4]) == 1088000
     rows = lane_rows(timeline)
-    assert [(row.ranks, row.blamed) for row in rows] == [((1,), True), ((0, 2, 3), False)]
-    assert rows[1].last.endswith("from 10.88 s, not ended")
+    assert [(row["ranks"], row["blamed"]) for row in rows] == [([1], True), ([0, 2, 3], False)]
+    assert rows[1]["last"].endswith("from 10.88 s, not ended")
 
 
 def test_a_timeline_whose_classes_and_lanes_disagree_is_drawn():
@@ -212,7 +212,7 @@ LEVEL = ChartLine(name="level", points=((1024, 3.0), (4096, 3.0)))
 def test_of_a_graph_that_is_too_large_a_part_is_left_out():
     nodes = tuple(map(node, range(MAX_NODES + 5)))
     large = lay_out_graph(RankWaits(classes=nodes, links=tuple((at, at + 1) for at in range(len(nodes) - 1))))
-    assert (len(large.boxes), large.left_out, len(large.words)) == (MAX_NODES, 5, MAX_NODES + 4)
+    assert (len(large["boxes"]), large["left_out"], len(large["words"])) == (MAX_NODES, 5, MAX_NODES + 4)
 
 
 test_rows = table("page", "ddpdoctor.report.html.page", globals())
