@@ -15,7 +15,6 @@ from ddpdoctor.model.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.cli.output import Outputs
     from ddpdoctor.model.data import Drawn, RankDraws, SamplingPlan
 
 EXAMPLES = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side, start_torch_child
-from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_launch
+from ddpdoctor.collect.launch import read_identity, read_process, seen_launch
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
 from ddpdoctor.diagnose.report import check_report
