@@ -434,6 +434,7 @@ class RasReader:
     triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process", b"NCCL DIAG")
 
     def __init__(self) -> None:
+        self._report: RasReport | None = None
         self._begin()
 
     def read(self, line: Line) -> Iterable[Fact]:
@@ -473,7 +474,6 @@ class RasReader:
         return facts
 
     def _begin(self) -> None:
-        self._report: RasReport | None = None
         self._text = _Text()
         self._reports = RasReports()
         self._deaths: list[Fact] = []
