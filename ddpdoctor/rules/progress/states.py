@@ -566,9 +566,12 @@ class Failure:
     error: Raised | None
     call: Call | None  # the call, needing other ranks, in which it failed, or None if it failed on its own
     then: Call | None = None  # the call that it made while it handled its error, and that the others do not make
-    by_own_limit: bool = field(init=False)  # another thread of the script ended it, as one that finds no progress
-    by_signal: bool = field(init=False)  # a signal or an unknown reason ended the process, and no exception was seen
-    by_itself: bool = field(init=False)  # outside all calls that need others, and not because of another's error
+    # Whether another thread of the script ended it, as a watchdog does that finds no progress.
+    by_own_limit: bool = field(init=False)
+    # Whether a signal or an unknown reason ended the process, and no exception was seen.
+    by_signal: bool = field(init=False)
+    # Whether it failed outside all calls that need others, and not because of another rank's error.
+    by_itself: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Say what ended it."""

@@ -32,8 +32,12 @@ class Group:
     """A process group: its name and its members. Groups with different members may share a name."""
 
     name: str
-    members: tuple[int, ...] = field(hash=False)  # so that the hash costs the same for any number of members
+    members: tuple[int, ...]
     mesh_dim: str = field(default="", compare=False)
+
+    def __hash__(self) -> int:
+        """Return a hash that costs the same for any number of members."""
+        return hash((self.name, self.members[:2], len(self.members)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
