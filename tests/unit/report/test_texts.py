@@ -37,8 +37,15 @@ from ddpdoctor.model.findings import (
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.report.bandwidth.content import render_nccl_tests
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
-from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth
-from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, matrix_section
+from ddpdoctor.report.bandwidth.measured import (
+    format_gb_s,
+    format_share,
+    format_us,
+    list_plotted,
+    list_references,
+    matrix_section,
+    read_bandwidth,
+)
 from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.formats import (
     parse_report,
@@ -526,7 +533,7 @@ def curves(*those, reference=None, width=80):
 test_rows = table(
     "texts",
     "ddpdoctor.model.bandwidth ddpdoctor.model.consistency ddpdoctor.model.findings",
-    "ddpdoctor.report.bandwidth.pictures ddpdoctor.report.text",
+    "ddpdoctor.report.bandwidth.measured ddpdoctor.report.text",
     globals(),
 )
 FORMATS = (
