@@ -490,7 +490,7 @@ def test_a_page_needs_nothing_else_has_the_numbers_as_a_table_and_what_was_colle
 def test_matplotlib_is_loaded_to_draw_only_and_without_it_the_error_says_how_to_install_it():
     code = (
         "import sys; from pathlib import Path\n"
-        "from ddpdoctor.report.bandwidth import pictures\n"
+        "from ddpdoctor.report.bandwidth import measured\n"
         "from ddpdoctor.report.bandwidth.figure import check_plot\n"
         "assert 'matplotlib' not in sys.modules\n"
         "sys.path = [place for place in sys.path if 'site-packages' not in place]\n"
