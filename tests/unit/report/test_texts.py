@@ -35,17 +35,9 @@ from ddpdoctor.model.findings import (
     Severity,
 )
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
+from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import render_nccl_tests
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
-from ddpdoctor.report.bandwidth.measured import (
-    format_gb_s,
-    format_share,
-    format_us,
-    list_plotted,
-    list_references,
-    matrix_section,
-    read_bandwidth,
-)
 from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.formats import (
     parse_report,
@@ -436,13 +428,13 @@ def cut(text, other):
 
 
 def plotted(**keywords):
-    found = list_plotted(read_bandwidth(benches.report(**keywords)))
+    found = measured.list_plotted(measured.read_bandwidth(benches.report(**keywords)))
     return [f"{one.label}, {one.mode.value}, {one.busbw_gb_s[-1]:.2f}" + ", baseline" * one.baseline for one in found]
 
 
 def test_curves_of_one_reference_have_one_line_of_it():
     two = benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16")))
-    assert list_references(read_bandwidth(two)) == (benches.H100,)
+    assert measured.list_references(measured.read_bandwidth(two)) == (benches.H100,)
 
 
 @pytest.mark.full
@@ -510,7 +502,7 @@ def drawn(*blocks, width=80):
 
 
 def draw_matrix(matrix, width=80):
-    return drawn(*matrix_section(matrix)[1:], width=width)
+    return drawn(*measured.matrix_section(matrix)[1:], width=width)
 
 
 def column(name, *cells, weight=1, group="", unit=""):
@@ -537,7 +529,8 @@ test_rows = table(
     globals(),
 )
 FORMATS = (
-    format_us, format_gb_s, format_share, format_about, format_memory, format_age, format_rate, format_time,
+    measured.format_us, measured.format_gb_s, measured.format_share, format_about, format_memory, format_age, format_rate,
+    format_time,
 )  # fmt: skip
 test_words = words(
     __name__,
