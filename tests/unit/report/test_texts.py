@@ -529,8 +529,8 @@ test_rows = table(
     globals(),
 )
 FORMATS = (
-    measured.format_us, measured.format_gb_s, measured.format_share, format_about, format_memory, format_age, format_rate,
-    format_time,
+    measured.format_us, measured.format_gb_s, measured.format_share, format_about, format_memory, format_age,
+    format_rate, format_time,
 )  # fmt: skip
 test_words = words(
     __name__,
