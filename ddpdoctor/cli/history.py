@@ -31,17 +31,17 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.output import has_color, read_cwd, read_width, write
     from ddpdoctor.diagnose.live import read_histories
 
-    found = read_histories(options.folder, read_run)
+    jobs, unread = read_histories(options.folder, read_run)
     if options.format == "json":
         from ddpdoctor.report.formats import write_json
         from ddpdoctor.report.verbs.live import plain_histories
 
-        write(sys.stdout, write_json(plain_histories(found.jobs, found.unread), indent=1))
+        write(sys.stdout, write_json(plain_histories(jobs, unread), indent=1))
         return ExitStatus.OK
     from ddpdoctor.report.verbs.live import render_history
 
     text = render_history(
-        found.jobs, found.unread, width=read_width(sys.stdout), color=has_color(sys.stdout, os.environ), cwd=read_cwd()
+        jobs, unread, width=read_width(sys.stdout), color=has_color(sys.stdout, os.environ), cwd=read_cwd()
     )
     write(sys.stdout, text)
     return ExitStatus.OK

@@ -214,14 +214,14 @@ class MetricExport:
         return took_s
 
     def _read(self) -> tuple[Sample, ...]:
-        from ddpdoctor.diagnose.live import JobLabels, read_samples, read_status
+        from ddpdoctor.diagnose.live import read_samples, read_status
 
         assert self._folder is not None
         file = self.job.report_file.resolve()
-        measured = JobLabels(
-            run=str(file.parent), script=self.job.split.script, version=__version__, is_first=file.name == REPORT_NAME
-        )
-        return read_samples(read_status(self._folder, with_others=False), self._report, measured)
+        return read_samples(
+            read_status(self._folder, with_others=False), self._report, run=str(file.parent),
+            script=self.job.split.script, version=__version__, is_first=file.name == REPORT_NAME,
+        )  # fmt: skip
 
     def _write(self, samples: tuple[Sample, ...]) -> str:
         from ddpdoctor.report.formats import render_metrics

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.cli.running import MakeReport
-    from ddpdoctor.diagnose.tuning import LaunchFolder
     from ddpdoctor.launch.placement import WrapOptions
     from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
@@ -237,7 +236,7 @@ def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: Re
 
 def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
     """Launch the job with each number of ranks, show the efficiency; return the exit status. Raises ``UserError``."""
-    from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
+    from ddpdoctor.diagnose.tuning import build_scaling_report
 
     split = options.split
     if split.is_command:
@@ -256,7 +255,7 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
     larger = [(kind, size) for size in sizes if size > 1 for kind in (LaunchKind.SHARE, LaunchKind.JOB)]
     planned = [(LaunchKind.ALONE, 1), *larger]
     first = prepare(1, options.report_dir)
-    done: list[LaunchFolder] = []
+    done = []
     for number, (kind, ranks) in enumerate(planned, 1):
         say(sys.stderr, f"launch {number} of {len(planned)}: {WORDS[kind]}, for {ranks}")
         folder = first.report_dir / f"{kind.value}-{ranks}"
@@ -266,7 +265,7 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
         if not has_result:
             say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
             return outcome.exit_status or ExitStatus.INCONCLUSIVE
-        done.append(LaunchFolder(kind=kind, ranks=ranks, folder=outcome.folder))
+        done.append((kind, ranks, outcome.folder))
     note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
     notes = (note,) if max(sizes) > cores else ()
     report = build_scaling_report(done, first.command, started_at, notes)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import Drawn, RankDraws
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.trial import Participant
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule
 
@@ -250,7 +249,18 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
         command,
         started_at,
         job=JobSummary(world_size=world_size, nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None),
-        ranks=(_row(one, trial) for one in trial.participants),
+        ranks=(
+            RankRow(
+                rank=one.rank,
+                local_rank=one.local_rank,
+                host=one.host,
+                pid=one.pid,
+                state="finished" if trial.consistency is not None else "model built",
+                step=trial.settings.steps if trial.consistency is not None else None,
+                gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
+            )
+            for one in trial.participants
+        ),
     )
 
 
@@ -258,15 +268,3 @@ def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: st
     """Judge compared files and build the report."""
     data = {"verb": CONSISTENCY_VERB, "diff": encode(facts)}
     return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)
-
-
-def _row(one: Participant, trial: Trial) -> RankRow:
-    return RankRow(
-        rank=one.rank,
-        local_rank=one.local_rank,
-        host=one.host,
-        pid=one.pid,
-        state="finished" if trial.consistency is not None else "model built",
-        step=trial.settings.steps if trial.consistency is not None else None,
-        gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
-    )

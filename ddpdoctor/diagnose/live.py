@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,27 +197,21 @@ def _replicas(found: Consistency | None) -> ReplicasNow | None:
 STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_RUN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLabels:
-    """Whose metrics they are."""
+def read_samples(
+    now: JobNow, report: Report | None, *, run: str, script: str, version: str, is_first: bool
+) -> tuple[Sample, ...]:
+    """Return all samples. ``report`` is that of the job's end, or None while it runs.
 
-    run: str
-    script: str
-    version: str
-    # Whether this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double.
-    is_first: bool
-
-
-def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tuple[Sample, ...]:
-    """Return all samples. ``report`` is that of the job's end, or None while it runs."""
-    common = {"run": measured.run, "host": now.host}
+    ``is_first``: this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double.
+    """
+    common = {"run": run, "host": now.host}
     rows: list[tuple[Metric, float | None, dict[str, str]]] = []
-    if measured.is_first:
+    if is_first:
         ended = report.job if report is not None else None
         status = ended.status if ended is not None else JobStatus.RUNNING
         started_s = datetime.fromisoformat(now.started_at).timestamp() if now.started_at else None
         rows = [
-            (JOB_INFO, 1, {**common, "script": measured.script, "version": measured.version}),
+            (JOB_INFO, 1, {**common, "script": script, "version": version}),
             *((JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
             (JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
             (JOB_START_TIME, started_s, common),
@@ -338,16 +332,8 @@ VARIES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Histories:
-    """The histories of all jobs in a folder, and the run folders that could not be read."""
-
-    jobs: tuple[History, ...]
-    unread: tuple[str, ...]  # reasons, each with its folder
-
-
-def read_histories(folder: Path, read_report: ReadReport) -> Histories:
-    """Return the histories of the jobs in a folder, that of the latest start last.
+def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
+    """Return the histories of the jobs in a folder, that of the latest start last, and why other runs were not read.
 
     Raises:
         UserError: there is no run folder, or none that can be read.
@@ -371,7 +357,7 @@ def read_histories(folder: Path, read_report: ReadReport) -> Histories:
     for of_job in grouped((job_key(command), (command, starts)) for command, starts in runs).values():
         every = sorted((one for _, starts in of_job for one in starts), key=_began)
         jobs.append(sum_up(of_job[-1][0], every, now))
-    return Histories(jobs=tuple(sorted(jobs, key=lambda job: _began(job.starts[-1]))), unread=tuple(unread))
+    return tuple(sorted(jobs, key=lambda job: _began(job.starts[-1]))), tuple(unread)
 
 
 def _began(start: Start) -> datetime:

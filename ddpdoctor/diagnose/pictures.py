@@ -343,21 +343,6 @@ def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
     return [None if key is None or seq <= 0 else (*key, seq) for key, seq in zip(keys, calls.numbers, strict=True)]
 
 
-def last_arrivals(
-    ranks: Iterable[Rank], wanted: Collection[CallKey], from_ns: int
-) -> dict[CallKey | StepKey, int]:  # fmt: skip
-    """Return when the last rank began each of the wanted collectives, and was done with each step's backward."""
-    latest: dict[CallKey | StepKey, int] = {}
-    for rank in ranks:
-        log = pack_calls(rank.recent_calls)
-        calls = log[bisect_left(log.started_ns, from_ns) :]
-        begun = zip(call_keys(rank, calls), calls.started_ns, strict=True)
-        for key, at_ns in (*begun, *find_reductions(rank, from_ns).values()):
-            if key is not None and (len(key) == 2 or key in wanted):
-                latest[key] = max(latest.get(key, 0), at_ns)
-    return latest
-
-
 def detail_spans(
     rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> list[Span]:
@@ -604,7 +589,15 @@ def _details(
     keys = (key for number, one in chosen.items() for key in call_keys(there[number], one.calls))
     wanted = {key for key in keys if key is not None}
     first_ns = min((one.from_ns for one in chosen.values() if len(one.calls)), default=clock.until_ns)
-    arrivals = last_arrivals(there.values(), wanted, first_ns)
+    # When the last rank began each of the wanted collectives, and was done with each step's backward
+    arrivals: dict[CallKey | StepKey, int] = {}
+    for rank in there.values():
+        log = pack_calls(rank.recent_calls)
+        begun_calls = log[bisect_left(log.started_ns, first_ns) :]
+        begun = zip(call_keys(rank, begun_calls), begun_calls.started_ns, strict=True)
+        for arrival, came_ns in (*begun, *find_reductions(rank, first_ns).values()):
+            if arrival is not None and (len(arrival) == 2 or arrival in wanted):
+                arrivals[arrival] = max(arrivals.get(arrival, 0), came_ns)
     found: dict[int, list[Span]] = {}
     froms = [0.0]
     for number, calls in chosen.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -196,28 +196,23 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchFolder:
-    """The run folder of one launch."""
-
-    kind: LaunchKind
-    ranks: int
-    folder: Path
-
-
 def build_scaling_report(
-    launched: Sequence[LaunchFolder], command: tuple[str, ...], started_at: str, notes: tuple[str, ...] = ()
+    launched: Sequence[tuple[LaunchKind, int, Path]], command: tuple[str, ...], started_at: str, notes: tuple[str, ...]
 ) -> Report:
-    """Return the report of launches that all have a result.
+    """Return the report of launches that all have a result, each with its number of ranks and its run folder.
 
     Raises:
         UserError: a folder is no run folder.
     """
-    measured = [(one, launch_of(one.kind, one.ranks, read_trial(one.folder), read_job(one.folder))) for one in launched]
-    launches = tuple(launch for _, launch in measured if launch is not None)
+    measured = [
+        (launch, folder)
+        for kind, ranks, folder in launched
+        if (launch := launch_of(kind, ranks, read_trial(folder), read_job(folder))) is not None
+    ]
+    launches = tuple(launch for launch, _ in measured)
     rows = measure_scaling(launches)
     largest = max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
-    folder = next((one.folder for one, launch in measured if launch is not None and launch == largest), None)
+    folder = next((folder for launch, folder in measured if launch == largest), None)
     predicted: tuple[PredictedSize, ...] = ()
     reason = "no job of several ranks was measured"
     if folder is not None and largest is not None and rows and largest.ranks == rows[-1].ranks:

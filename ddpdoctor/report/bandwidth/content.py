@@ -12,20 +12,18 @@ from ddpdoctor.report.bandwidth.measured import (
     NOT_DEFINED,
     RECORDED,
     VERB,
+    curve_pictures,
     format_gb_s,
     format_share,
     format_us,
-    name_series,
-    read_bandwidth,
-    sort_series,
-)
-from ddpdoctor.report.bandwidth.pictures import (
-    curve_pictures,
     list_references,
     make_matrices,
     matrix_picture,
     matrix_section,
+    name_series,
+    read_bandwidth,
     reference_line,
+    sort_series,
 )
 from ddpdoctor.report.blocks import (
     ChartLine,

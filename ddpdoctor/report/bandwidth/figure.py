@@ -15,8 +15,14 @@ from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import format_rate, format_size
 from ddpdoctor.report.bandwidth.content import describe_members, headline
-from ddpdoctor.report.bandwidth.measured import name_series, read_bandwidth, sort_series
-from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, make_matrices
+from ddpdoctor.report.bandwidth.measured import (
+    list_plotted,
+    list_references,
+    make_matrices,
+    name_series,
+    read_bandwidth,
+    sort_series,
+)
 from ddpdoctor.report.lines import clean, format_time, printable, wrap
 
 if TYPE_CHECKING:
@@ -28,8 +34,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Reference
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.bandwidth.measured import Bandwidth
-    from ddpdoctor.report.bandwidth.pictures import Matrix, Plotted
+    from ddpdoctor.report.bandwidth.measured import Bandwidth, Matrix, Plotted
 
 MAX_NUMBERS = 20  # With more ends than this, numbers would overlap. Then only shades and the frame are drawn.
 PANEL_CHARACTERS = 62

@@ -1,9 +1,10 @@
-"""The measurements of `allreduce-bench` as formats use them: decoded, grouped into series, and written as numbers."""
+"""What `allreduce-bench` measured, as formats use it: series, numbers, curves over the size, and matrices of ends."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import (
@@ -25,12 +26,29 @@ from ddpdoctor.model.bandwidth import (
 )
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.words import count_of, format_rate, format_time
+from ddpdoctor.report.blocks import (
+    MARK,
+    MAX_COLUMNS,
+    ChartLine,
+    Column,
+    Grid,
+    GridCell,
+    Heading,
+    Series,
+    Table,
+    Text,
+    Tone,
+    log_level,
+    not_shown,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.bandwidth import Change, Collective
+    from ddpdoctor.model.bandwidth import Change, Collective, Reference
     from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.blocks import Block, Section
 
 VERB = "allreduce-bench"
 
@@ -147,3 +165,298 @@ def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
 def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
     """Name a series without its mode: "all_reduce float32 sum"."""
     return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
+
+
+MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plotted:
+    """A line of a plot: times and bandwidths over sizes. A bandwidth may be None."""
+
+    label: str
+    mode: Mode
+    baseline: bool
+    sizes_bytes: tuple[int, ...]
+    time_us: tuple[float, ...]
+    low_us: tuple[float, ...]  # the fastest call of each size; empty for a baseline
+    high_us: tuple[float, ...]  # the 95th percentile of each size; empty for a baseline
+    busbw_gb_s: tuple[float | None, ...]
+
+
+def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
+    """List the lines of each series, throughput first. A baseline follows its line."""
+    every = sort_series(bench.results)
+    lines = [
+        (series, mode)
+        for series in every
+        for mode in reversed(series.modes if len(every) <= MAX_BOTH_MODES else series.modes[-1:])
+    ]
+    # Each line is named by the parts in which lines differ, and a single one by its mode.
+    parts = [(series.collective.value, series.dtype, mode.value) for series, mode in lines]
+    differing = [at for at, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1] or [-1]
+    names = [" ".join(of_line[at] for at in differing) for of_line in parts]
+    changes = {_key(change): change for change in bench.comparison.changes} if bench.comparison else {}
+    plotted = []
+    for (series, mode), name in zip(lines, names, strict=True):
+        rows = [row[mode] for row in series.rows if mode in row]
+        plotted.append(
+            Plotted(
+                label=name,
+                mode=mode,
+                baseline=False,
+                sizes_bytes=tuple(row.size_bytes for row in rows),
+                time_us=tuple(row.p50_us for row in rows),
+                low_us=tuple(row.min_us for row in rows),
+                high_us=tuple(row.p95_us for row in rows),
+                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
+            )
+        )
+        if then := [(row, changes[_key(row)]) for row in rows if _key(row) in changes]:
+            # For the same size and collective, bandwidth is proportional to 1 / time.
+            busbw = [row.busbw_gb_s and row.busbw_gb_s * row.p50_us / change.then_us for row, change in then]
+            plotted.append(
+                Plotted(
+                    label=f"{name}, baseline",
+                    mode=mode,
+                    baseline=True,
+                    sizes_bytes=tuple(row.size_bytes for row, _ in then),
+                    time_us=tuple(change.then_us for _, change in then),
+                    low_us=(),
+                    high_us=(),
+                    busbw_gb_s=tuple(busbw),
+                )
+            )
+    return tuple(plotted)
+
+
+def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
+    """List the references of the curves, each once."""
+    return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
+
+
+def _key(one: Measurement | Change) -> tuple[object, ...]:
+    return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
+
+
+MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
+MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
+EMPTY, LOWEST, BLAMED = ".", "<", "> "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first.
+
+    A cell on the diagonal is the bandwidth within one end.
+    """
+
+    title: str
+    noun: str  # the word for an end: "rank" or "host"
+    ends: tuple[str, ...]
+    heads: tuple[str, ...]  # short names of the ends, for the headers of columns
+    blamed: frozenset[int]  # positions of the ends that a finding names
+    results: dict[tuple[int, int], Pair | NodeResult]  # all that was measured of each cell
+
+    @property
+    def cells(self) -> dict[tuple[int, int], float]:
+        """The bandwidths that were measured."""
+        return {at: one.busbw_gb_s for at, one in self.results.items() if one.busbw_gb_s is not None}
+
+    @property
+    def between(self) -> dict[tuple[int, int], float]:
+        """The cells of two different ends. The diagonal is left out because it is not comparable."""
+        return {at: value for at, value in self.cells.items() if at[0] != at[1] and math.isfinite(value)}
+
+    @property
+    def lowest(self) -> tuple[int, int] | None:
+        """The slowest pair, or None if all are equally fast."""
+        between = self.between
+        if not between or min(between.values()) == max(between.values()):
+            return None
+        return min(between, key=lambda at: between[at])
+
+
+def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
+    """Make the matrix of ranks. ``blamed`` are ranks that findings name."""
+    hosts = {rank: host for pair in pairs for rank, host in zip(pair.ranks, pair.hosts, strict=True)}
+    ranks = sorted(hosts)
+    place = {rank: at for at, rank in enumerate(ranks)}
+    several = len(set(hosts.values())) > 1
+    return Matrix(
+        title=f"pairs of ranks: busbw in GB/s, {_how(all(pair.alone for pair in pairs))}",
+        noun="rank",
+        ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
+        heads=tuple(map(str, ranks)),
+        blamed=frozenset(place[rank] for rank in blamed if rank in place),
+        results={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair for pair in pairs},
+    )
+
+
+def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: Iterable[str]) -> Matrix:
+    """Make the matrix of hosts in ``order``, single hosts on the diagonal. ``blamed`` are hosts that findings name."""
+    seen = dict.fromkeys(name for node in nodes for name in (node.host, node.peer) if name is not None)
+    hosts = tuple(dict.fromkeys([*(host for host in order if host in seen), *seen]))
+    place = {host: at for at, host in enumerate(hosts)}
+    heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
+    alone = all(node.alone for node in nodes if node.peer is not None)
+    return Matrix(
+        title=f"hosts: busbw in GB/s of two together, {_how(alone)}; on the diagonal of one by itself",
+        noun="host",
+        ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
+        heads=heads,
+        blamed=frozenset(place[host] for host in blamed if host in place),
+        results={cell_key(place[node.host], place[node.peer or node.host]): node for node in nodes},
+    )
+
+
+def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
+    """Make the matrices of a bench, with marks on the ranks and hosts that findings name."""
+    ranks = {rank for finding in report.findings for rank in finding.ranks}
+    hosts = {host for finding in report.findings for host in finding.hosts}
+    pairs = [make_pair_matrix(bench.pairs, ranks)] if bench.pairs else []
+    nodes = [make_node_matrix(bench.nodes, bench.hosts, hosts)] if bench.nodes else []
+    return [*pairs, *nodes]
+
+
+def matrix_section(matrix: Matrix) -> Section:
+    """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
+    title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
+    if len(matrix.ends) > MAX_ENDS:
+        return (title, *slowest)
+    places = range(len(matrix.ends))
+    between, lowest = matrix.between, matrix.lowest
+    ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
+    cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
+    columns = [
+        # The blank takes the place of the mark, so that headers align with the digits.
+        Column(
+            name=f"{head} ",
+            cells=tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places),
+        )
+        for at, head in enumerate(matrix.heads)
+    ]
+    legend: list[str] = []
+    if lowest is not None:
+        one, other = (matrix.ends[at] for at in lowest)
+        middle = format_rate(median(between.values()))
+        legend += [f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
+    legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
+    return (
+        title,
+        Table(
+            columns=(Column(name="", cells=ends, align="left"), *columns),
+            tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
+            instead=slowest,
+            legend=tuple(legend),
+        ),
+    )
+
+
+def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
+    between = matrix.between
+    slowest = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
+    columns = (
+        Column(name="", cells=tuple(format_gb_s(between[at]) for at in slowest)),
+        Column(name="", cells=tuple(f"{matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest), align="left"),
+    )
+    middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
+    count = f"the slowest {len(slowest)} of {count_of(len(between), 'pair')}{middle}; report.json has them all"
+    return (Table(columns=columns, indent=2), Text(text=count, indent=2))
+
+
+def cell_key(one: int, other: int) -> tuple[int, int]:
+    """Return the key of the cell of two positions."""
+    return (one, other) if one <= other else (other, one)
+
+
+def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
+    return "one after the other" if alone else "several at once"
+
+
+PALER = "The paler, the slower."
+
+
+def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
+    """Return busbw over the size, with each reference in a chart of its own, and the time of a call over the size."""
+    plotted = list_plotted(bench)
+    busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
+    time = [line for one in plotted if (line := _line(one, one.time_us)).points]
+    drawn = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
+    references: list[ChartLine | None] = [*(reference_line(one, busbw) for one in drawn)]
+    charts = [
+        Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=reference)
+        for reference in (references or [None])
+        if busbw
+    ]
+    charts += [Series(title="time of a call in us over size (median)", lines=tuple(time))] if time else []
+    return tuple((chart,) for chart in charts)
+
+
+def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
+    points = zip(one.sizes_bytes, values, strict=True)
+    return ChartLine(
+        name=one.label,
+        points=tuple((x, y) for x, y in points if x > 0 and y and y > 0 and math.isfinite(y)),
+        is_reference=one.baseline,
+    )
+
+
+def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLine:
+    """Return the level of a reference, from the size from which it applies to the largest."""
+    sizes = [size for line in lines for size, _ in line.points]
+    first = max(reference.min_size_bytes, min(sizes, default=1))
+    return ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
+
+
+def matrix_picture(matrix: Matrix) -> Section:
+    """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
+    if len(matrix.ends) <= MAX_COLUMNS:
+        choose_ends = list(range(len(matrix.ends)))
+    else:
+        slowest: dict[int, float] = {}
+        for pair, value in matrix.between.items():
+            for at in pair:
+                slowest[at] = min(value, slowest.get(at, math.inf))
+        order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
+        choose_ends = sorted(order[:MAX_COLUMNS])
+    shown, lowest = choose_ends, matrix.lowest
+    values = [value for value in matrix.between.values() if value > 0]
+    high = max(values, default=0.0)
+    # Similar bandwidths get similar shades, since a slow link is slower by factors.
+    low = min(*values, high / 10) if values else 0.0
+    grid = Grid(
+        title=matrix.title,
+        rows=tuple((MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
+        columns=tuple(matrix.heads[at] for at in shown),
+        cells=tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown),
+        row_name=matrix.noun,
+        column_name=matrix.noun,
+        legend=(
+            PALER,
+            *((f"{MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
+            *not_shown(len(matrix.ends) - len(shown), matrix.noun),
+        ),
+    )
+    return (grid,)
+
+
+def _cell(
+    matrix: Matrix, ends: tuple[int, int], lowest: tuple[int, int] | None, limits: tuple[float, float]
+) -> GridCell:
+    row, column = ends
+    at = cell_key(row, column)
+    result = matrix.results.get(at)
+    if result is None or result.busbw_gb_s is None:
+        return GridCell(text="" if row == column else NOT_DEFINED)
+    # The slowest pair is a warning if a finding names one of its ends.
+    tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
+    names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
+    visits = f" over {count_of(len(result.busbws_gb_s), 'visit')}" if result.busbws_gb_s else ""
+    rates = f"busbw {format_rate(result.busbw_gb_s)}, latency {format_time(result.latency_us)}"
+    return GridCell(
+        text=format_gb_s(result.busbw_gb_s),
+        tone=tone if at == lowest else Tone.PLAIN,
+        about=f"{matrix.noun} {names}: {rates}, variation {format_share(result.cv)}{visits}",
+        level=None if row == column else log_level(result.busbw_gb_s, *limits),
+    )

@@ -286,7 +286,15 @@ def verdict_of(found: SpeedComparison) -> str:
         way = "shorter" if step.change_ms < 0 else "longer"
         low, high = sorted(abs(value) / found.first.wall_ms for value in (step.low_ms, step.high_ms))
         share = f"{abs(step.change_ms) / found.first.wall_ms:.0%} ({low:.0%} to {high:.0%})"
-        said = f"a step of B is {share} {way} than one of A{_cause(found)}"
+        # The phase that changed most in the direction of the step
+        falls = step.change_ms < 0
+        alike = [one for one in found.phases if one.time.is_change and (one.time.change_ms < 0) is falls]
+        cause = ", and no phase of it alone changed by more than the noise"
+        if alike:
+            most = max(alike, key=lambda one: abs(one.time.change_ms))
+            times = f"from {number(most.time.first_ms)} to {ms(most.time.second_ms)}"
+            cause = f": {most.phase} {'fell' if falls else 'rose'} {times}"
+        said = f"a step of B is {share} {way} than one of A{cause}"
     else:
         sure = step.low_ms > 0 or step.high_ms < 0
         what = "no difference of 1% or more" if sure else "no difference larger than the noise"
@@ -298,17 +306,6 @@ def verdict_of(found: SpeedComparison) -> str:
     if changed and a.samples_per_s and b.samples_per_s:
         words += f"; A trains {a.samples_per_s:,.0f} samples/s, B {b.samples_per_s:,.0f}"
     return said + words
-
-
-def _cause(found: SpeedComparison) -> str:
-    """Name the phase that changed most in the direction of the step."""
-    falls = found.step.change_ms < 0
-    alike = [one for one in found.phases if one.time.is_change and (one.time.change_ms < 0) is falls]
-    if not alike:
-        return ", and no phase of it alone changed by more than the noise"
-    most = max(alike, key=lambda one: abs(one.time.change_ms))
-    way = "fell" if falls else "rose"
-    return f": {most.phase} {way} from {number(most.time.first_ms)} to {ms(most.time.second_ms)}"
 
 
 def _ranks(run: RunSpeed) -> str:

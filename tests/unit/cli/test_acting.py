@@ -26,7 +26,7 @@ from ddpdoctor.cli.actions import (
 )
 from ddpdoctor.cli.metrics import MetricExport, OtlpSender, check_metrics, file_of
 from ddpdoctor.collect.proc import read_process
-from ddpdoctor.diagnose.live import JobLabels, read_samples
+from ddpdoctor.diagnose.live import read_samples
 from ddpdoctor.launch.run_folder import write_run_file
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import FaultOrigin, RankRow, Severity
@@ -256,16 +256,16 @@ NOW = JobNow(
 )  # fmt: skip
 SLOW = replace(finding("DD610", "straggler", Severity.WARNING), summary="rank 1 is slow")
 ENDED = small_report(SLOW, SLOW, job=FINISHED)
-MEASURED = JobLabels(run="/runs/1", script="train.py", version="1", is_first=True)
+MEASURED = {"run": "/runs/1", "script": "train.py", "version": "1", "is_first": True}
 
 
 @CASES
 def metrics_as_text():
     """At its end there are findings and a status; a further node writes only its ranks."""
     texts = {
-        "it runs": render_metrics(read_samples(NOW, None, MEASURED)),
-        "it has ended": render_metrics(read_samples(NOW, ENDED, MEASURED)),
-        "a further node": render_metrics(read_samples(NOW, ENDED, replace(MEASURED, is_first=False))),
+        "it runs": render_metrics(read_samples(NOW, None, **MEASURED)),
+        "it has ended": render_metrics(read_samples(NOW, ENDED, **MEASURED)),
+        "a further node": render_metrics(read_samples(NOW, ENDED, **{**MEASURED, "is_first": False})),
     }
     assert {name for name, _ in parse(texts["it has ended"])} == {one.name for one in METRICS}
     return texts
@@ -278,7 +278,7 @@ def test_a_further_node_writes_a_file_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("name", ['a "b"', "a\\b", "a\nb", "a}b # EOF", "\udcff.py", "\x1b[0m"])
 def test_a_name_from_the_job_cannot_damage_the_text(name):
-    found = parse(render_metrics(read_samples(NOW, None, replace(MEASURED, script=name))))
+    found = parse(render_metrics(read_samples(NOW, None, **{**MEASURED, "script": name})))
     shown = name.encode("utf-8", "replace").decode()
     assert value(found, "job_info", script=shown, version="1") == 1
 
@@ -289,7 +289,7 @@ def test_the_same_is_sent_over_otlp(monkeypatch):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=s3cret")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=vision")
         sender = OtlpSender("a", "1")
-        samples = read_samples(NOW, ENDED, MEASURED)
+        samples = read_samples(NOW, ENDED, **MEASURED)
         assert sender.send(samples[:1]) == ""
         assert sender.send(samples) == ""
     assert receiver.headers[0]["x-key"] == "s3cret"
@@ -305,7 +305,7 @@ def test_the_same_is_sent_over_otlp(monkeypatch):
 def test_a_collector_that_refuses_is_named_without_secrets(monkeypatch, capfd):
     with Receiver(answers=(403,), read=decode) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{receiver.base}/s3cret")
-        said = OtlpSender("a", "1").send(read_samples(NOW, None, MEASURED))
+        said = OtlpSender("a", "1").send(read_samples(NOW, None, **MEASURED))
     address = receiver.base.partition("//")[2]
     assert said == f"--otlp: metrics could not be sent to {address}; ddpdoctor goes on trying"
     assert capfd.readouterr() == ("", "")
@@ -314,7 +314,7 @@ def test_a_collector_that_refuses_is_named_without_secrets(monkeypatch, capfd):
 def test_a_redirect_is_no_success(monkeypatch):
     with Receiver() as inner, Receiver(answers=(302,), read=decode, location=inner.url) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.base)
-        said = OtlpSender("a", "1").send(read_samples(NOW, None, MEASURED))
+        said = OtlpSender("a", "1").send(read_samples(NOW, None, **MEASURED))
     assert "metrics could not be sent" in said
     assert (len(receiver.received), inner.gotten) == (1, 0)
 

@@ -35,10 +35,9 @@ from ddpdoctor.model.findings import (
     Severity,
 )
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
+from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import render_nccl_tests
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
-from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth
-from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, matrix_section
 from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.formats import (
     parse_report,
@@ -429,13 +428,13 @@ def cut(text, other):
 
 
 def plotted(**keywords):
-    found = list_plotted(read_bandwidth(benches.report(**keywords)))
+    found = measured.list_plotted(measured.read_bandwidth(benches.report(**keywords)))
     return [f"{one.label}, {one.mode.value}, {one.busbw_gb_s[-1]:.2f}" + ", baseline" * one.baseline for one in found]
 
 
 def test_curves_of_one_reference_have_one_line_of_it():
     two = benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16")))
-    assert list_references(read_bandwidth(two)) == (benches.H100,)
+    assert measured.list_references(measured.read_bandwidth(two)) == (benches.H100,)
 
 
 @pytest.mark.full
@@ -483,7 +482,7 @@ def test_a_page_needs_nothing_else_has_the_numbers_as_a_table_and_what_was_colle
 def test_matplotlib_is_loaded_to_draw_only_and_without_it_the_error_says_how_to_install_it():
     code = (
         "import sys; from pathlib import Path\n"
-        "from ddpdoctor.report.bandwidth import pictures\n"
+        "from ddpdoctor.report.bandwidth import measured\n"
         "from ddpdoctor.report.bandwidth.figure import check_plot\n"
         "assert 'matplotlib' not in sys.modules\n"
         "sys.path = [place for place in sys.path if 'site-packages' not in place]\n"
@@ -503,7 +502,7 @@ def drawn(*blocks, width=80):
 
 
 def draw_matrix(matrix, width=80):
-    return drawn(*matrix_section(matrix)[1:], width=width)
+    return drawn(*measured.matrix_section(matrix)[1:], width=width)
 
 
 def column(name, *cells, weight=1, group="", unit=""):
@@ -526,11 +525,12 @@ def curves(*those, reference=None, width=80):
 test_rows = table(
     "texts",
     "ddpdoctor.model.bandwidth ddpdoctor.model.consistency ddpdoctor.model.findings",
-    "ddpdoctor.report.bandwidth.pictures ddpdoctor.report.text",
+    "ddpdoctor.report.bandwidth.measured ddpdoctor.report.text",
     globals(),
 )
 FORMATS = (
-    format_us, format_gb_s, format_share, format_about, format_memory, format_age, format_rate, format_time,
+    measured.format_us, measured.format_gb_s, measured.format_share, format_about, format_memory, format_age,
+    format_rate, format_time,
 )  # fmt: skip
 test_words = words(
     __name__,
