@@ -241,7 +241,7 @@ def _ask(nvml: Nvml, function: str, *arguments: Any, struct: str = "") -> Any:
     Raises ``NvmlError`` only if the device is gone.
     """
     try:
-        return nvml.fill(function, *arguments, struct) if struct else nvml.call(function, *arguments)
+        return nvml.fill(function, arguments[0], struct) if struct else nvml.call(function, *arguments)
     except NvmlError as error:
         if error.name in GONE:
             raise

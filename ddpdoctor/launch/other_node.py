@@ -270,7 +270,8 @@ class OtherNode:
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
         if time.monotonic() - self._clocks_at > self._clocks_keep_s:
-            self._greet(self._talk().store)
+            assert self._found is not None, "before the meeting was found"
+            self._greet(self._found.store)
         self._talk().send_bytes(f"{messages.EVIDENCE}/{self.number}/{request}", packed)
         self._say_now(answered=request, moved=moved)
 

@@ -293,7 +293,12 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
 def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     """Return a pass's epoch, or None if the loader has none. If asked to, set it first, as training loops do."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    owners: tuple[Any, ...] = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
     if not set_epoch:
         found = (getattr(owner, "epoch", None) for owner in owners)
         return next((epoch for epoch in found if isinstance(epoch, int)), None)

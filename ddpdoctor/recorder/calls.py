@@ -303,7 +303,7 @@ def patch(module: Any) -> None:
     tensors = {**COLLECTIVES, **POINT_TO_POINT}
     for name, op in {**RENAMED, **dict(zip(tensors, tensors))}.items():
         # A collective that only calls the one with its new name is already recorded.
-        code = getattr(inspect.unwrap(getattr(module, op, None)), "__code__", None)
+        code = getattr(inspect.unwrap(getattr(module, op, lambda: None)), "__code__", None)
         if name in COLLECTIVES and RENAMED.keys() & {*getattr(code, "co_names", ())}:
             continue
         hooks.put(module, name, functools.partial(wrap, op, tensor=tensors[op], p2p=op in POINT_TO_POINT), is_api=True)
