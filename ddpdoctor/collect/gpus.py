@@ -63,13 +63,13 @@ class Nvml:
         except self._module.NVMLError as error:
             raise NvmlError(self.error_name(error.value)) from error
 
-    def fill(self, function: str, handle: Any, struct: str) -> Any:
+    def fill(self, function: str, struct: str, *arguments: Any) -> Any:
         """Call a function that fills in a struct, and return the struct; raises ``NvmlError``."""
         made = getattr(self._module, struct, None)
         if made is None:
             raise NvmlError("FUNCTION_NOT_FOUND")
         filled = made()
-        self.call(function, handle, ctypes.byref(filled))
+        self.call(function, *arguments, ctypes.byref(filled))
         return filled
 
     def error_name(self, code: int) -> str:
@@ -241,7 +241,7 @@ def _ask(nvml: Nvml, function: str, *arguments: Any, struct: str = "") -> Any:
     Raises ``NvmlError`` only if the device is gone.
     """
     try:
-        return nvml.fill(function, arguments[0], struct) if struct else nvml.call(function, *arguments)
+        return nvml.fill(function, struct, *arguments) if struct else nvml.call(function, *arguments)
     except NvmlError as error:
         if error.name in GONE:
             raise
