@@ -318,13 +318,14 @@ def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[st
         path = quote(file, errors="replace")
         artifact = {"uri": f"file://{path}"} if file.startswith("/") else {"uri": path, "uriBaseId": ROOT}
         # Lines count from 1 (3.30.5). A line that is not known is 0 in a report.
-        region: dict[str, Any] = {"region": {"startLine": place.line}} if place.line > 0 else {}
+        region = {"region": {"startLine": place.line}} if place.line > 0 else {}
         function = [{"name": clean(place.function), "kind": "function"}] if place.function else []
-        drawn.append({
+        shown: dict[str, Any] = {
             "physicalLocation": {"artifactLocation": artifact, **region},
             **({"logicalLocations": function} if function else {}),
             "message": {"text": format_ranks(ranks[key])},
-        })  # fmt: skip
+        }
+        drawn.append(shown)
     text = "\n".join([finding.summary, *([f"To do: {finding.fix}"] if finding.fix else [])])
     return {
         "ruleId": clean(finding.code),

@@ -193,10 +193,8 @@ def long_words(duration_s: float) -> str:
 
 def limits_of(job: JobState) -> dict[int, float]:
     """Return the limits of the calls that ranks wait in; if a rank did not answer, use its peers' limit."""
-    ranks = job.ranks.values()
-    of_peers = {
-        group.name: group.timeout_s for rank in reversed(tuple(ranks)) for group in rank.groups if group.timeout_s
-    }
+    ranks = tuple(job.ranks.values())
+    of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
     limits: dict[int, float | None] = {}
     for number in job.waits.waiters:
         state = job.states[number]
