@@ -192,11 +192,7 @@ def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]
         steps_ms = [alone.step_ms, share.step_ms, job.step_ms]
         kind = ScalingKind.UNKNOWN
         if alone.rows is not None and share.rows is not None and job.rows is not None:
-            # What stayed the same: the batch of a rank, or the batch of all ranks together.
-            rows_alone = alone.rows
-            totals = ((ScalingKind.WEAK, job.rows), (ScalingKind.STRONG, job.rows * job.ranks))
-            same = (each for each, now in totals if abs(now - rows_alone) <= SAME_BATCH * max(now, rows_alone))
-            kind = next(same, ScalingKind.NEITHER)
+            kind = kind_of(alone.rows, job.rows, job.ranks)
             steps_ms = [one.step_ms / (one.rows or 1.0) for one in (alone, share, job)]
         alone_ms, share_ms, job_ms = steps_ms
         communication = min(1.0, job.unreduced_ms / job.step_ms)
@@ -212,6 +208,16 @@ def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]
             noise=max(alone.noise, share.noise, job.noise),
         ))  # fmt: skip
     return tuple(rows)
+
+
+def kind_of(one_rows: float | None, rows: float | None, ranks: int) -> ScalingKind:
+    """Return what stayed the same: the batch of a rank, or the batch of all ranks together."""
+    if one_rows is None or rows is None:
+        return ScalingKind.UNKNOWN
+    for kind, now in ((ScalingKind.WEAK, rows), (ScalingKind.STRONG, rows * ranks)):
+        if abs(now - one_rows) <= SAME_BATCH * max(now, one_rows):
+            return kind
+    return ScalingKind.NEITHER
 
 
 # What no running job can change: the kind of the finding that makes it worth trying, and what that means.
