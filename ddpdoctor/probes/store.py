@@ -284,7 +284,7 @@ def fork_trial() -> StartProcess:
                 for stage in _stages(job):  # each is written before it begins
                     out.write(json.dumps({"stage": stage}) + "\n")
             except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
-                end: dict[str, object] = {"stage": stage, "error": first_line(error)}
+                end: dict[str, Any] = {"stage": stage, "error": first_line(error)}
             else:
                 end = {"stage": stage, "done": True}
             out.write(json.dumps(end) + "\n")
