@@ -312,13 +312,13 @@ def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[st
     """Return a result. Its further places are related: to mend the first one is enough (3.27.12)."""
     ranks = grouped(((place.file, place.line, place.function), place.rank) for place in finding.where)
     places = {(place.file, place.line, place.function): place for place in finding.where}
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for key, place in places.items():
         file = path_from(place.file, cwd)
         path = quote(file, errors="replace")
         artifact = {"uri": f"file://{path}"} if file.startswith("/") else {"uri": path, "uriBaseId": ROOT}
         # Lines count from 1 (3.30.5). A line that is not known is 0 in a report.
-        region = {"region": {"startLine": place.line}} if place.line > 0 else {}
+        region: dict[str, Any] = {"region": {"startLine": place.line}} if place.line > 0 else {}
         function = [{"name": clean(place.function), "kind": "function"}] if place.function else []
         shown: dict[str, Any] = {
             "physicalLocation": {"artifactLocation": artifact, **region},
