@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.connections import Socket, find_listener, read_connections, read_rows
 from ddpdoctor.collect.limits import is_shared
 from ddpdoctor.collect.proc import read_command, read_environment
+from ddpdoctor.collect.recorded import ended_child, lock_of
 from ddpdoctor.collect.system import list_names, list_pids, read_link, read_text
-from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LockKind, LostChild, Owner, ProcessCauses, signal_name
+from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LockKind, Owner, ProcessCauses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -189,16 +190,6 @@ MOST_BYTES = 256  # how much of the file we read: it holds a pid, and perhaps a 
 _OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
 
 
-def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
-    """Return the lock file that a rank polls for, and its kind; earlier recorders reported only the path."""
-    lock = evidence.get("lock")
-    if isinstance(lock, dict) and isinstance(lock.get("path"), str):
-        known = {kind.value: kind for kind in LockKind}
-        return lock["path"], known.get(str(lock.get("kind")), LockKind.KERNEL)
-    path = evidence.get("lock_path")
-    return (str(path) if path else None), LockKind.KERNEL
-
-
 def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine, ...]) -> dict[int, LockFile]:
     """Return, by pid, the lock files that ranks said they poll for; each file is read only once."""
     polled = {pid: lock_of(answer) for pid, answer in answers.items()}
@@ -327,9 +318,3 @@ def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> Proces
         listener=None if listener is None else Owner(pid=listener, command=read_command(listener)),
         commands=tuple((child.pid, read_command(child.pid)) for child in commands),
     )
-
-
-def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> LostChild:
-    """Return a child that has ended; ``code`` is its exit status, or a signal's number below zero."""
-    how = signal_name(-code) if code is not None and code < 0 else None
-    return LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.recorded import read_first_step
-from ddpdoctor.collect.run import RunFolder, SavedRun, job_of, read_run_folder
+from ddpdoctor.collect.run import SavedRun, job_of, read_run_folder
 from ddpdoctor.collect.run_files import load
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
@@ -35,6 +35,7 @@ from ddpdoctor.recorder.storage.files import is_file, is_folder
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ddpdoctor.collect.rank import RunFolder
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.recorder.storage.ring_reading import RingContent

@@ -60,13 +60,15 @@ from ddpdoctor.recorder.storage.ring_reading import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.collect.run import RunFolder
     from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.collect.run_ranks import Source
     from ddpdoctor.model.call_log import CallLog
+    from ddpdoctor.model.facts import ControlFlow, JobEnd, NcclLine, Run
+    from ddpdoctor.model.launch import Connecting
+    from ddpdoctor.model.node import Node
     from ddpdoctor.recorder.storage import ring_reading
 
 # A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib.
@@ -88,6 +90,23 @@ FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
 # Maps a pid and its start ticks to the answers: the number of the request and the file with the answer.
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What a run folder holds for all attempts, read once; ``job_of_node`` makes a ``Job`` of each attempt."""
+
+    path: Path
+    run: Run
+    end: JobEnd | None  # None if the watcher was killed or the job still runs
+    agent: Sequence[dict[str, Any]]  # the log of torch's elastic agent
+    contents: dict[int, ring_reading.RingContent]  # the rings, by pid
+    answers: Answers
+    lost: dict[int, str]  # why a process could not be recorded, or its ring not be read, by pid
+    machine: Node | None
+    control_flow: tuple[ControlFlow, ...]
+    nccl_lines: tuple[NcclLine, ...]
+    reached: tuple[Connecting, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

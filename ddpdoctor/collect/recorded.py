@@ -21,7 +21,6 @@ from itertools import compress
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.collect.blocked import ended_child, lock_of
 from ddpdoctor.model.call_log import CallLog, shared_fields
 from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, field_hints
 from ddpdoctor.model.consistency import NonFinite
@@ -34,12 +33,15 @@ from ddpdoctor.model.facts import (
     DeviceTime,
     GroupState,
     Helper,
+    LockKind,
+    LostChild,
     ModelSeen,
     ProcessCauses,
     Raised,
     ReducerSaid,
     StoreSought,
     TensorSeen,
+    signal_name,
 )
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.steps import (
@@ -787,3 +789,19 @@ def read_process_causes(
     return replace(
         seen, lost_children=tuple(ended.values())[-MOST_CHILDREN:], lock_path=path, store=store, at_error=at_error
     )
+
+
+def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
+    """Return the lock file that a rank polls for, and its kind; earlier recorders reported only the path."""
+    lock = evidence.get("lock")
+    if isinstance(lock, dict) and isinstance(lock.get("path"), str):
+        known = {kind.value: kind for kind in LockKind}
+        return lock["path"], known.get(str(lock.get("kind")), LockKind.KERNEL)
+    path = evidence.get("lock_path")
+    return (str(path) if path else None), LockKind.KERNEL
+
+
+def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> LostChild:
+    """Return a child that has ended; ``code`` is its exit status, or a signal's number below zero."""
+    how = signal_name(-code) if code is not None and code < 0 else None
+    return LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
-from ddpdoctor.collect.rank import RankContext, find_answers, read_rank
+from ddpdoctor.collect.rank import RankContext, RunFolder, find_answers, read_rank
 from ddpdoctor.collect.recorded import believed, errors_of_child, find_children, read_all, read_rings
 from ddpdoctor.collect.run_files import (
     CONTROL_FLOW_NAME,
@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddpdoctor.collect.rank import Answers
-    from ddpdoctor.model.facts import NcclLine
     from ddpdoctor.recorder.storage import ring_reading
 
     Entries = Sequence[dict[str, Any]]  # what the agent of one node logged in all attempts
@@ -85,23 +83,6 @@ TIMED: frozenset[Any] = frozenset({
     StepParts, StepTimes,
 })  # fmt: skip
 _HOLDERS = TIMED | {CallLog, tuple}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolder:
-    """What a run folder holds for all attempts, read once; ``job_of_node`` makes a ``Job`` of each attempt."""
-
-    path: Path
-    run: Run
-    end: JobEnd | None  # None if the watcher was killed or the job still runs
-    agent: Sequence[dict[str, Any]]  # the log of torch's elastic agent
-    contents: dict[int, ring_reading.RingContent]  # the rings, by pid
-    answers: Answers
-    lost: dict[int, str]  # why a process could not be recorded, or its ring not be read, by pid
-    machine: Node | None
-    control_flow: tuple[ControlFlow, ...]
-    nccl_lines: tuple[NcclLine, ...]
-    reached: tuple[Connecting, ...]
 
 
 def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from ddpdoctor.collect.blocked import LockLine, lock_of, read_lock_file, read_lock_files, read_locks
+from ddpdoctor.collect.blocked import LockLine, read_lock_file, read_lock_files, read_locks
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.kernel import GRANT, read_kernel_log, read_log
 from ddpdoctor.collect.limits import (
@@ -34,6 +34,7 @@ from ddpdoctor.collect.limits import (
     steal_share,
 )
 from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_firewall, read_names
+from ddpdoctor.collect.recorded import lock_of
 from ddpdoctor.collect.software import cuda_of_wheel, read_conf_files, read_software
 from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
 from ddpdoctor.model.facts import LockFile, LockKind
