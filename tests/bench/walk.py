@@ -79,9 +79,11 @@ def _is_function(code: CodeType) -> bool:
     return code.co_filename.startswith(PACKAGE) and code.co_name not in NO_FUNCTIONS
 
 
-def _end_the_walk(*_arguments: Any, **_options: Any) -> None:
-    """Stand for the start of the launcher."""
-    raise SystemExit
+class _EndOfWalk(subprocess.Popen[bytes]):
+    """Stands for the start of the launcher."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        raise SystemExit
 
 
 def walk(*arguments: str) -> dict[str, int]:
@@ -91,7 +93,7 @@ def walk(*arguments: str) -> dict[str, int]:
     sys.argv = ["ddpdoctor", *arguments]
     taken = Walk()
     if arguments[0] == "wrap":
-        subprocess.Popen = _end_the_walk  # type: ignore[assignment, misc]
+        subprocess.Popen = _EndOfWalk  # type: ignore[misc]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         threading.setprofile(taken)
         sys.setprofile(taken)
