@@ -504,8 +504,8 @@ def read_steps(content: RingContent) -> StepTimes | None:
 def read_first_step(content: RingContent) -> int | None:
     """Return when a process ended its first step, or None if it ended none.
 
-    Of a long run the record has a sample of the steps and the last ones. Then it is inferred from the first known step
-    and the pace between that and the last one.
+    The record of a long run keeps a sample of the steps, and the last ones. The time is then inferred from the first
+    known step and the pace from there to the last one.
     """
     known: list[tuple[int, int]] = sorted(
         (number, ended_ns)

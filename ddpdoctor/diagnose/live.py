@@ -412,7 +412,7 @@ def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tup
 
 def _start(path: Path, attempt: Attempt, saved: SavedRun | None, past: Past | None) -> Start:
     verdict = attempt.verdict if attempt.status is not JobStatus.FINISHED else None
-    # The ranks or hosts that a verdict blames, or nobody if it blames all ranks of several
+    # The ranks or hosts that a verdict blames, or none if it blames all of several ranks
     hosts = {row.rank: row.host for row in attempt.ranks}
     blamed: tuple[Blamed, ...] = ()
     if verdict is not None and verdict.ranks and not (len(verdict.ranks) == len(hosts) > 1):

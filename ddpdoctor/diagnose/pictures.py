@@ -1,4 +1,4 @@
-"""The rows of ranks in a report, and what its pictures show: the timeline of a job, and who waits for whom."""
+"""The rows of ranks in a report, and what its pictures show: the timeline of a job, and which rank waits for which."""
 
 from __future__ import annotations
 
@@ -547,7 +547,7 @@ def _tail(
     """
     failed = failed_ns(rank)
     if failed is not None and hung and stopped_ns is not None and failed > stopped_ns:
-        failed = None  # what a rank raises after a hung job was stopped is no failure of its own
+        failed = None  # the stop of the hung job caused it
     over_ns = min(filter(None, (failed, rank.ended_ns if is_over(rank) else None)), default=None)
     end_ms = clock.ms(over_ns) if over_ns is not None else None
     call = open_call(rank, stopped_ns)

@@ -84,7 +84,7 @@ def open_file(file: EvidenceFile) -> tuple[FileContent, bytes, float | None]:
     Return the content, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
     which the file was last written, in seconds since the epoch, or None if that says nothing. NUL bytes at the
     beginning of the file are left out: a log that was truncated while a program had it open begins with them. Raises
-    OSError if the file cannot be opened, or is no regular file any more.
+    OSError if the file cannot be opened, or is no longer a regular file.
     """
     content = FileContent(file.path)
     head, skipped = content.fill(HEAD_BYTES), 0

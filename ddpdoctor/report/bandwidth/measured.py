@@ -378,7 +378,7 @@ PALER = "The paler, the slower."
 
 
 def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
-    """Return busbw over the size, with each reference in a chart of its own, and the time of a call over the size."""
+    """Return busbw over the size, a separate chart for each reference, and the time of a call over the size."""
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
