@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import LineReader, begins_run, origin_of, quote
+from ddpdoctor.evidence.lines import LineReader, origin_of, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,
@@ -25,7 +25,7 @@ from ddpdoctor.model.evidence import (
 )
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.known_errors import Accused, find_known, read_warning
-from ddpdoctor.model.words import group_alike, op_type_name
+from ddpdoctor.model.words import dtype_name, group_alike, odd_ranks, op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -47,6 +47,11 @@ class Reading:
     memory: bool = False
     in_worker: bool = False
     known: KnownError | None = None  # the row of the table of known errors, if that decided
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a ``Failed`` has of it."""
+        return {"nature": self.nature, "peers": self.peers, "peer_hosts": self.peer_hosts, "memory": self.memory}
 
 
 _STOPPED = re.compile(
@@ -210,23 +215,26 @@ _SHELL = re.compile(
     r"|Floating point exception|Illegal instruction)\b"
 )
 _ALONE = re.compile(
-    r"(?:^|(?:it/s|s/it)[^\]]{0,80}\]\s*|EXIT STRING: )"  # a progress bar ends without a line end; MPICH
+    r"(?:^\s*|(?:it/s|s/it)[^\]]{0,80}\]\s*|EXIT STRING: )"  # a progress bar ends without a line end; MPICH
     r"(?:(?P<how>Segmentation fault|Bus error|Aborted|Floating point exception|Illegal instruction)"
-    r"(?: \((?:core dumped|signal \d{1,2})\))?|(?P<killed>Killed)(?: \(signal 9\))?)$"
+    r"(?: \((?:core dumped|signal \d{1,2})\))?|(?P<killed>Killed)(?: \(signal 9\))?)\s*$"
 )
 # Also UCX's handler.
 _OPEN_MPI = re.compile(
     r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,9})(?: *:\d{1,9}:\d{1,9})?\] (?:Signal: |Caught signal \d{1,2} \()"
     r"(?P<how>Segmentation fault|Bus error|Aborted)(?: \(\d+\)|[:)])"
 )
-# How a launcher reports the process that ended first, with its rank.
-_REPORTED = (
+# After those of Open MPI: how a launcher reports the process that ended first, with its rank.
+_SIGNALED = (
+    _OPEN_MPI,
     re.compile(r"Child process with PID (?P<pid>\d{1,9}) terminated with code (?P<code>-?\d{1,5})\b"),  # Lightning
     re.compile(
         r"process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,9}) on node (?P<host>[\w.-]{1,253})"
         r" (?:exited on signal (?P<signal>\d{1,2})|exiting)"
     ),
     re.compile(r"MPI_A(?:BORT|bort) was invoked on rank (?P<rank>\d{1,7}) in communicator MPI_COMM_WORLD"),
+    _SHELL,
+    _ALONE,
 )
 _FIRST = re.compile(
     r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]"
@@ -269,7 +277,6 @@ class CrashReader(LineReader):
         """The line in which mpirun named the process that ended first, and what it said."""
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
         if not any(words in text for words in _GATE):
             return ()
@@ -282,13 +289,9 @@ class CrashReader(LineReader):
             if any(words in what["message"] for words in _WATCHDOG):
                 return ()
             thrown = thrown if line.number - number <= _NEAR else ""
-            reading, short = classify(thrown, what["message"]), thrown.rpartition("::")[2] or "C++ exception"
-            return [
-                Failed(
-                    type=short, message=quote(what["message"]), nature=reading.nature, peers=reading.peers,
-                    peer_hosts=reading.peer_hosts, memory=reading.memory or short == "bad_alloc", **origin_of(line),
-                )
-            ]  # fmt: skip
+            said, short = classify(thrown, what["message"]).fields, thrown.rpartition("::")[2] or "C++ exception"
+            said["memory"] |= short == "bad_alloc"
+            return [Failed(type=short, message=quote(what["message"]), **said, **origin_of(line))]
         if (first := _FIRST.search(text)) is not None:
             self._first = (line.number, _named(first))
             return ()
@@ -309,17 +312,14 @@ def _signal(line: Line) -> list[Fact]:
         return [Trouble(kind="shm", problem=problem, fix=fix, **common)]
     if "Segfault encountered" in text:
         return [Exited(signal="SIGSEGV", **common)]
-    if (mpi := _OPEN_MPI.search(text)) is not None:
-        common["who"] = replace(line.who, host=mpi["host"], pid=int(mpi["pid"]))
-        return [Exited(signal=SIGNALS_BY_WORDS[mpi["how"]], **common)]
-    if (reported := next((found for one in _REPORTED if (found := one.search(text)) is not None), None)) is not None:
-        return [_reported(line, _named(reported))]
-    if (shell := _SHELL.search(text)) is not None:
-        common["who"] = replace(line.who, pid=int(shell["pid"]))
-        return [Exited(signal=SIGNALS_BY_WORDS[shell["how"]], **common)]
-    if (alone := _ALONE.search(text.strip())) is not None:
-        return [Exited(signal=SIGNALS_BY_WORDS[alone["how"] or alone["killed"]], **common)]
-    return []
+    found = next((found for one in _SIGNALED if (found := one.search(text)) is not None), None)
+    named = _named(found) if found is not None else {}
+    how = named.get("how") or named.get("killed")
+    if how is None:
+        return [_reported(line, named)] if found is not None else []
+    pid = int(named["pid"]) if "pid" in named else line.who.pid
+    common["who"] = replace(line.who, host=named.get("host", line.who.host), pid=pid)
+    return [Exited(signal=SIGNALS_BY_WORDS[how], **common)]
 
 
 def _named(found: re.Match[str]) -> dict[str, str]:
@@ -348,11 +348,6 @@ _CALL = re.compile(
     r"(?:, TensorShape=(?P<shape>\[[\[\]\d, ]{0,2000}\]|\d*))?"
     r"(?:, TensorDtypes=(?P<dtypes>[\w, ]{0,200}?)(?:, Tensor|\)))?"
 )
-# c10's names of scalar types that differ from Python's.
-_DTYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-}  # fmt: skip
 _MOST_CALLS = 20_000
 
 _KEYS = re.compile(r"[Ww]ait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<keys>[^\n]{1,2000})")
@@ -460,16 +455,9 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
     certain = bool(ranks)
     if not ranks and asks is not None and asks["key"] == "0" and not names:
         ranks = {int(asks["rank"])}  # of a group that is not named: of the first one, most likely
-    common.pop("who")
-    found += [
-        Absent(
-            who=Who(rank=rank), waiters=waiters, in_init=True, certain=certain, expected=bool(asks),
-            shown=Shown.WORDS, **common,
-        )
-        for rank in sorted(ranks)
-        if rank < MOST_RANKS and rank != line.who.rank
-    ]  # fmt: skip
-    return found
+    said = {"waiters": waiters, "in_init": True, "certain": certain, "expected": bool(asks), "shown": Shown.WORDS}
+    ranks = {rank for rank in ranks if rank < MOST_RANKS and rank != line.who.rank}
+    return [*found, *(Absent(**{**common, **said, "who": Who(rank=rank)}) for rank in sorted(ranks))]
 
 
 def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> Waiting:
@@ -483,10 +471,6 @@ def _host(name: str) -> Who:
     return Who(address=name) if is_address else Who(host=name)
 
 
-_MARKS = (
-    MARK, "onitoredBarrier", "DDP expects same model", "appears not to match", "op.preamble.length <= op.nbytes",
-    *STORE_MARKS,
-)  # fmt: skip
 _NOT_PASSED = re.compile(
     r"\[Rank (?P<rank>\d{1,9})\]: Ranks? (?P<ranks>\d[\d, ]{0,100000}?) failed to pass monitoredBarrier"
     r" in (?P<ms>\d{1,12})"
@@ -526,9 +510,8 @@ class CollectiveErrorReader:
         """The first line of a mismatch."""
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
-        if self._holds and begins_run(text):
+        if self._holds and line.begins_run:
             return self.end()
         mark = next((mark for mark in _MARKS if mark in text), None)
         if mark is None:
@@ -537,17 +520,12 @@ class CollectiveErrorReader:
         if mark == MARK:
             self._add_mismatch(line)
             return ()
-        if mark in STORE_MARKS:
-            return self._barrier(line) if "barrier" in text else _store_facts(line)
-        return _READERS[mark](line)
+        return self._barrier(line) if mark in STORE_MARKS and "barrier" in text else _READERS[mark](line)
 
     def end(self) -> Iterable[Fact]:
-        """Return the facts that still wait for later lines."""
         line, ordered = self._mismatch, group_alike({**self._others, **self._own})
         found: list[Fact] = []
         if line is not None and len(ordered) > 1:
-            is_plain = len(ordered[0][1]) > len(ordered[1][1])
-            odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if is_plain else None
             calls = [operation for operation, _ in ordered]
             aspects: dict[str, set[object]] = {  # the first in which they differ counts
                 "operation": {one.op for one in calls},
@@ -557,7 +535,8 @@ class CollectiveErrorReader:
             }
             found.append(Differ(
                 spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
-                sides=tuple((ranks, operation) for operation, ranks in ordered), odd=odd,
+                sides=tuple((ranks, operation) for operation, ranks in ordered),
+                odd=odd_ranks([ranks for _, ranks in ordered]),
                 aspect=next((aspect for aspect, values in aspects.items() if len(values) > 1), ""),
             ))  # fmt: skip
         found += [fact for facts in self._barriers.values() for fact in facts]
@@ -573,7 +552,7 @@ class CollectiveErrorReader:
                 op=op_type_name(match["op"]),
                 seq=int(seq) + 1 if seq and len(seq) < 10 else None,  # it counts from 0, all other sources from 1
                 shape=tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None,
-                dtype=_DTYPES.get(dtype, dtype.lower()),
+                dtype=dtype_name(dtype),
             )
             calls.append((int(match["rank"]), operation))
         if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
@@ -676,9 +655,7 @@ def _shapes(line: Line) -> list[Fact]:
 
 
 def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], Operation], ...], aspect: str) -> Differ:
-    common = origin_of(line)
-    common.pop("who")
-    return Differ(sides=sides, aspect=aspect, **common)
+    return Differ(sides=sides, aspect=aspect, **origin_of(line, Who()))
 
 
 _READERS = {
@@ -686,4 +663,6 @@ _READERS = {
     "DDP expects same model": _parameters,
     "appears not to match": _shapes,
     "op.preamble.length <= op.nbytes": _shapes,
+    **dict.fromkeys(STORE_MARKS, _store_facts),
 }
+_MARKS = (MARK, *_READERS)

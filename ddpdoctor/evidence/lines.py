@@ -43,6 +43,16 @@ def quote(text: str) -> str:
     return shown if len(shown) <= MOST_QUOTED else shown[: MOST_QUOTED - 1] + "…"
 
 
+AGENTS = (
+    "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
+    "Starting elastic_operator with launch configs",  # torchrun
+)
+_LIGHTNING = "Initializing distributed: GLOBAL_RANK: 0"
+_RAS = " compiled with CUDA"  # each report of NCCL's RAS begins with the version as well, and no job begins there
+_NCCL = "NCCL version "  # NCCL's first line in a job begins with it. Errors of NCCL have it in their middle.
+_RESTART = "will restart worker group"  # torchrun
+
+
 @dataclass(slots=True, kw_only=True)
 class Line:
     """One line of a log, without the prefixes of launchers and log collectors."""
@@ -56,14 +66,25 @@ class Line:
     origin: tuple[str, ...] = ()  # what prefixes of unknown formats say about the writer: equal for lines of one writer
     # Equal for lines of one writer, as far as prefixes tell. Tracebacks of several ranks are told apart by it.
     stream: tuple[Any, ...] = field(init=False)
+    begins_job: bool = field(init=False)  # the ranks are started with this line for the first time
+    # The same, for the first time or again: what a reader has held back belongs before it.
+    begins_run: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        who = self.who
+        who, text = self.who, self.text
         self.stream = (who.rank, who.local_rank, who.task, who.pid, who.host, self.origin)
+        by_nccl = _NCCL in text and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text)
+        self.begins_job = by_nccl or AGENTS[0] in text or AGENTS[1] in text or _LIGHTNING in text
+        self.begins_run = self.begins_job or _RESTART in text
 
     def spot(self) -> Spot:
         """Return where the line stands."""
         return Spot(source=self.source, line=self.number)
+
+    def says(self, who: Who | None = None) -> dict[str, Any]:
+        """Return the fields that a fact has from it; ``who`` replaces the writer."""
+        spot = Spot(source=self.source, line=self.number)
+        return {"who": who or self.who, "spot": spot, "time": self.time, "said": quote(self.text)}
 
 
 class LineReader(Protocol):
@@ -82,7 +103,6 @@ class LineReader(Protocol):
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line. It must be quick for lines of other formats."""
-        ...
 
     def end(self) -> Iterable[Fact]:
         """Return the facts that were still open when the log ended: none, if no fact needs a second line."""
@@ -161,31 +181,6 @@ class Funnel:
         return False
 
 
-AGENTS = (
-    "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
-    "Starting elastic_operator with launch configs",  # torchrun
-)
-_BEGINNINGS = (*AGENTS, "Initializing distributed: GLOBAL_RANK: 0")  # the last one is Lightning's
-_RAS = " compiled with CUDA"  # each report of NCCL's RAS begins with the version as well, and no job begins there
-_NCCL = "NCCL version "  # NCCL's first line in a job begins with it. Errors of NCCL have it in their middle.
-_RESTART = "will restart worker group"  # torchrun
-
-
-def begins_run(text: str) -> bool:
-    """Return whether the ranks are started with this line, for the first time or again.
-
-    What a reader has held back belongs before it.
-    """
-    return _RESTART in text or begins_job(text)
-
-
-def begins_job(text: str) -> bool:
-    """Return whether the ranks are started with this line for the first time."""
-    if _NCCL in text and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text):
-        return True
-    return any(words in text for words in _BEGINNINGS)
-
-
 # C++ has no leading zero of the month, Python has.
 _TIME = re.compile(
     r"\[?[IWEF](?P<month>\d{1,2})(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\.(?P<part>\d{6,9}) "
@@ -194,8 +189,8 @@ _NO_YEAR = 1970
 
 
 def origin_of(line: Line, who: Who | None = None) -> dict[str, Any]:
-    """Return the fields that a fact has from the line that says it; ``who`` replaces the one that wrote the line."""
-    return {"who": who or line.who, "spot": line.spot(), "time": time_of(line), "said": quote(line.text)}
+    """Return the same as ``Line.says``, with the time of torch's own head where the prefixes have none."""
+    return {**line.says(who), "time": time_of(line)}
 
 
 def time_of(line: Line) -> Time | None:
@@ -499,8 +494,7 @@ class LogSplitter:
             # What stands before a second message without a rank may be a prefix that was not learned.
             writer = line.who if line.who.rank is None else Who(host=line.who.host, address=line.who.address)
             other = self.split(line.text[at:], line.number, writer)
-            line.text = line.text[:at]
-            yield line
+            yield replace(line, text=line.text[:at])
             line = replace(other, time=other.time or line.time, origin=line.origin + other.origin)
         yield line
 

@@ -38,7 +38,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.words import grouped, rank_list
+from ddpdoctor.model.words import grouped, odd_ranks, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,6 +67,11 @@ class Counted:
     said: str
     # The ranks that RAS names. It only names the smaller side.
     ranks: dict[int, RasProcess | None] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a fact has of it."""
+        return {"spot": self.spot, "said": self.said}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +104,12 @@ class RasReport:
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
     # Processes that do not answer, whether RAS considers them dead, and the lines.
     lost: list[tuple[RasProcess, bool, Spot, str]] = field(default_factory=list)
+    # What indented lines of its text belong to: "INCOMPLETE", "DEAD" or a communicator's error, the communicator, the
+    # operation, and the state that the next ranks share.
+    block: str = ""
+    comm: RasCommunicator | None = None
+    op: str = ""
+    side: Counted | None = None
 
     def communicator(self, name: str, group: int | None) -> RasCommunicator:
         """Return a communicator by its hash."""
@@ -198,10 +209,8 @@ class _Comm:
             own = "CUDA" in one.status
             nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in one.status else Nature.FOLLOWS
             for rank, process in one.ranks.items():
-                yield Failed(
-                    who=self._who(rank, process), spot=one.spot, said=one.said, type="NCCL error", message=one.status,
-                    nature=nature,
-                )  # fmt: skip
+                who = self._who(rank, process)
+                yield Failed(who=who, type="NCCL error", message=one.status, nature=nature, **one.shown)
         yield from self._statuses()
         if not moves:
             yield from self._counts()
@@ -242,14 +251,14 @@ class _Comm:
             for rank, process in one.ranks.items():
                 who = self._who(rank, process)
                 if one.status == "FINALIZE":
-                    yield Finished(who=who, spot=one.spot, said=one.said)
+                    yield Finished(who=who, **one.shown)
                 if one.status in {"FINALIZE", "NOCOMM", "INIT"}:
                     yield Absent(
-                        who=who, spot=one.spot, said=one.said, operation=self._operation("", None),
-                        in_init=one.status != "FINALIZE", certain=False, expected=True, shown=Shown.COUNTS,
+                        who=who, operation=self._operation("", None), in_init=one.status != "FINALIZE", certain=False,
+                        expected=True, shown=Shown.COUNTS, **one.shown,
                     )  # fmt: skip
                 else:
-                    yield Hint(who=who, spot=one.spot, said=one.said, words=one.said, kind="ras-status")
+                    yield Hint(who=who, words=one.said, kind="ras-status", **one.shown)
         for rank in self._comm.unready:
             yield Waiting(
                 who=self._who(rank), spot=self._report.spot, operation=self._operation("", None), in_init=True,
@@ -284,16 +293,14 @@ class _Comm:
         total = sum(one.count for one in those)
         both_said = low.said if low.said == high.said else f"{low.said}; {high.said}"
         if 2 * low.count > total:  # a few ranks are ahead and wait; RAS does not show which of the others is at fault
+            operation = self._operation(op, high.number)
             for rank, process in high.ranks.items():
-                yield Waiting(
-                    who=self._who(rank, process), spot=high.spot, said=both_said,
-                    operation=self._operation(op, high.number),
-                )  # fmt: skip
+                yield Waiting(who=self._who(rank, process), spot=high.spot, said=both_said, operation=operation)
             words = (
                 f"{rank_list(high.ranks) if high.ranks else high.count} of a communicator launched {op} {high.number}, "
                 f"and {low.count} others did not: those that RAS names are ahead, not at fault"
             )
-            yield Hint(spot=high.spot, said=high.said, words=words, kind="ras-ahead")
+            yield Hint(words=words, kind="ras-ahead", **high.shown)
             return
         before = self._former.counted if self._former is not None else []
         stood = min((one.number for one in before if one.op == op), default=None) == low.number
@@ -304,19 +311,15 @@ class _Comm:
                 continue
             named.add(rank)
             who, operation = self._who(rank, process), self._operation(op, low.number + 1)
-            yield Reached(
-                who=who, spot=low.spot, said=low.said, group=f"{operation.group} {op}",
-                group_words=operation.group_words, enqueued=low.number,
-            )  # fmt: skip
+            group, words = f"{operation.group} {op}", operation.group_words
+            yield Reached(who=who, group=group, group_words=words, enqueued=low.number, **low.shown)
             yield Absent(
                 who=who, spot=low.spot, said=both_said, operation=operation, waiters=waiters, certain=sure,
                 shown=Shown.COUNTS,
             )  # fmt: skip
         if not low.ranks:
-            yield Hint(
-                spot=low.spot, said=low.said, kind="ras-unnamed",
-                words=f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does",
-            )  # fmt: skip
+            words = f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does"
+            yield Hint(words=words, kind="ras-unnamed", **low.shown)
 
     def _differ(self, behind: dict[str, list[Counted]]) -> Differ | None:
         """Return that ranks called different operations: behind in one, and ahead in another by as many."""
@@ -334,11 +337,10 @@ class _Comm:
                     sides.sort(key=lambda side: -len(side[0]))
                     if not all(ranks for ranks, _ in sides):
                         return None
-                    odd = sides[1][0] if len(sides[1][0]) < len(sides[0][0]) else None
-                    said = f"{few[0].said}; {many[0].said}"
                     return Differ(
-                        spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation", settled=True
-                    )
+                        spot=few[0].spot, said=f"{few[0].said}; {many[0].said}", sides=tuple(sides),
+                        odd=odd_ranks([ranks for ranks, _ in sides]), aspect="operation", settled=True,
+                    )  # fmt: skip
         return None
 
     def _inside(self) -> Iterator[Fact]:
@@ -417,16 +419,6 @@ _MOST_DIAGNOSED = 256
 _NO_COMMA = re.compile(r"(?<=[\d\"el\]}])(?P<blank>\s+)(?=\"[^\"\n]{1,80}\"\s*:)|(?<=})(?P<gap>\s*)(?={)")
 
 
-@dataclass(slots=True)
-class _Text:
-    """Reads the text of a report line by line."""
-
-    block: str = ""  # "INCOMPLETE", "DEAD" or a communicator's error: what indented lines belong to
-    comm: RasCommunicator | None = None
-    op: str = ""
-    side: Counted | None = None  # the state that the next ranks in the text share
-
-
 class RasReader:
     """Finds RAS's text in logs and files."""
 
@@ -444,24 +436,19 @@ class RasReader:
         if "NCCL DIAG [" in text:
             self._diagnose(line)
         elif "PEER_DEAD: " in text:
-            found = _PROCESS.search(line.text)
+            found = _PROCESS.search(text)
             if found is not None and len(self._deaths) < MOST_PROCESSES:
                 host, address = split_node(found["node"])
                 who = Who(host=host, address=address, pid=int(found["pid"]))
-                said = quote(line.text)
-                self._deaths.append(
-                    Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS, dead=True)
-                )
+                self._deaths.append(Absent(**line.says(who), shown=Shown.COUNTS, dead=True))
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
             self._report = RasReport(spot=line.spot(), time=line.time, begun=text.startswith("C"))
-            self._text = _Text()
         elif report is not None:
-            _take(self._text, report, text, line)
+            _take(report, text, line)
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return what the last report says, and whether the job moved since the one before it."""
         self._finish()
         # Ranks of the largest communicator that the diagnostics speak of are taken for those of the job.
         most = max((size for size, _ in self._diagnosed), default=0)
@@ -474,7 +461,6 @@ class RasReader:
         return facts
 
     def _begin(self) -> None:
-        self._text = _Text()
         self._reports = RasReports()
         self._deaths: list[Fact] = []
         self._diagnosed: list[tuple[int, Fact]] = []
@@ -532,53 +518,51 @@ def _note(text: str, common: dict[str, Any]) -> Hint:
     return Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
 
 
-def _take(state: _Text, report: RasReport, text: str, line: Line) -> None:
+def _take(report: RasReport, text: str, line: Line) -> None:
     words = text.strip()
     if not words:
-        state.side = None
-        return
-    if words.startswith("Communicators..."):
+        report.side = None
+    elif words.startswith("Communicators..."):
         report.begun = True
     elif words in _BLOCKS:
-        state.block, state.comm, state.side = words, None, None
+        report.block, report.comm, report.side = words, None, None
     elif (found := _COMM.search(words)) is not None:
-        state.block, state.side = found["error"], None
-        state.comm = report.communicator(found["hash"], int(found["group"]))
+        report.block, report.side = found["error"], None
+        report.comm = report.communicator(found["hash"], int(found["group"]))
     elif words.startswith("Communicator ranks have different"):
         counts = _COUNTS.search(words)
-        state.op = counts["op"] if counts is not None else "status"
-        state.side = None
+        report.op, report.side = counts["op"] if counts is not None else "status", None
     elif (found := _GROUP.match(text)) is not None:
         ranks, comms = int(found["ranks"]), int(found["comms"])
         report.groups[int(found["group"])] = (ranks, comms, found["errors"], found["status"])
     elif not report.begun and (found := _JOB.match(text)) is not None:
         report.gpus = int(found["gpus"])
     else:
-        _details(state, report, words, line)
+        _take_details(report, words, line)
 
 
-def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
+def _take_details(report: RasReport, words: str, line: Line) -> None:
     """Take in an indented line: a process, a side of a communicator, or a rank by its name."""
-    spot, said, comm = line.spot(), quote(words), state.comm
+    spot, said, comm = line.spot(), quote(words), report.comm
     if (found := _PROCESS.search(words)) is not None:
         process = RasProcess(pid=int(found["pid"]), node=found["node"])
-        report.lost.append((process, state.block == "DEAD", spot, said))
+        report.lost.append((process, report.block == "DEAD", spot, said))
     elif comm is None:
         return
     elif (found := _SIDE.match(words)) is not None:
-        state.side = _add_side(comm, state.op, found, int(found["count"]), spot, said)
+        report.side = _add_side(comm, report.op, found, int(found["count"]), spot, said)
     elif (found := _MISSING.search(words)) is not None:
-        for rank in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
-            comm.missing.setdefault(int(rank), (None, spot, said))
+        for one in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
+            comm.missing.setdefault(int(one), (None, spot, said))
     elif (found := _ONE.match(words)) is not None:
         rank = int(found["rank"])
         named = RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
         if found["number"] or found["none"] or found["status"] or found["error"]:
-            _add_side(comm, state.op, found, 1, spot, said).ranks[rank] = named
-        elif state.block == "INCOMPLETE":
+            _add_side(comm, report.op, found, 1, spot, said).ranks[rank] = named
+        elif report.block == "INCOMPLETE":
             comm.missing[rank] = (named, spot, said)
-        elif state.side is not None and len(state.side.ranks) < MOST_PROCESSES:
-            state.side.ranks[rank] = named
+        elif report.side is not None and len(report.side.ranks) < MOST_PROCESSES:
+            report.side.ranks[rank] = named
 
 
 def _add_side(
@@ -586,8 +570,7 @@ def _add_side(
 ) -> Counted:  # fmt: skip
     status = found["status"] or found["error"] or ""
     side = Counted(op=op, number=int(found["number"] or 0), status=status, count=count, spot=spot, said=said)
-    sides = comm.errors if found["error"] else comm.statuses if found["status"] else comm.counted
-    sides.append(side)
+    (comm.errors if found["error"] else comm.statuses if found["status"] else comm.counted).append(side)
     return side
 
 
