@@ -50,7 +50,6 @@ class Reading:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What a ``Failed`` has of it."""
         return {"nature": self.nature, "peers": self.peers, "peer_hosts": self.peer_hosts, "memory": self.memory}
 
 
@@ -198,7 +197,6 @@ def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> Fact:
 
 
 def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
-    """Return the connection that a warning is about."""
     named = warning.named
     local_rank = int(named["local_rank"]) if "local_rank" in named else None
     host = common["who"].host if local_rank is not None else named.get("host", "")
@@ -391,7 +389,6 @@ STORE_MARKS = (
 
 
 def _store_facts(line: Line) -> list[Fact]:
-    """Return what a line with one of ``STORE_MARKS`` says, except those of a barrier."""
     text = line.text
     keys, asks = _KEYS.search(text) or _KEY.search(text), _ASKS_0.search(text)
     if keys is not None or asks is not None:
@@ -635,10 +632,7 @@ def _parameters(line: Line) -> list[Fact]:
 
 
 def _shapes(line: Line) -> list[Fact]:
-    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than this rank expected.
-
-    The latter does not tell which rank is wrong.
-    """
+    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than it expected."""
     ranks = (line.who.rank,) if line.who.rank is not None else ()
     others: tuple[int, ...] = ()
     if (sizes := _SIZES.search(line.text)) is not None:

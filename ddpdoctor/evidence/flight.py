@@ -60,8 +60,6 @@ _pick_call = itemgetter("profiling_name", "input_sizes", "output_sizes", "input_
 
 @dataclass(slots=True)
 class _Gathered:
-    """The entries of one group."""
-
     name: str
     desc: str
     collectives: list[_Entry] = field(default_factory=list)
@@ -69,10 +67,7 @@ class _Gathered:
 
 
 def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
-    """Return the calls of a dump, or None if it has none of a dump's keys.
-
-    ``rank`` is what the name of the file says, and ``problem`` what is wrong with the file.
-    """
+    """Return the calls of a dump, or None if it has none of a dump's keys. ``rank`` is that in the name of the file."""
     if not body.keys() & {"entries", "pg_config"}:
         return None
     config = _config(body.get("pg_config"))
@@ -150,10 +145,7 @@ def _is_rising(numbers: Sequence[int]) -> bool:
 
 
 def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
-    """Return the description and the members of each group.
-
-    Members stand in a list, or in a text such as "[0, 1, 2]". Gloo's is empty: its members are unknown.
-    """
+    """Return description and members of each group. Members stand in a list or a text; Gloo's is empty: unknown."""
     found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, one in (plain if isinstance(plain, dict) else {}).items():
         if isinstance(one, dict) and isinstance(name, str):
@@ -436,7 +428,6 @@ class _PlainUnpickler(pickle.Unpickler):
     """Builds plain values only: a pickle that names a function or class is refused before anything is looked up."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:
-        """Refuse."""
         raise _NamesError(f"{module}.{name}")
 
 

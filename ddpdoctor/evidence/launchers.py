@@ -247,7 +247,6 @@ class FrameworkReader:
         return facts
 
     def _launcher(self, line: Line) -> Iterator[Fact]:
-        """Read DeepSpeed's launcher, which names the processes that it starts, and that one of them failed."""
         if (nodes := _NODES.search(line.text)) is not None:
             self._several_nodes = int(nodes[1]) > 1
         elif (found := _SPAWNED.search(line.text)) is not None:
@@ -336,8 +335,6 @@ _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,120}): (?P<message>.*)", re.DO
 
 @dataclass(slots=True)
 class _Block:
-    """One process in a table."""
-
     line: Line
     root: bool
     fields: dict[str, str] = field(default_factory=dict)

@@ -1,14 +1,12 @@
 """Lines of logs, as readers get them: what a reader is, and how a log is split into messages of their writers.
 
 A reader recognizes its format by content, never by file name. To search for the hundred triggers of all readers costs
-most of the time that a log takes. So upper case becomes lower, and all but letters is left out first: lines of
-progress, which differ in numbers, become equal, and each is searched once.
+most of the time that a log takes: all but letters in lower case is left out first, so that lines of progress, which
+differ in numbers, become equal, and each is searched once.
 
-What launchers and log collectors put before lines is taken off, and what it says is kept. Prefixes come in any nesting.
-Those that say who wrote a line, on which host and when are known by their format: those of torch, torchrun, Slurm's
-``srun -l``, mpirun, Ray, vLLM, kubectl, docker compose, pdsh and syslog. All others are learned from the file: a text
-of torch or Python that can only stand at the beginning of a line shows what stands before it, and lines nearby of the
-same shape confirm that it is a prefix. What is learned names no rank unless it says "rank".
+Prefixes of launchers and log collectors come in any nesting. Those that say who wrote a line, where and when are known
+by their format. All others are learned: a text of torch or Python that can only begin a line shows what stands
+before it, and lines nearby of the same shape confirm it. What is learned names no rank unless it says "rank".
 """
 
 from __future__ import annotations
@@ -78,7 +76,6 @@ class Line:
         self.begins_run = self.begins_job or _RESTART in text
 
     def spot(self) -> Spot:
-        """Return where the line stands."""
         return Spot(source=self.source, line=self.number)
 
     def says(self, who: Who | None = None) -> dict[str, Any]:
@@ -171,7 +168,6 @@ class Funnel:
         self._idle: set[bytes] = set()
 
     def wants(self, block: bytes) -> bool:
-        """Return whether a part of the log has a trigger."""
         new = set(condense(block).split(b"\n")) - self._idle
         text = b"\n".join(new)
         if any(trigger in text for trigger in self._triggers):
@@ -194,7 +190,7 @@ def origin_of(line: Line, who: Who | None = None) -> dict[str, Any]:
 
 
 def time_of(line: Line) -> Time | None:
-    """Return the time that the line's prefixes say, else that of the head of torch's own log.
+    """Return the time that the prefixes say, else that of the head of torch's own log.
 
     That has no year. It is on a clock of its own, so that it is never compared to a time with a year.
     """
@@ -362,8 +358,6 @@ _NOBODY = Who()
 
 @dataclass(slots=True)
 class _Shape:
-    """A prefix that was learned."""
-
     pattern: re.Pattern[str]
     # The groups of the pattern whose numbers grow from line to line: they say nothing about the writer.
     counters: frozenset[int] = frozenset()
@@ -379,10 +373,7 @@ class _Shape:
 
 
 def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line:
-    """Return a line, given without its end, without its colors and without prefixes of known formats.
-
-    ``number`` counts from 1. ``known`` is what the path of the file says about the writer; prefixes add to it.
-    """
+    """Return a line without prefixes of known formats; ``known`` is what the path of the file says of the writer."""
     return LogSplitter(source, known).split(raw, number)
 
 
@@ -404,10 +395,9 @@ class LogSplitter:
     _indentation: str = ""  # what all lines from here on are indented by
 
     def lines(self, text: str, number: int, is_wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Line]:
-        """Yield the messages of whole lines of the log; ``number`` is that of the first one.
+        """Yield the messages of whole lines; ``number`` is that of the first, ``is_wanted`` tells by text what is read.
 
         A progress bar writes many states into one line, and two processes may write into one: each becomes a line.
-        ``is_wanted`` tells by its text whether a line is read at all.
         """
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
@@ -426,7 +416,6 @@ class LogSplitter:
                     yield line
 
     def split(self, raw: str, number: int, known: Who | None = None) -> Line:
-        """Return a line without its prefixes."""
         text = raw[:MOST_CHARACTERS]
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
@@ -485,7 +474,6 @@ class LogSplitter:
         return at
 
     def _separate(self, line: Line) -> Iterator[Line]:
-        """Yield the messages of several processes that stand in one line."""
         for _ in range(_MOST_PREFIXES):
             second = _SECOND.search(line.text, 1)
             if second is None:
@@ -563,7 +551,6 @@ class LogSplitter:
                 return
 
     def _count(self, pattern: re.Pattern[str], raws: Sequence[str]) -> int:
-        """Return how many lines have this prefix before a text of their own."""
         ends = ((raw, pattern.match(raw, self._end_of_prefixes(raw))) for raw in raws)
         return len({raw[match.end() :] for raw, match in ends if match is not None and raw[match.end() :].strip()})
 
@@ -591,7 +578,6 @@ class LogSplitter:
         self._shapes[pattern] = shape
 
     def _dedent(self, raws: list[str]) -> None:
-        """Take off the indentation of what was pasted into another text."""
         at = 0
         while self._indentation and at < len(raws):
             if raws[at].strip() and not raws[at].startswith(self._indentation):
@@ -672,7 +658,6 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _common(margins: Sequence[str]) -> str:
-    """Return the longest text with which all begin."""
     low, high = min(margins), max(margins)
     same = (at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other)
     return low[: next(same, len(low))]
@@ -725,7 +710,6 @@ def _pattern_of(prefix: str) -> str | None:
 
 
 def _leads(raw: str, at: int, end: int) -> bool:
-    """Return whether known prefixes reach from one place of a line to another."""
     while at < end and (known := _match_prefix(raw, at)) is not None and known.end() <= end:
         at = known.end()
     return at == end

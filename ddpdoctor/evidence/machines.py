@@ -111,7 +111,6 @@ def _killed(pid: int, name: str, line: Line, *, whole: bool) -> list[Fact]:
 
 
 def _gpu_error(line: Line) -> list[Fact]:
-    """Return what an Xid line or another line of NVIDIA's driver says."""
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 
@@ -244,7 +243,6 @@ NVIDIA_SMI = DocumentFormat("nvidia-smi -q", lambda head: b"NVSMI LOG" in head, 
 
 
 def _smi_trouble(path: list[str], value: str, gpu: str, line: Line) -> Trouble | None:
-    """Return the fault that one value shows, or None if it is healthy."""
     from ddpdoctor.rules.environment.gpus import REBOOT, RESET
 
     name, above = path[-1], " / ".join(path)

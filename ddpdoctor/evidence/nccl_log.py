@@ -138,7 +138,6 @@ class NcclProcesses:
 
 
 def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
-    """Take in a line about a communicator or the bootstrap network."""
     found = _INIT.search(text)
     if found is None:
         if (found := _BOOTSTRAP.search(text)) is not None:
@@ -195,8 +194,6 @@ class _Made:
 
 @dataclass(slots=True)
 class _Track:
-    """The calls of one communicator in all processes of this log."""
-
     group: str
     ranks: int
     open: dict[tuple[int, int], dict[int, _Made]] = field(default_factory=dict)
@@ -210,7 +207,6 @@ class Calls:
         self._tracks: dict[str, _Track] = {}
 
     def read(self, process: NcclProcess, text: str, line: Line) -> None:
-        """Take in a call."""
         found = _CALL.search(text)
         if found is None or found["op"] not in COLLECTIVES:
             return

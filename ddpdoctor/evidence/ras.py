@@ -70,7 +70,6 @@ class Counted:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What a fact has of it."""
         return {"spot": self.spot, "said": self.said}
 
 
@@ -112,7 +111,6 @@ class RasReport:
     side: Counted | None = None
 
     def communicator(self, name: str, group: int | None) -> RasCommunicator:
-        """Return a communicator by its hash."""
         return self.communicators.setdefault(name, RasCommunicator(key=f"comm {name}", group=group))
 
 
@@ -124,7 +122,6 @@ class RasReports:
         self._last: RasReport | None = None
 
     def add(self, report: RasReport) -> None:
-        """Take in the next report."""
         for comm in report.communicators.values():
             if comm.group in report.groups:
                 comm.size = report.groups[comm.group][0]
@@ -140,7 +137,6 @@ class RasReports:
         self._former, self._last = self._last, report
 
     def judge(self) -> Iterator[Fact]:
-        """Return what the reports say."""
         last, former = self._last, self._former
         if last is None:
             return
@@ -198,7 +194,6 @@ class _Comm:
     _ranks: dict[RasProcess, int]  # the ranks of processes in the job
 
     def judge(self, *, moves: bool) -> Iterator[Fact]:
-        """Return the facts about the communicator."""
         comm = self._comm
         if comm.size and any(rank >= comm.size for one in comm.counted + comm.statuses for rank in one.ranks):
             words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
@@ -225,10 +220,7 @@ class _Comm:
         return Who(group=self._comm.key, group_rank=rank, host=host, address=address, pid=pid)
 
     def _operation(self, op: str, number: int | None) -> Operation:
-        """Return an operation, which NCCL 2.24 and 2.25 do not name: they count all together as "collective".
-
-        NCCL's numbers are not torch's, so its group is not torch's default group.
-        """
+        """Return an operation, which NCCL 2.24 and 2.25 do not name. Its group is not torch's: numbers are NCCL's."""
         words = "all ranks" if self._is_world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
         return Operation(op=COLLECTIVES.get(op, ""), group=self._comm.key, group_words=words, seq=number)
 
@@ -359,7 +351,6 @@ class _Comm:
         return tuple(sorted(rank for rank in ranks if rank is not None)) if None not in ranks else ()
 
     def _others(self, ranks: list[int]) -> tuple[int, ...]:
-        """Return the global ranks of a communicator, except some."""
         left = set(range(self._comm.size or 0)) - set(ranks)
         found = (self._who(rank).rank for rank in sorted(left))
         return tuple(rank for rank in found if rank is not None)
@@ -542,7 +533,6 @@ def _take(report: RasReport, text: str, line: Line) -> None:
 
 
 def _take_details(report: RasReport, words: str, line: Line) -> None:
-    """Take in an indented line: a process, a side of a communicator, or a rank by its name."""
     spot, said, comm = line.spot(), quote(words), report.comm
     if (found := _PROCESS.search(words)) is not None:
         process = RasProcess(pid=int(found["pid"]), node=found["node"])

@@ -58,7 +58,7 @@ def document_formats() -> tuple[DocumentFormat, ...]:
 
 
 def line_readers() -> tuple[LineReader, ...]:
-    """Return new readers for one stream of lines. All of them get all lines.
+    """Return new readers for one stream of lines, all of which get all lines.
 
     The reader of launches is the last: what the others held back until a launch belongs before it.
     """
@@ -86,8 +86,6 @@ def line_readers() -> tuple[LineReader, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
-    """A folder that ``attach`` saved on one node."""
-
     path: str  # The path with a slash at its end. Empty for the current folder.
     job: AttachedJob
 
@@ -102,10 +100,7 @@ class _Folder:
 
 
 def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: Iterable[str]) -> dict[str, str]:
-    """Return why files are left out, by their names: all of a folder, if it is of another job or older.
-
-    ``records`` are the jobs and nodes that were read, by the names of their files; ``sources`` are all files.
-    """
+    """Return by the names of files why all of a folder is left out: it is of another job or older."""
     above = {source: source[: source.rfind("/") + 1] for source in records}
     jobs = {above[source]: record for source, record in records.items() if isinstance(record, AttachedJob)}
     folders = [_Folder(path=path, job=job) for path, job in jobs.items()]
@@ -218,7 +213,6 @@ class _Job:
     modified: float = 0
 
     def add(self, part: Part) -> None:
-        """Take in a file."""
         self.parts.append(part)
         for kind, name in part.names:
             self.names.setdefault(kind, set()).add(name)
@@ -250,7 +244,7 @@ class _Job:
 def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[str, str]]:
     """Return the runs, the last one last, and why whole files were left out of all runs.
 
-    The runs of several files are counted from their ends: a file with one run belongs to the last run.
+    They are counted from the ends of files: a file with one run belongs to the last run.
     """
     folders = {part.source: part.attached for part in parts if part.attached is not None}
     left_out = leave_out_folders(folders, [part.source for part in parts])
@@ -329,7 +323,6 @@ def _world(part: Part) -> int | None:
 
 
 def _split(facts: Sequence[Fact]) -> list[list[Fact]]:
-    """Split the facts of one file at each new launch that follows the end of the run before it."""
     pieces: list[list[Fact]] = [[]]
     ended = False
     last: Time | None = None
@@ -385,7 +378,6 @@ class _Keeper:
     ended: bool = False  # whether the processes of a run have ended
 
     def keep(self, name: str, facts: Iterable[Fact]) -> None:
-        """Add what a reader of this name found."""
         for fact in facts:
             if isinstance(fact, Launched) and fact.by_step and not self.ended:
                 continue

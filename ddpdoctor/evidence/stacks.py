@@ -262,8 +262,6 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Process:
-    """One look at one process."""
-
     who: Who
     line: int
     threads: list[_Thread] = field(default_factory=list)
@@ -354,10 +352,7 @@ JSON_STACKS = DocumentFormat("stacks", _is_json_of_py_spy, _read_json_stacks)
 
 
 def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
-    """Return the stack of the main thread of each process in py-spy's JSON.
-
-    Raises ValueError, KeyError, TypeError or AttributeError if it is damaged.
-    """
+    """Return the main threads' stacks in py-spy's JSON. Raises ValueError, KeyError, TypeError or AttributeError."""
     by_pid: dict[int, _Process] = {}
     for one in threads:
         pid = int(one["pid"])

@@ -79,12 +79,10 @@ class RaisedText:
 
     @property
     def name(self) -> str:
-        """The class without its module."""
         return self.type.partition("(")[0].rpartition(".")[2]
 
     @property
     def message(self) -> str:
-        """The message; its lines are joined by line ends."""
         return "\n".join(self.lines)[:_MOST_CHARACTERS].strip()
 
 
@@ -260,8 +258,6 @@ _LONG_AGO = 2000
 
 @dataclass(slots=True)
 class _Open:
-    """A traceback that is being read."""
-
     text: Traceback
     header: Line
     said: Line  # the line of its last exception
@@ -466,10 +462,7 @@ def _child_ended(found: re.Match[str], common: dict[str, Any]) -> Exited:
 def failure_facts(
     raised: RaisedText, frames: Sequence[Frame], reading: Reading, common: dict[str, Any]
 ) -> list[Fact]:  # fmt: skip
-    """Return the facts about one exception: the failure, and the wait that ended with it.
-
-    ``common``: who, spot and time of the facts.
-    """
+    """Return the failure, and the wait that ended with it. ``common``: who, spot and time of the facts."""
     said = quote(": ".join(filter(None, (raised.type, raised.message))))
     # The collective in whose function of torch it was raised
     functions = (frame.function for frame in reversed(frames) if _C10D.search(frame.file))

@@ -193,8 +193,6 @@ class _Report:
 
 
 class _DesyncReports:
-    """Reads the reports of all ranks in one stream of lines."""
-
     def __init__(self) -> None:
         self.open: dict[Hashable, _Report] = {}
         self.group: tuple[int, dict[str, Any]] = (-_NEAR, {})
@@ -298,8 +296,6 @@ _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in bloc
 
 @dataclass(slots=True)
 class _Wait:
-    """A wait that timed out. Later lines give its group and its stack."""
-
     fact: Waiting
     grouped: bool
     frames: list[Frame] = field(default_factory=list)
@@ -310,7 +306,6 @@ class _Wait:
         return not self.fact.operation.op and self.fact.operation.seq is not None
 
     def join(self, said: _Said) -> None:
-        """Say in which group it is."""
         operation = replace(self.fact.operation, **said.group)
         who = replace(self.fact.who, rank=said.who.rank, group=said.key, group_rank=said.who.group_rank)
         self.fact, self.grouped = replace(self.fact, who=who, operation=operation), True

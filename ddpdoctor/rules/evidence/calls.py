@@ -62,14 +62,10 @@ NO_ANSWER = "no-answer"  # the kind of note about a rank that did not answer tor
 
 
 def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """Return the ranks of each group among groups that have one name.
+    """Return the ranks of each group among groups of one name. ``places``: group ranks by global ranks.
 
     Two ranks with one group rank are in different groups. They are told apart only if a plain layout fits: the ranks of
     a group are consecutive, or a constant stride apart.
-
-    Args:
-        places: Group ranks by global ranks, as far as they are known.
-        ranks: All ranks that named the group.
     """
     every = tuple(sorted(ranks))
     if len(set(places.values())) == len(places):
@@ -89,10 +85,7 @@ def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[i
 def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: int | None) -> tuple[int, ...]:
     """Return the global ranks of a group, in the order of their group ranks, or as many as can be told.
 
-    Args:
-        places: Group ranks by global ranks, as far as they are known.
-        listed: The members, if a source lists them.
-        size: The number of members, if it is known.
+    ``places``: group ranks by global ranks; ``listed``: the members, if a source lists them; ``size``: how many.
     """
     if listed is not None:
         return tuple(listed)
@@ -110,8 +103,6 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of the ranks of one group."""
-
     key: str
     words: str
     waits: dict[int, Waiting] = field(default_factory=dict)
@@ -121,18 +112,12 @@ class _Group:
     places: dict[int, int] = field(default_factory=dict)  # group ranks by global ranks
 
     def part(self, ranks: Sequence[int]) -> _Group:
-        """Return what is known of some of the ranks."""
         tables: tuple[dict[int, Any], ...] = (self.waits, self.reached, self.said, self.places)
         return _Group(self.key, self.words, *({n: table[n] for n in ranks if n in table} for table in tables))
 
 
 def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]:
-    """Return who is absent from a collective that others ran into a time limit in, who differs, and who is inside.
-
-    Args:
-        facts: What was read of one run. Global ranks are filled in.
-        world: The number of ranks, if it is known from elsewhere.
-    """
+    """Return who is absent where others ran into a time limit, who differs, and who is inside."""
     sizes = [fact.ranks for fact in facts if isinstance(fact, Size) and not fact.group]
     world = max([world or 0, *sizes]) or None
     listed = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.group and fact.members}
@@ -190,7 +175,6 @@ def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
 
 
 def _groups(facts: Iterable[Fact]) -> list[_Group]:
-    """Sort waits and numbers by groups."""
     groups: dict[tuple[str, str], _Group] = {}
     limits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
     waits = [fact for fact in limits if not fact.in_init and not fact.in_store and fact.operation.seq is not None]
@@ -250,11 +234,7 @@ def _size(waits: Iterable[Waiting]) -> int | None:
 def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int], *, whole: int | None) -> list[Fact]:
     """Compare the ranks of one group.
 
-    Args:
-        group: What is known of its ranks.
-        members: Its ranks, as far as they can be told.
-        silent: Ranks whose silence says something.
-        whole: How many ranks it has, if that is known.
+    ``members`` are those that can be told, ``silent`` ranks whose silence says something, ``whole`` how many it has.
     """
     late = _late(group)
     if late:

@@ -47,10 +47,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
 def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | None:
-    """Return the shortest way in which ranks wait for each other, or None if someone waits for nobody.
-
-    Each link is a rank, what it waits in, and for whom.
-    """
+    """Return the shortest way in which ranks wait for each other; None: one waits for nobody. Links: rank, call, whom."""
     waits: dict[int, dict[int, Operation]] = {}
     for rank, operation, other in links:
         if other is not None and other != rank:
@@ -95,7 +92,6 @@ class Cluster:
 
     @property
     def words(self) -> str:
-        """What a reader should see for the group."""
         first = next(iter(self.parts.values()))
         return first.desc if first.desc and first.desc != "undefined" else f"group {self.name}" if self.name else ""
 
@@ -130,7 +126,6 @@ class Cluster:
         )
 
     def pending(self, rank: int) -> Operation:
-        """Return the oldest operation that a rank has not completed."""
         part = self.parts[rank]
         return self.operation(rank, part.seq[part.done])
 
@@ -209,12 +204,7 @@ def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
 
 
 def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]:
-    """Return who is behind, who differs, who is inside, and what each rank waits in.
-
-    Args:
-        dumps: At most one for each rank; those without a rank are ignored.
-        world: The number of ranks, if it is known.
-    """
+    """Return who is behind, who differs, who is inside, and what each rank waits in. One dump a rank."""
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
     clusters = clusters_of(by_rank)
     timed_out = any(part.timed_out for one in clusters for part in one.parts.values())

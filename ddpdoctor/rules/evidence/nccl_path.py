@@ -57,12 +57,10 @@ class RankLink:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """The ranks, the lower one first."""
         return min(self.own, self.peer), max(self.own, self.peer)
 
     @property
     def host(self) -> str:
-        """The host of the process that says it."""
         return self.process.who.host
 
 
@@ -79,12 +77,10 @@ class NcclJob:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts of the processes."""
         return sorted({process.who.host for process in self.processes})
 
     @cached_property
     def links(self) -> tuple[RankLink, ...]:
-        """All connections."""
         found = []
         for process in self.processes:
             for edge in process.edges:
@@ -110,11 +106,9 @@ class NcclJob:
         return tuple(found)
 
     def of_host(self, host: str) -> list[NcclPaths]:
-        """Return the processes of a host."""
         return [process for process in self.processes if process.who.host == host]
 
     def machine(self, host: str) -> Node | None:
-        """Return what `check-env` found on a host, or None."""
         return self.machines.get(_short(host))
 
     def setting(self, name: str, hosts: tuple[str, ...] = ()) -> str | None:

@@ -35,7 +35,7 @@ from ddpdoctor.model.evidence import (  # fmt: skip
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.known_errors import ONLY_LOCAL
 from ddpdoctor.model.words import grouped, rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.state import Ruling, RunState, find_roots, last_samples, lost_by, precedes
@@ -45,7 +45,6 @@ from ddpdoctor.rules.evidence.words import (
     SAMPLE_AGAIN,
     about,
     collect,
-    coverage,
     places,
     quote,
     quotes,
@@ -94,9 +93,9 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 def _absence(
     state: RunState, ranks: list[int], absent: Sequence[Absent], weaker: Sequence[Absent], samples: dict[int, Stacked]
 ) -> Ruling:
-    """Return a ruling about ranks that did not come to where others wait.
+    """Return a ruling about ranks that did not come to where others wait, as ``absent`` says.
 
-    ``absent`` says so, and ``weaker`` is what weaker sources say of other ranks; ``samples`` are the last stacks.
+    ``weaker`` is what weaker sources say of other ranks, ``samples`` are the last stacks.
     """
     kind = "stuck"  # what became of them
     exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
@@ -123,23 +122,17 @@ def _absence(
     where = (*places(frames), *dict.fromkeys(of_workers))
     busy = next((fact.busy for fact in absent if fact.busy is not None), None)
     quoted = [*quotes(absent), *quotes([busy] if busy is not None else [])]
-    quoted += [f"a weaker source disagrees: {words}" for words in quotes(weaker)]
+    quoted += [f"a weaker source disagrees: {said}" for said in quotes(weaker)]
     if kind == "killed":
         fix = _FIND_END
     elif busy is not None and not where:
         fix = _LET_IT_END
     else:
         fix = _absence_fix(ranks, where, workers, late=any(fact.late for fact in absent) and kind == "stuck")
-    problem = Problem(
-        summary=_absence_summary(state, ranks, absent, waiters, where, kind=kind, sure=sure),
-        confidence=sure,
-        ranks=tuple(ranks),
-        hosts=state.hosts_of(ranks),
-        where=where,
-        evidence=tuple(_absence_evidence(state, ranks, samples, workers, quoted, waiters)),
-        fix=fix,
-    )
-    return Ruling(kind=kind, problem=problem)
+    summary = _absence_summary(state, ranks, absent, waiters, where, kind=kind, sure=sure)
+    said = _absence_evidence(state, ranks, samples, workers, quoted, waiters)
+    found = words.problem(state, summary, said, confidence=sure, ranks=ranks, where=where, fix=fix)
+    return Ruling(kind=kind, problem=found)
 
 
 def _absence_summary(  # noqa: PLR0913 - what is known of the absence
@@ -210,7 +203,6 @@ def _absence_evidence(
             reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
     yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
     yield from steps_words(state)
-    yield from coverage(state)
 
 
 def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked], *, late: bool) -> str:

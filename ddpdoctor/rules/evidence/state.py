@@ -167,7 +167,6 @@ def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what puts "n10" behind "n9"."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -182,7 +181,6 @@ def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
 
 
 def _names(who: Who) -> list[tuple[object, ...]]:
-    """Return the names of a process, the most exact first."""
     names: list[tuple[object, ...]] = []
     where = who.host or who.address
     if who.pid is not None:
@@ -220,10 +218,7 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
 
 
 def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
-    """Return whether Slurm's task numbers are ranks: with one task for each GPU they are, with one a node they are not.
-
-    If nothing speaks against it they are taken for ranks.
-    """
+    """Return whether Slurm's tasks are ranks, as with one for each GPU: nothing may speak against it."""
     facts = list(facts)
     if any(isinstance(fact, Launched) and fact.starts_several for fact in facts):
         return False
@@ -314,11 +309,9 @@ class RunState:
             self._by_rank.setdefault((fact.who.rank, type(fact)), []).append(fact)
 
     def all(self, kind: type[Kind]) -> list[Kind]:
-        """Return all facts of a kind, in the order in which they were read."""
         return self._by_kind.get(kind, [])
 
     def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
-        """Return the facts of a kind about one rank."""
         return self._by_rank.get((rank, kind), [])
 
     def samples_of(self, rank: int) -> list[Stacked]:
@@ -449,13 +442,11 @@ class Root:
     troubles: list[Trouble] = field(default_factory=list)
 
     def name(self, who: Who) -> Root:
-        """Note a rank or host that it is known to have."""
         self.ranks |= {who.rank} if who.rank is not None else set()
         self.hosts |= {who.host or who.address} if who.host or who.address else set()
         return self
 
     def take(self, other: Root) -> None:
-        """Make one failure of both."""
         self.ranks |= other.ranks
         self.hosts |= other.hosts
         self.failed += other.failed
@@ -464,7 +455,6 @@ class Root:
 
     @property
     def facts(self) -> list[Fact]:
-        """All that speaks of it, the plainest first."""
         return [*self.failed, *self.troubles, *self.exited]
 
     @property
@@ -479,7 +469,6 @@ class Root:
 
     @property
     def is_alone(self) -> bool:
-        """All that speaks of it is an error whose line stands alone."""
         return bool(self.failed) and not self.is_plain and not self.exited
 
     @property
@@ -490,13 +479,11 @@ class Root:
 
     @property
     def memory(self) -> bool:
-        """Memory ran out."""
         said = any(one.memory for one in self.failed) or any(one.memory for one in self.exited)
         return said or any(one.kind == _KILLED_FOR_MEMORY for one in self.troubles)
 
     @property
     def is_first(self) -> bool:
-        """The launcher calls it the first failure."""
         return any(one.first for one in self.exited)
 
 
@@ -726,7 +713,6 @@ def _victims(state: RunState) -> Iterator[Fact]:
 
 
 def _accused(state: RunState, fact: Fact) -> Iterator[_Name]:
-    """Yield the rank or host that a victim names as lost."""
     if isinstance(fact, Failed) and fact.nature is Nature.PEER_LOST:
         yield from (("host", state.host_of(Who(address=host))) for host in fact.peer_hosts)
         yield from (("rank", rank) for rank in fact.peers if not fact.peer_hosts)
