@@ -47,6 +47,7 @@ AGENTS = (
 )
 _LIGHTNING = "Initializing distributed: GLOBAL_RANK: 0"
 _RAS = " compiled with CUDA"  # each report of NCCL's RAS begins with the version as well, and no job begins there
+NCCL_INFO = " NCCL INFO "
 _NCCL = "NCCL version "  # NCCL's first line in a job begins with it. Errors of NCCL have it in their middle.
 _RESTART = "will restart worker group"  # torchrun
 
@@ -67,11 +68,15 @@ class Line:
     begins_job: bool = field(init=False)  # the ranks are started with this line for the first time
     # The same, for the first time or again: what a reader has held back belongs before it.
     begins_run: bool = field(init=False)
+    # Only the reader of NCCL's log reads it: with NCCL_DEBUG=INFO such lines are most of a log.
+    is_nccl_info: bool = field(init=False)
 
     def __post_init__(self) -> None:
         who, text = self.who, self.text
         self.stream = (who.rank, who.local_rank, who.task, who.pid, who.host, self.origin)
-        by_nccl = _NCCL in text and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text)
+        has_version = _NCCL in text
+        self.is_nccl_info = not has_version and NCCL_INFO in text
+        by_nccl = has_version and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text)
         self.begins_job = by_nccl or AGENTS[0] in text or AGENTS[1] in text or _LIGHTNING in text
         self.begins_run = self.begins_job or _RESTART in text
 
@@ -394,8 +399,8 @@ class LogSplitter:
     _numbering: re.Pattern[str] | None = None
     _indentation: str = ""  # what all lines from here on are indented by
 
-    def lines(self, text: str, number: int, is_wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Line]:
-        """Yield the messages of whole lines; ``number`` is that of the first, ``is_wanted`` tells by text what is read.
+    def lines(self, text: str, number: int, wanted_info: re.Pattern[str] | None = None) -> Iterator[Line]:
+        """Yield the messages of whole lines; ``wanted_info`` tells which of NCCL INFO are read.
 
         A progress bar writes many states into one line, and two processes may write into one: each becomes a line.
         """
@@ -406,7 +411,10 @@ class LogSplitter:
         for at, raw in enumerate(raws):
             writer = self.known
             for part in (raw,) if "\r" not in raw else raw.split("\r"):
-                if ("\r" in raw and not part.strip()) or not is_wanted(part):
+                if "\r" in raw and not part.strip():
+                    continue
+                is_info = wanted_info is not None and NCCL_INFO in part and _NCCL not in part
+                if is_info and wanted_info is not None and wanted_info.search(part) is None:
                     continue
                 line = self.split(part, number + at, writer)
                 writer = line.who  # a prefix stands once before all states of a bar

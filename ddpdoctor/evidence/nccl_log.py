@@ -295,7 +295,7 @@ MOST_EDGES = 256
 MOST_SETTINGS = 64
 # The lines that are read, as a regular expression.
 WANTED = (
-    r"Using network|NET/IB ?: Using \[| via |set by environment|DMA-BUF is available|NVLS multicast support|"
+    r"Using network|NET/IB ?: Using \[| via |set by environment|NVLS multicast support|"
     r"coll channels|Init timings|-> Algo "
 )
 _NETWORK = re.compile(r"Using network (?P<network>[\w./ -]{1,40})")
@@ -343,8 +343,6 @@ def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
         paths["channels"] = int(found["count"])
     elif (found := _NVLS.search(text)) is not None:
         paths["nvls"] = found["lacks"] is None
-    elif "DMA-BUF is available" in text:
-        paths["dmabuf"] = True
     elif (found := _TIMINGS.search(text)) is not None:
         paths["init_s"] = max(paths.get("init_s", 0.0), float(found["seconds"]))
     elif (found := _ALGORITHM.search(text)) is not None:
@@ -384,30 +382,18 @@ _WARN = re.compile(r"(?:(?P<place>[\w./-]{1,120}:\d{1,6}) )?(?:\([^()]{0,80}\) )
 _VERSION = re.compile(r"NCCL version (?P<nccl>\d+\.\d+\.\d+)(?:\+cuda(?P<cuda>\d+\.\d+))?")
 _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
 # The INFO lines that are read. Any other line costs one search.
-_WANTED = re.compile(
+WANTED_INFO = re.compile(
     rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
 _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
-
-NCCL_INFO = b"NCCL INFO"
-
-
-def is_nccl_info(text: str) -> bool:
-    """Return whether a line is one that only ``NcclLogReader`` reads: with NCCL_DEBUG=INFO they are most of a log."""
-    return " NCCL INFO " in text and "NCCL version " not in text
-
-
-def is_read(text: str) -> bool:
-    """Return whether a line may have something to read: most of those of NCCL_DEBUG=INFO have nothing."""
-    return not is_nccl_info(text) or _WANTED.search(text) is not None
 
 
 class NcclLogReader:
     """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
 
     name = "NCCL log"
-    triggers = (b"NCCL WARN", NCCL_INFO, b"NCCL version")
+    triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
 
     def __init__(self) -> None:
         self._begin()
@@ -429,7 +415,7 @@ class NcclLogReader:
             self._ended = True
             return self._warning(line)
         if "NCCL INFO " in text and "NCCL version " not in text:
-            if _WANTED.search(text):
+            if WANTED_INFO.search(text):
                 self._info(line)
             return ()
         if (found := _VERSION.search(text)) is None:

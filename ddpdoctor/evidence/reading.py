@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
 from ddpdoctor.evidence.lines import Document, Funnel, LogSplitter
-from ddpdoctor.evidence.nccl_log import NCCL_INFO, NcclLogReader, is_nccl_info, is_read
+from ddpdoctor.evidence.nccl_log import WANTED_INFO, NcclLogReader
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
 from ddpdoctor.model.evidence import (
     Evidence,
@@ -79,8 +79,8 @@ def line_readers() -> tuple[LineReader, ...]:
 
     return (
         WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), FrameworkReader(),
-        HorovodReader(), FaulthandlerReader(), NcclTestsReader(), LaunchReader(),
+        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), NcclTestsReader(),
+        FrameworkReader(), HorovodReader(), FaulthandlerReader(), LaunchReader(),
     )  # fmt: skip
 
 
@@ -502,7 +502,7 @@ class _Log:
         self.bytes = 0
         self.splitter = LogSplitter(file.name, file.who)
         self._readers = readers
-        self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
+        self._info_readers = [one for one in readers if isinstance(one, NcclLogReader)]
         self._funnel = Funnel(readers)
         self._goes_on = True
         """Whether the previous block was read line by line. A fact may begin there and end in this block."""
@@ -544,8 +544,8 @@ class _Log:
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
-        for line in self.splitter.lines(text, self.lines + 1, is_read):
-            for reader in self._info_readers if is_nccl_info(line.text) else self._readers:
+        for line in self.splitter.lines(text, self.lines + 1, WANTED_INFO):
+            for reader in self._info_readers if line.is_nccl_info else self._readers:
                 if facts := reader.read(line):
                     self.keeper.keep(reader.name, facts)
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))

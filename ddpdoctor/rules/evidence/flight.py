@@ -47,7 +47,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
 def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | None:
-    """Return the shortest way in which ranks wait for each other; None: one waits for nobody. Links: rank, call, whom."""
+    """Return the shortest way in which ranks wait for each other, or None. Links: a rank, its call, for whom."""
     waits: dict[int, dict[int, Operation]] = {}
     for rank, operation, other in links:
         if other is not None and other != rank:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.evidence import NcclEdge, Who
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.node import Gpu, Node
     from ddpdoctor.rules.evidence.state import RunState
 
 SLOW_START_S = 30.0  # from here on the set-up of a communicator is worth a word: the facts' figure
@@ -110,6 +110,11 @@ class NcclJob:
 
     def machine(self, host: str) -> Node | None:
         return self.machines.get(_short(host))
+
+    def gpus(self, host: str) -> Sequence[Gpu]:
+        node = self.machine(host)
+        gpus = known(node.gpus) if node is not None else None
+        return gpus.devices if gpus is not None else ()
 
     def setting(self, name: str, hosts: tuple[str, ...] = ()) -> str | None:
         """Return the value of a variable in the environment of a process on these hosts, by default on any."""
@@ -257,9 +262,7 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         links = [link for link in job.links if link.host == host]
         shared = [link for link in links if link.edge.way is DataWay.SHM]
-        node = job.machine(host)
-        gpus = known(node.gpus) if node is not None else None
-        linked = [gpu for gpu in (gpus.devices if gpus else ()) if any(link.active for link in gpu.nvlinks or ())]
+        linked = [gpu for gpu in job.gpus(host) if any(link.active for link in gpu.nvlinks or ())]
         if not shared or len(linked) < 2 or any(link.edge.way in {DataWay.P2P, DataWay.INDIRECT} for link in links):
             continue
         off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if job.setting(name, (host,))]
@@ -272,13 +275,7 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
 
 def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
-        node = job.machine(host)
-        gpus = known(node.gpus) if node is not None else None
-        behind = [
-            gpu
-            for gpu in (gpus.devices if gpus else ())
-            if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)
-        ]
+        behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
         if behind and {one.nvls for one in job.of_host(host)} == {False}:
             yield Problem(
                 summary=f"NVLS is not available on {host}, although its {behind[0].name} are behind NVSwitches: "
