@@ -42,7 +42,7 @@ from ddpdoctor.model.evidence import (
 )
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.evidence.calls import compare_calls, compare_stacks, compare_waits
+from ddpdoctor.rules.evidence.calls import Kind, compare_calls, compare_stacks, compare_waits, ranked
 from ddpdoctor.rules.evidence.flight import compare_flight
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 Named = TypeVar("Named", int, str)
 RAS = "ras"  # the kind of note that every report gives
 _OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
-Kind = TypeVar("Kind", bound=Fact)
 _OF_OTHERS = (Absent, Circle, Differ, Inside)  # facts about ranks whose own evidence need not have been given
 
 
@@ -173,10 +172,10 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
     """Return the rank on each GPU of a host. A GPU that several ranks had, one after the other, is nobody's."""
     found: dict[tuple[str, str], int | None] = {}
-    for fact in facts:
-        if isinstance(fact, Seen) and fact.gpu and fact.who.rank is not None:
+    for rank, fact in ranked(facts, Seen):
+        if fact.gpu:
             key = (fact.who.host, fact.gpu)
-            found[key] = fact.who.rank if found.get(key, fact.who.rank) == fact.who.rank else None
+            found[key] = rank if found.get(key, rank) == rank else None
     return found
 
 
@@ -206,7 +205,7 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
             folder = source.rpartition("/")[0]
             places[fact.who.local_rank].add(folder if re.search(r"attempt_\d+/\d+$", folder) else source)
     size = max(places, default=-1) + 1
-    ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
+    ranks = {rank for rank, _ in ranked(facts, Fact)}
     pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
     alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
     return (
@@ -358,10 +357,10 @@ class RunState:
         """What ranks are taken from, if no evidence tells a rank or the world size: local ranks, or Slurm's tasks."""
         if self.world is not None or any(fact.who.rank is not None for fact in self.run.facts):
             return ""
-        ranked = [fact.who for fact in self.facts if fact.who.rank is not None]
-        if not ranked:
+        known = ranked(self.facts, Fact)
+        if not known:
             return ""
-        return "Slurm's task" if any(who.task is not None for who in ranked) else "the local rank"
+        return "Slurm's task" if any(fact.who.task is not None for _, fact in known) else "the local rank"
 
     @property
     def moves(self) -> bool:
@@ -392,9 +391,8 @@ def build_run_state(evidence: Evidence) -> RunState:
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)
     hosts: dict[int, set[str]] = defaultdict(set)
-    for fact in facts:
-        if fact.who.rank is not None and fact.who.host:
-            hosts[fact.who.rank].add(fact.who.host)
+    for rank, fact in ranked(facts, Fact):
+        hosts[rank] |= {fact.who.host} if fact.who.host else set()
     seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, Launched, Restarted))}
     seen |= {dump.rank for dump in run.dumps}
     seen |= {rank for fact in facts if isinstance(fact, Inside) for rank in fact.ranks}
@@ -410,11 +408,7 @@ def build_run_state(evidence: Evidence) -> RunState:
 
 def last_samples(facts: Sequence[Fact]) -> dict[int, Stacked]:
     """Return the last stack of each rank's own main thread."""
-    return {
-        fact.who.rank: fact
-        for fact in facts
-        if isinstance(fact, Stacked) and fact.who.rank is not None and not fact.worker
-    }
+    return {rank: fact for rank, fact in ranked(facts, Stacked) if not fact.worker}
 
 
 FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
@@ -693,7 +687,7 @@ def _silent(state: RunState) -> Lost | None:
     """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
     if any(isinstance(fact, Waiting) and fact.timed_out for fact in state.facts):
         return None
-    victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}
+    victims = dict(ranked(_victims(state), Fact))
     ends = {fact.who.rank for fact in state.facts if isinstance(fact, Failed | Exited | Waiting)}
     silent = state.seen - ends
     if len(victims) < 2 or len(silent) != 1:
