@@ -119,7 +119,6 @@ class Document:
     path: Path | None  # None for standard input and parts of archives
     body: bytes  # Its content, unpacked. At most ``MOST_BYTES`` of it; see ``cut``.
     cut: bool = False  # whether the file is longer than that
-    modified: float | None = None
     # What its path says: a host in the name of a folder, a rank at the end of its name.
     who: Who = field(default_factory=Who)
 
