@@ -361,13 +361,9 @@ def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
 # Our choice: the most that unpickling one dump may add to the memory of the process. 2,000 entries take 10 MiB.
 MOST_MEMORY = 2**30
 _KEYS = (b"pg_config", b"entries", b"process_group", b"nccl_comm_state")
+_PROTOCOLS = (b"\2", b"\3", b"\4", b"\5")  # of pickle
 # torch appends the global rank to the prefix that a user may set: "/scratch/fr_12".
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
-
-
-def _is_pickled_dump(head: bytes) -> bool:
-    is_pickle = len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
-    return is_pickle and b"version" in head and any(key in head for key in _KEYS)
 
 
 def _read_pickle(document: Document) -> Found:
@@ -391,12 +387,13 @@ def _read_pickle(document: Document) -> Found:
 
 
 # The pickles that torch writes when a collective times out, or when its pipe is written to.
-FLIGHT_PICKLE = DocumentFormat("flight recorder dump", _is_pickled_dump, _read_pickle)
-
-
-def _is_json_dump(head: bytes) -> bool:
-    start = head.lstrip()
-    return start.startswith(b"{") and b'"version"' in start and any(b'"' + key + b'"' in start for key in _KEYS)
+FLIGHT_PICKLE = DocumentFormat(
+    "flight recorder dump",
+    lambda head: (
+        head[:1] == b"\x80" and head[1:2] in _PROTOCOLS and b"version" in head and any(k in head for k in _KEYS)
+    ),
+    _read_pickle,
+)
 
 
 def _read_json(document: Document) -> Found:
@@ -408,7 +405,11 @@ def _read_json(document: Document) -> Found:
 
 
 # The JSON of ``/handler/fr_trace_json``, ``dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
-FLIGHT_JSON = DocumentFormat("flight recorder dump", _is_json_dump, _read_json)
+FLIGHT_JSON = DocumentFormat(
+    "flight recorder dump",
+    lambda head: head.lstrip()[:1] == b"{" and b'"version"' in head and any(b'"' + key + b'"' in head for key in _KEYS),
+    _read_json,
+)
 
 
 def _found(body: object, document: Document, problem: str) -> Found:

@@ -333,18 +333,6 @@ _NO_PREFIX = re.compile(rf"\d%\||^{_ERROR.pattern}|^\s*File \"")
 _BOUNDARY = re.compile(r"(?<=[:|>\])}-]) ?(?=\S)|(?<=\s)(?=\S)")
 _LEVEL = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|CRITICAL|FATAL|SUCCESS|SEVERE"
 _LEVEL_WORDS = _LEVEL.split("|")
-# What a prefix is made of. Names and numbers may be those of the writer; the others are not.
-_TOKENS = re.compile(
-    r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?)"
-    r"|(?P<day>(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]"
-    r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: \d{4})?)"
-    r"|(?P<clock>(?<![\w.])(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,9}\.\d{1,9}s?|1\d{9}(?:\.\d{1,9})?)(?![\w.]))"
-    rf"|(?P<level>\b(?:{_LEVEL}|{_LEVEL.lower()}|{'|'.join(word.title() for word in _LEVEL_WORDS)})\b *)"
-    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[A-Za-z_<][\w<>]{0,80}:\d{1,6}\b)"
-    r"|(?P<stream>\bstd(?:out|err)\b [FP]\b|\bstd(?:out|err)\b)"
-    r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
-    r"|(?P<word>[^\W\d]+|\s+|.)"
-)
 _LOOSE = {
     "iso": r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?",
     "day": r"(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]\d\d:\d\d:\d\d"
@@ -354,6 +342,16 @@ _LOOSE = {
     "stream": r"(std(?:out|err))(?: [FP])?",
     "name": r"((?=[\w.-]{0,60}?\d)[\w.-]{1,80})",
 }
+# What a prefix is made of. Names and numbers may be those of the writer; the others are not.
+_TOKENS = re.compile(
+    rf"(?P<iso>{_LOOSE['iso']})|(?P<day>{_LOOSE['day']})"
+    r"|(?P<clock>(?<![\w.])(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,9}\.\d{1,9}s?|1\d{9}(?:\.\d{1,9})?)(?![\w.]))"
+    rf"|(?P<level>\b(?:{_LEVEL}|{_LEVEL.lower()}|{'|'.join(word.title() for word in _LEVEL_WORDS)})\b *)"
+    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[A-Za-z_<][\w<>]{0,80}:\d{1,6}\b)"
+    r"|(?P<stream>\bstd(?:out|err)\b [FP]\b|\bstd(?:out|err)\b)"
+    r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
+    r"|(?P<word>[^\W\d]+|\s+|.)"
+)
 _RANK_LABEL = re.compile(rf"(?<![A-Za-z_-])(?P<of>local_|global_|mpi|{_OF_ANOTHER})?rank[=: ]?(?P<rank>\d{{1,7}})\b")
 _RANKS_OF = {"": "rank", "global": "rank", "mpi": "rank", "local": "local_rank"}
 _DATED_S = 10**9  # a smaller number of seconds has no date

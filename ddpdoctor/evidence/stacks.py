@@ -334,11 +334,6 @@ def _read_stacks(document: Document) -> Found:
 STACKS = DocumentFormat("stacks", _holds_stacks, _read_stacks)
 
 
-def _is_json_of_py_spy(head: bytes) -> bool:
-    start = head.lstrip()[:4096]
-    return start.startswith(b"[") and b'"thread_id"' in start and b'"frames"' in start
-
-
 def _read_json_stacks(document: Document) -> Found:
     try:
         threads = json.loads(document.body)
@@ -348,7 +343,11 @@ def _read_json_stacks(document: Document) -> Found:
 
 
 # The output of ``py-spy dump --json``.
-JSON_STACKS = DocumentFormat("stacks", _is_json_of_py_spy, _read_json_stacks)
+JSON_STACKS = DocumentFormat(
+    "stacks",
+    lambda head: (start := head.lstrip()[:4096])[:1] == b"[" and b'"thread_id"' in start and b'"frames"' in start,
+    _read_json_stacks,
+)
 
 
 def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
@@ -412,10 +411,6 @@ _OF_NODE = re.compile(r"/nodes/\d+$")  # the folder of another node, in the run 
 _RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
 
 
-def _is_record(head: bytes) -> bool:
-    return head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200]
-
-
 def _read_record(document: Document) -> Found:
     """Return the ranks, their stacks and states, and whether the job moved."""
     try:
@@ -436,7 +431,11 @@ def _read_record(document: Document) -> Found:
 
 
 # ``attach.json`` and the looks at ranks. The store's keys are not needed for a verdict.
-ATTACH = DocumentFormat("attach", _is_record, _read_record)
+ATTACH = DocumentFormat(
+    "attach",
+    lambda head: head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200],
+    _read_record,
+)
 
 
 def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:

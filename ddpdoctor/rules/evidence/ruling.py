@@ -43,7 +43,6 @@ from ddpdoctor.rules.evidence.words import (
     KILLED,
     MOST_QUOTES,
     SAMPLE_AGAIN,
-    about,
     collect,
     places,
     quote,
@@ -79,6 +78,7 @@ _ONLY_SAID = {
     Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
     Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
 }
+MOST_REASONS = 12
 _FROZEN = frozenset({"T", "t"})
 # For faults of a machine: the kind of the rule of `check-env` that a user would look for.
 _KINDS = {
@@ -390,6 +390,9 @@ for code, kind in {
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
     """Say that the cause cannot be told from what was given, and what to collect."""
-    ruling = state.ruling
-    read = about(state)
+    ruling, lacking = state.ruling, state.evidence.lacking()
+    more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
+    refused = (one.words(ranks) for one, ranks in state.refusals())
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
+    read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

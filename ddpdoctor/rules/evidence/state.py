@@ -105,7 +105,11 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
-    gpus = _gpus(facts)
+    gpus: dict[tuple[str, str], int | None] = {}  # a GPU that several ranks had, one after the other, is nobody's
+    for number, seen in ranked(facts, Seen):
+        if seen.gpu:
+            key = (seen.who.host, seen.gpu)
+            gpus[key] = number if gpus.get(key, number) == number else None
     hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
     for fact in facts:
         who = fact.who
@@ -169,26 +173,12 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
-    """Return the rank on each GPU of a host. A GPU that several ranks had, one after the other, is nobody's."""
-    found: dict[tuple[str, str], int | None] = {}
-    for rank, fact in ranked(facts, Seen):
-        if fact.gpu:
-            key = (fact.who.host, fact.gpu)
-            found[key] = rank if found.get(key, rank) == rank else None
-    return found
-
-
 def _names(who: Who) -> list[tuple[object, ...]]:
-    names: list[tuple[object, ...]] = []
     where = who.host or who.address
-    if who.pid is not None:
-        names += [("pid", where, who.pid)] if where else []
-        names.append(("pid", who.pid))
-    if who.local_rank is not None:
-        names += [("local", where, who.local_rank)] if where else []
-        names.append(("local", who.local_rank))
-    return names
+    known = [(kind, number) for kind, number in (("pid", who.pid), ("local", who.local_rank)) if number is not None]
+    return [
+        name for kind, number in known for name in ((kind, where, number), (kind, number)) if where or len(name) < 3
+    ]
 
 
 def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
@@ -208,12 +198,8 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
     ranks = {rank for rank, _ in ranked(facts, Fact)}
     pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
     alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
-    return (
-        alone
-        and all(rank == local for rank, local in pairs)
-        and all(rank < size for rank in ranks)
-        and (world is None or world < 2 * size)
-    )
+    equal = all(rank == local for rank, local in pairs) and all(rank < size for rank in ranks)
+    return alone and equal and (world is None or world < 2 * size)
 
 
 def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
@@ -577,13 +563,11 @@ def _is_own_exit(state: RunState, exited: Exited) -> bool:
     if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(Stopped)):
         return False
     rank = exited.who.rank
-    errors = state.of(rank, Failed) if rank is not None else []
-    waited = state.of(rank, Waiting) if rank is not None else []
-    follows = any(error.nature is not Nature.OWN for error in errors) or any(one.timed_out for one in waited)
-    explained = any(error.nature is Nature.OWN for error in errors)
+    natures = {error.nature for error in state.of(rank, Failed)} if rank is not None else set()
+    follows = bool(natures - {Nature.OWN}) or (rank is not None and any(w.timed_out for w in state.of(rank, Waiting)))
     if exited.signal:
         return exited.signal in FATAL and not (follows and exited.signal in {"SIGABRT", "SIGKILL"})
-    return not follows or explained
+    return not follows or Nature.OWN in natures
 
 
 def _key(fact: Fact) -> object:

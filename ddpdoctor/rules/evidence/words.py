@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import Lost, Root, RunState
 
 
-MOST_REASONS = 12
 EARLY = 3  # our choice: a job that fails at so low a number has not exchanged anything yet
 _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
@@ -140,14 +139,6 @@ def collect(state: RunState) -> tuple[str, ...]:
     )
     found += [text for lacks, text in lacking if lacks]
     return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
-
-
-def about(state: RunState) -> tuple[str, ...]:
-    lacking = state.evidence.lacking()
-    more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
-    refused = (one.words(ranks) for one, ranks in state.refusals())
-    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
-    return (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
 
 
 def quote(fact: Fact) -> str:
