@@ -269,10 +269,9 @@ class CrashReader(LineReader):
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._thrown: dict[Hashable, tuple[int, str]] = {}
-        """The type that was thrown last in each stream, and its line."""
+        self._thrown: dict[Hashable, tuple[int, str]] = {}  # the type that was thrown last in each stream, and its line
+        # The line in which mpirun named the process that ended first, and what it said.
         self._first: tuple[int, dict[str, str]] = (-_NEAR, {})
-        """The line in which mpirun named the process that ended first, and what it said."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -496,15 +495,12 @@ class CollectiveErrorReader:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._holds = False
-        """Whether a fact waits for later lines that may add to it."""
-        self._barriers: dict[int, list[Fact]] = {}
-        """By rank. A barrier that all ranks passed in the end is left out."""
+        self._holds = False  # whether a fact waits for later lines that may add to it
+        self._barriers: dict[int, list[Fact]] = {}  # By rank. A barrier that all ranks passed in the end is left out.
+        # The calls of ranks that reported a mismatch, and below those of ranks that only others report.
         self._own: dict[int, Operation] = {}
-        """The calls of ranks that reported a mismatch, and below those of ranks that only others report."""
         self._others: dict[int, Operation] = {}
-        self._mismatch: Line | None = None
-        """The first line of a mismatch."""
+        self._mismatch: Line | None = None  # the first line of a mismatch
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text

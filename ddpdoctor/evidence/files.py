@@ -128,8 +128,8 @@ class FileContent:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._back = memoryview(b"")
         self._stream: IO[bytes] = sys.stdin.buffer
+        # What is left of a regular file, of its size at opening: a job may write faster than we read.
         self._left: int | None = None
-        """What is left of a regular file, of its size at opening: a job may write faster than we read."""
         self._sparse = False
         if path is not None:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -551,8 +551,7 @@ class SlurmReader(LineReader):
     triggers = (b"slurmstepd: ", b"srun: error", b"Job step aborted", b"First task exited")
 
     def __init__(self) -> None:
-        self._stopping = False
-        """Whether Slurm is ending the step. It then also ends the remaining tasks."""
+        self._stopping = False  # Whether Slurm is ending the step. It then also ends the remaining tasks.
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -633,8 +632,7 @@ class SacctReader(LineReader):
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._places: list[tuple[int, int]] = []
-        """Where the columns are, in a table without "|"."""
+        self._places: list[tuple[int, int]] = []  # where the columns are, in a table without "|"
         self._reported: set[tuple[str, str]] = set()
 
     def read(self, line: Line) -> Iterable[Fact]:

@@ -58,10 +58,10 @@ class KernelReader:
     )  # fmt: skip
 
     def __init__(self) -> None:
+        # The host, the bus and the line of the GPU that a message over several lines names.
         self._named: tuple[str, str, int] = ("", "", -_NEAR)
-        """The host, the bus and the line of the GPU that a message over several lines names."""
+        # Processes that the kernel chose to kill and has not yet reported as killed.
         self._asked: dict[tuple[str, int], tuple[str, Line]] = {}
-        """Processes that the kernel chose to kill and has not yet reported as killed."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text

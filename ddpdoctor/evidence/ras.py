@@ -52,7 +52,14 @@ class RasProcess:
     """A process, as RAS names it. The number is the container's."""
 
     pid: int
-    node: str
+    node: str  # its name or its address
+
+    def who(self, **place: Any) -> Who:
+        try:
+            ip_address(self.node)
+        except ValueError:
+            return Who(host=self.node, pid=self.pid, **place)
+        return Who(address=self.node, pid=self.pid, **place)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,22 +174,12 @@ class RasReports:
         is_only_one = len(last.lost) == 1 == len({rank for comm in comms for rank in comm.missing})
         for process, dead, spot, said in last.lost:
             if process not in missing and not is_only_one:  # "The missing rank: 21" is the only one
-                host, address = split_node(process.node)
-                who = Who(rank=global_ranks.get(process), host=host, address=address, pid=process.pid)
+                who = process.who(rank=global_ranks.get(process))
                 words = f"{said} (considered dead)" if dead else said
                 yield Absent(who=who, spot=spot, said=words, shown=Shown.COUNTS, dead=dead)
         for name, comm in last.communicators.items():
             before = former.communicators.get(name) if former is not None else None
             yield from _Comm(last, comm, before, comm.size == world, global_ranks).judge(moves=moves)
-
-
-def split_node(node: str) -> tuple[str, str]:
-    """Return the name and the address of a node, of which RAS gives one."""
-    try:
-        ip_address(node)
-    except ValueError:
-        return node, ""
-    return "", node
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +209,9 @@ class _Comm:
 
     def _who(self, rank: int, process: RasProcess | None = None) -> Who:
         process = process or self._comm.processes.get(rank)
-        host, address = split_node(process.node) if process is not None else ("", "")
-        pid = process.pid if process is not None else None
         known = rank if self._is_world else self._ranks.get(process) if process is not None else None
-        if known is not None:
-            return Who(rank=known, host=host, address=address, pid=pid)
-        return Who(group=self._comm.key, group_rank=rank, host=host, address=address, pid=pid)
+        place: dict[str, Any] = {"rank": known} if known is not None else {"group": self._comm.key, "group_rank": rank}
+        return process.who(**place) if process is not None else Who(**place)
 
     def _operation(self, op: str, number: int | None) -> Operation:
         """Return an operation, which NCCL 2.24 and 2.25 do not name. Its group is not torch's: numbers are NCCL's."""
@@ -429,8 +423,7 @@ class RasReader:
         elif "PEER_DEAD: " in text:
             found = _PROCESS.search(text)
             if found is not None and len(self._deaths) < MOST_PROCESSES:
-                host, address = split_node(found["node"])
-                who = Who(host=host, address=address, pid=int(found["pid"]))
+                who = RasProcess(pid=int(found["pid"]), node=found["node"]).who()
                 self._deaths.append(Absent(**line.says(who), shown=Shown.COUNTS, dead=True))
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
@@ -454,8 +447,8 @@ class RasReader:
     def _begin(self) -> None:
         self._reports = RasReports()
         self._deaths: list[Fact] = []
+        # What NCCL's diagnostics say, and how many ranks the communicator has that it is about.
         self._diagnosed: list[tuple[int, Fact]] = []
-        """What NCCL's diagnostics say, and how many ranks the communicator has that it is about."""
 
     def _finish(self) -> None:
         if self._report is not None:

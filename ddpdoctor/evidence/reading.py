@@ -457,8 +457,8 @@ class _Log:
         self._funnel = Funnel(readers)
         self._counts: Counter[object] = Counter()
         self._ended = False  # whether the processes of a run have ended
+        # Whether the previous block was read line by line. A fact may begin there and end in this block.
         self._goes_on = True
-        """Whether the previous block was read line by line. A fact may begin there and end in this block."""
 
     def read(self, stream: FileContent, head: bytes) -> Read:
         """Read it to its end."""

@@ -273,15 +273,14 @@ class TracebackReader:
     def __init__(self) -> None:
         self._gate = (*_GATE, *dict.fromkeys(mark for known in read_known_errors() for mark in known.marks))
         self._dull: set[str] = set()
-        self._shapes: dict[str, KnownError | None] = {}
-        """What lines without their digits turned out to be."""
+        self._shapes: dict[str, KnownError | None] = {}  # what lines without their digits turned out to be
+        # Streams in which a table of torchrun quotes a traceback, whose last line is still to come.
         self._in_table: set[Hashable] = set()
-        """Streams in which a table of torchrun quotes a traceback, whose last line is still to come."""
+        # The stream and line of the last "Last error:", which NCCL's message follows.
         self._last_error: tuple[Hashable, int] = ((), 0)
-        """The stream and line of the last "Last error:", which NCCL's message follows."""
         self._open: dict[Hashable, list[_Open]] = {}
+        # The stream and line of the last text that announced a harmless traceback.
         self._harmless: tuple[Hashable, int] = ((), -_NEAR)
-        """The stream and line of the last text that announced a harmless traceback."""
 
     @property
     def triggers(self) -> tuple[bytes, ...]:

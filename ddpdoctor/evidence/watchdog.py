@@ -195,8 +195,8 @@ class _Report:
 class _DesyncReports:
     def __init__(self) -> None:
         self.open: dict[Hashable, _Report] = {}
+        # The line of the last head with a group, and that group: a report begins in the next line.
         self.group: tuple[int, dict[str, Any]] = (-_NEAR, {})
-        """The line of the last head with a group, and that group: a report begins in the next line."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -338,8 +338,8 @@ class WatchdogReader:
     def __init__(self) -> None:
         self._open: dict[Hashable, list[_Wait]] = {}
         self._count = 0
+        # The stacks that are being read, innermost frame first, by their streams: their lines have no prefix.
         self._traces: list[tuple[Hashable, _Wait]] = []
-        """The stacks that are being read, innermost frame first, by their streams: their lines have no prefix."""
         self._tail: _Tail | None = None
         self._said: set[Hashable] = set()
         self._desync = _DesyncReports()

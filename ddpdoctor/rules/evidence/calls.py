@@ -314,8 +314,7 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
     waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and not fact.in_init]
     sources = {fact.spot.source for fact in waits}
     told, excused, ended = set(), set(), set()
-    early: dict[int, set[str]] = {}
-    """The files that hold other lines of a rank."""
+    early: dict[int, set[str]] = {}  # the files that hold other lines of a rank
     cut = False
     for fact in facts:
         rank = fact.who.rank

@@ -91,6 +91,11 @@ _KEEP_STDERR = (
     "save the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
 )
 _FIND_STOPPER = "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`"
+_SAME_CALLS = (
+    "make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the rank or its "
+    "data"
+)
+_SAME_ORDER = "call the collectives of all groups in the same order on all ranks; use batch_isend_irecv for exchanges"
 _STOPS = {
     "time limit": ("time limit", "request more time, or save checkpoints and resume from them"),
     "preemption": ("preemption", "save checkpoints at the scheduler's warning signal, and requeue the job"),
@@ -184,23 +189,13 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
     who = who_words(state, ranks, hosts)
     known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
     victims = victim_words(state, ranks)
-    return problem(
-        state,
-        _killed_words(root, who) if killed else _failed_words(root, who, frame),
-        (
-            *([f"{known.means} (at fault: {known.fault})"] if known is not None else []),
-            *quotes(root.facts),
-            *_unsure_words(state, root),
-            *steps_words(state),
-            *victims,
-            *([f"later or unrelated: {quote(others[0].facts[0])}"] if others else []),
-        ),
-        confidence=_sureness(state, root, others),
-        ranks=ranks,
-        hosts=hosts,
-        where=places((rank, frame) for rank in ranks),
-        fix=_failure_fix(root, known, killed=killed, frame=frame, followed=bool(victims or others)),
-    )
+    said = [f"{known.means} (at fault: {known.fault})"] if known is not None else []
+    said += [*quotes(root.facts), *_unsure_words(state, root), *steps_words(state), *victims]
+    said += [f"later or unrelated: {quote(others[0].facts[0])}"] if others else []
+    summary = _killed_words(root, who) if killed else _failed_words(root, who, frame)
+    fix = _failure_fix(root, known, killed=killed, frame=frame, followed=bool(victims or others))
+    sure, where = _sureness(state, root, others), places((rank, frame) for rank in ranks)
+    return problem(state, summary, said, confidence=sure, ranks=ranks, hosts=hosts, where=where, fix=fix)
 
 
 def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
@@ -292,16 +287,9 @@ def machine(state: RunState, root: Root) -> Problem:
     trouble = root.troubles[0]
     ranks, hosts = tuple(sorted(root.ranks)), tuple(sorted(root.hosts))
     where = f"{name_list(hosts)}: " if hosts else f"{rank_list(ranks)}: " if ranks else ""
-    return problem(
-        state,
-        f"{where}{trouble.problem}",
-        (*quotes(root.facts), *victim_words(state, ranks)),
-        severity=Severity.ERROR,
-        confidence=Confidence.MEDIUM,
-        ranks=ranks,
-        hosts=hosts,
-        fix=trouble.fix or "check the kernel log of that host: `dmesg -T`",
-    )
+    said, fix = quotes(root.facts), trouble.fix or "check the kernel log of that host: `dmesg -T`"
+    more: dict[str, Any] = {"severity": Severity.ERROR, "confidence": Confidence.MEDIUM, "hosts": hosts, "fix": fix}
+    return problem(state, where + trouble.problem, [*said, *victim_words(state, ranks)], ranks=ranks, **more)
 
 
 def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
@@ -332,16 +320,9 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
     aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
     differ_in = [f"they differ in: {', '.join(aspects)}"] if aspects else []
-    return problem(
-        state,
-        f"the ranks {made} different calls: {words}{doubt}",
-        (*quotes(differ), *differ_in, *victim_words(state, odd)),
-        confidence=sure,
-        ranks=odd,
-        where=places(lines.items()),
-        fix="make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the "
-        "rank or its data",
-    )
+    summary = f"the ranks {made} different calls: {words}{doubt}"
+    said = (*quotes(differ), *differ_in, *victim_words(state, odd))
+    return problem(state, summary, said, confidence=sure, ranks=odd, where=places(lines.items()), fix=_SAME_CALLS)
 
 
 def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
@@ -374,14 +355,8 @@ def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
     way = "; ".join(
         f"rank {one} is waiting in {operation.words()} for rank {other}" for one, operation, other in links[:6]
     )
-    return problem(
-        state,
-        f"{rank_list(ranks)} are waiting for each other: {way}",
-        quotes(circles),
-        confidence=Confidence.MEDIUM,
-        ranks=ranks,
-        fix="call the collectives of all groups in the same order on all ranks; use batch_isend_irecv for exchanges",
-    )
+    summary = f"{rank_list(ranks)} are waiting for each other: {way}"
+    return problem(state, summary, quotes(circles), confidence=Confidence.MEDIUM, ranks=ranks, fix=_SAME_ORDER)
 
 
 def frozen(state: RunState, ranks: list[int]) -> Problem:
@@ -392,15 +367,11 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
         sample.doing is Doing.COLLECTIVE for rank, sample in samples.items() if rank not in ranks
     )
     on = f" on {name_list(state.hosts_of(ranks))}" if pids and state.hosts_of(ranks) else ""
-    return problem(
-        state,
-        f"{who_words(state, ranks)}: the process is stopped (state T); the others are waiting for it",
-        (),
-        confidence=Confidence.HIGH if others_wait else Confidence.MEDIUM,
-        ranks=ranks,
-        where=places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples),
-        fix=f"continue it: `kill -CONT {where}`{on}; find out who stopped it: a debugger, Ctrl-Z, a suspended job",
-    )
+    summary = f"{who_words(state, ranks)}: the process is stopped (state T); the others are waiting for it"
+    fix = f"continue it: `kill -CONT {where}`{on}; find out who stopped it: a debugger, Ctrl-Z, a suspended job"
+    sure = Confidence.HIGH if others_wait else Confidence.MEDIUM
+    lines = places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples)
+    return problem(state, summary, (), confidence=sure, ranks=ranks, where=lines, fix=fix)
 
 
 def link(state: RunState, links: Sequence[Link]) -> Problem:
@@ -413,42 +384,28 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
     named = bool(host) and (local or len({one.who.host for one in those}) > 1)
     first, who = those[0], those[0].who
     speaker = who.host or who.address or (f"rank {who.rank}" if who.rank is not None else "a host")
-    return problem(
-        state,
-        f"{speaker}: {first.problem}",
-        (*quotes(links), *victim_words(state, ())),
-        confidence=Confidence.MEDIUM,
-        hosts=(host,) if named else (),
-        fix=first.fix,
-    )
+    said, hosts = (*quotes(links), *victim_words(state, ())), (host,) if named else ()
+    summary = f"{speaker}: {first.problem}"
+    return problem(state, summary, said, confidence=Confidence.MEDIUM, hosts=hosts, fix=first.fix)
 
 
 def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[Fact]) -> Problem:
-    addresses = name_list(sorted(set(alone.values())))
-    return problem(
-        state,
-        f"NCCL on {name_list(sorted(alone))} uses the address {addresses}, which other hosts cannot reach: the wrong "
-        "network interface",
-        quotes(facts),
-        confidence=Confidence.MEDIUM,
-        hosts=tuple(sorted(alone)),
-        fix="set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)",
-    )
+    hosts, addresses = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
+    what = f"uses the address {addresses}, which other hosts cannot reach: the wrong network interface"
+    fix = "set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)"
+    summary = f"NCCL on {name_list(hosts)} {what}"
+    return problem(state, summary, quotes(facts), confidence=Confidence.MEDIUM, hosts=hosts, fix=fix)
 
 
 def lost(state: RunState, one: Lost) -> Problem:
     ranks = (one.rank,) if one.rank is not None else ()
     hosts = (one.host,) if one.host else ()
-    return problem(
-        state,
+    summary = (
         f"{who_words(state, ranks, hosts)} may have ended first: {len(one.facts)} other processes lost their "
-        "connection to it, and it reports no lost connection; the reason is unknown",
-        (*quotes(one.facts), *victim_words(state, ranks)),
-        confidence=Confidence.LOW,
-        ranks=ranks,
-        hosts=hosts,
-        fix="; ".join(collect(state)),
+        "connection to it, and it reports no lost connection; the reason is unknown"
     )
+    said, fix = (*quotes(one.facts), *victim_words(state, ranks)), "; ".join(collect(state))
+    return problem(state, summary, said, confidence=Confidence.LOW, ranks=ranks, hosts=hosts, fix=fix)
 
 
 def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
@@ -460,14 +417,12 @@ def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
 def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
     one = facts[0]
     limits = quotes(fact for fact in state.all(Waiting) if fact.timed_out)
-    return problem(
-        state,
+    said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
+    summary = (
         f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
-        "but it does not complete: the network or a rank's device may be at fault",
-        (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown"),
-        confidence=Confidence.LOW,
-        fix="; ".join(collect(state)),
+        "but it does not complete: the network or a rank's device may be at fault"
     )
+    return problem(state, summary, said, confidence=Confidence.LOW, fix="; ".join(collect(state)))
 
 
 def steps_words(state: RunState) -> list[str]:
