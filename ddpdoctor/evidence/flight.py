@@ -128,11 +128,8 @@ def _sound(plain: list[Any]) -> list[_Entry]:
             and all(-1 <= number < _MOST_NUMBER for number in row[3:6])
         ]
     # A group is its name and perhaps a description.
-    entries = [
-        entry
-        for entry in entries
-        if (group := entry["process_group"]) and isinstance(group[0], str) and isinstance(group[-1], str)
-    ]
+    groups = ((entry, entry["process_group"]) for entry in entries)
+    entries = [entry for entry, one in groups if one and isinstance(one[0], str) and isinstance(one[-1], str)]
     return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
 
 
@@ -192,12 +189,9 @@ def _is_helper(group: _Gathered) -> bool:
     """Return whether torch compared fingerprints in it, under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     if not group.collectives or group.desc:
         return False
-    return all(
-        op_name(_op(entry)).startswith("all_gather")
-        and _dtype(entry) == "int64"
-        and set(_numels(entry.get("input_sizes"))) <= _HELPER_NUMELS
-        for entry in group.collectives
-    )
+    gathers = (one for one in group.collectives if op_name(_op(one)).startswith("all_gather"))
+    sizes = [set(_numels(one.get("input_sizes"))) for one in gathers if _dtype(one) == "int64"]
+    return len(sizes) == len(group.collectives) and all(one <= _HELPER_NUMELS for one in sizes)
 
 
 def _build_group(
@@ -228,28 +222,18 @@ def _build_group(
     pending_transfers, made = _transfers(group.transfers)
     limit_ms = pending.get("timeout_ms") if pending is not None else None
     ended_ns = [end.get("time_discovered_completed_ns") for end in ends[-_MOST_TIMES:]]
+    limit_s = limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None
+    by_autograd = pending is not None and str(pending.get("thread_name", "")).startswith("pt_autograd")
+    desc, members = config or ("", None)
     return FlightGroup(
-        name=group.name,
-        desc=group.desc or (config[0] if config else ""),
-        members=config[1] if config else None,
-        calls=calls,
-        which=which,
-        seq=array("q", numbers),
-        done=done,
-        knows_ends=knows_ends,
-        timed_out=timed_out,
-        limit_s=limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None,
-        pending_ns=pending["time_created_ns"] if pending is not None else None,
-        pending_frames=_frames(pending),
-        pending_in_backward=pending is not None
-        and not pending.get("frames")
-        and str(pending.get("thread_name", "")).startswith("pt_autograd"),
-        last_frames=_frames(entries[-1] if entries else None),
-        transfers=pending_transfers,
-        made=made,
+        name=group.name, desc=group.desc or desc, members=members, calls=calls, which=which, seq=array("q", numbers),
+        done=done, knows_ends=knows_ends, timed_out=timed_out, limit_s=limit_s,
+        pending_ns=pending["time_created_ns"] if pending is not None else None, pending_frames=_frames(pending),
+        pending_in_backward=by_autograd and pending is not None and not pending.get("frames"),
+        last_frames=_frames(entries[-1] if entries else None), transfers=pending_transfers, made=made,
         last_made_ns=array("q", _column(firsts[-_MOST_TIMES:], "time_created_ns")),
         last_ended_ns=array("q", [ns if type(ns) is int and 0 < ns < _MOST_NUMBER else 0 for ns in ended_ns]),
-    )
+    )  # fmt: skip
 
 
 def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
@@ -267,13 +251,9 @@ def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
 
 
 def _call(entry: _Entry) -> FlightCall:
-    return FlightCall(
-        op=op_name(_op(entry)),
-        numels_in=_numels(entry.get("input_sizes")),
-        numels_out=_numels(entry.get("output_sizes")),
-        shape=next(iter(_shapes(entry.get("input_sizes"))), ()),
-        dtype=_dtype(entry),
-    )
+    sizes, numels_out = entry.get("input_sizes"), _numels(entry.get("output_sizes"))
+    shape = next(iter(_shapes(sizes)), ())
+    return FlightCall(op_name(_op(entry)), _numels(sizes), numels_out, shape, _dtype(entry))
 
 
 def _shapes(sizes: object) -> list[tuple[int, ...]]:
@@ -332,11 +312,8 @@ def _transfers(entries: Sequence[_Entry]) -> tuple[tuple[FlightTransfer, ...], d
         end = ended.get(_block_of(entry), entry)
         if end["state"] != "completed" and not (marks_only and end.get("retired")):
             numels = _numels(entry.get("input_sizes")) or _numels(entry.get("output_sizes"))
-            pending.append(
-                FlightTransfer(
-                    found[1], peer, made[key], numels[0] if numels else None, entry["time_created_ns"], _frames(entry)
-                )
-            )
+            numel, made_ns = numels[0] if numels else None, entry["time_created_ns"]
+            pending.append(FlightTransfer(found[1], peer, made[key], numel, made_ns, _frames(entry)))
         else:
             # One stream serves a pair of ranks: what came before a completed transfer has completed too.
             pending = [one for one in pending if (one.op, one.peer) != key]

@@ -592,12 +592,8 @@ def _of_json(body: Any, spot: Spot) -> RasReport | None:
     for one in body["communicators"]:
         if isinstance(one, dict):
             _json_communicator(report, one)
-    processes = {
-        (process.node, process.pid)
-        for comm in report.communicators.values()
-        for process in comm.processes.values()
-        if process is not None
-    }
+    every = (process for comm in report.communicators.values() for process in comm.processes.values())
+    processes = {process for process in every if process is not None}
     report.gpus = max([len(processes), *(comm.size or 0 for comm in report.communicators.values())], default=None)
     return report
 

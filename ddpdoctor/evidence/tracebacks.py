@@ -306,14 +306,12 @@ class TracebackReader:
         # Lines of several processes are mixed, and nothing says whose they are. Processes that fail alike write
         # alike: a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
         is_frame, is_source = text.startswith("  File "), text.startswith("   ")
-        for one in sorted(
-            opened,
-            key=lambda one: (
-                is_source and not one.text.wants_source,
-                not one.text.is_open,
-                is_frame and len(one.text.chain[-1].frames),
-            ),
-        ):
+
+        def place(one: _Open) -> tuple[bool, bool, int]:
+            frames = len(one.text.chain[-1].frames) if is_frame else 0
+            return is_source and not one.text.wants_source, not one.text.is_open, frames
+
+        for one in sorted(opened, key=place):
             fed = one.text.feed(text)
             if fed is Fed.TAKEN:
                 is_exception = not one.text.is_open and len(one.text.chain[-1].lines) == 1

@@ -481,13 +481,10 @@ def _calls_differ(called: Sequence[Called]) -> Differ | None:
         fact = next(fact for fact in by_rank[ranks[0]] if _shape(fact.operation) == own)
         shown.append((tuple(sorted(ranks)), fact))
     majority, last = shown[0][0], shown[-1][1]
-    return Differ(
-        spot=last.spot,
-        said=last.said,
-        sides=tuple((ranks, fact.operation) for ranks, fact in shown),
-        odd=tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None,
-        aspect="operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape",
-    )
+    sides_of = tuple((ranks, fact.operation) for ranks, fact in shown)
+    odd = tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None
+    aspect = "operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape"
+    return Differ(spot=last.spot, said=last.said, sides=sides_of, odd=odd, aspect=aspect)
 
 
 def _shape(operation: Operation) -> _Call:

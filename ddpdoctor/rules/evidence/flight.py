@@ -65,15 +65,12 @@ def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | 
 
 def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
     """Return what must be equal on all ranks. torch writes no sizes for a barrier."""
-    return tuple(
-        (
-            call.op,
-            call.numels_in if call.op in SAME_IN else (),
-            call.numels_out if call.op in SAME_OUT else (),
-            call.dtype if call.op in SAME_IN | SAME_OUT else "",
-        )
-        for call in block
-    )
+    found = []
+    for call in block:
+        same_in, same_out = call.op in SAME_IN, call.op in SAME_OUT
+        numels_in, numels_out = call.numels_in if same_in else (), call.numels_out if same_out else ()
+        found.append((call.op, numels_in, numels_out, call.dtype if same_in or same_out else ""))
+    return tuple(found)
 
 
 # Sorts the groups of all dumps: groups of one name are one group only if they have the same members

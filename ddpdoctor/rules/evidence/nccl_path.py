@@ -277,14 +277,13 @@ def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
         if behind and {one.nvls for one in job.of_host(host)} == {False}:
-            yield Problem(
-                summary=f"NVLS is not available on {host}, although its {behind[0].name} are behind NVSwitches: "
-                "the switches do no reductions",
-                hosts=(host,),
-                confidence=Confidence.MEDIUM,
-                fix="run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "
-                "of the driver's version, and all GPUs of a partition in a virtual machine",
+            although = f"although its {behind[0].name} are behind NVSwitches: the switches do no reductions"
+            summary = f"NVLS is not available on {host}, {although}"
+            fix = (
+                "run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "
+                "of the driver's version, and all GPUs of a partition in a virtual machine"
             )
+            yield Problem(summary=summary, hosts=(host,), confidence=Confidence.MEDIUM, fix=fix)
 
 
 def _unequal_channels(job: NcclJob) -> Iterator[Problem]:
@@ -295,14 +294,10 @@ def _unequal_channels(job: NcclJob) -> Iterator[Problem]:
         if len(set(counts.values())) > 1 and not communicator.startswith("of "):
             few = min(counts.values())
             behind = tuple(sorted(rank for rank, count in counts.items() if count == few))
-            yield Problem(
-                summary=f"{rank_list(behind)} set up {few} channels for collectives, but others {max(counts.values())}",
-                ranks=behind,
-                hosts=tuple(sorted({one.who.host for one in those if one.members[0].rank in behind})),
-                fix=(
-                    "set the same NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE on all ranks, or unset them"
-                ),
-            )
+            hosts = tuple(sorted({one.who.host for one in those if one.members[0].rank in behind}))
+            summary = f"{rank_list(behind)} set up {few} channels for collectives, but others {max(counts.values())}"
+            fix = "set the same NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE on all ranks, or unset them"
+            yield Problem(summary=summary, ranks=behind, hosts=hosts, fix=fix)
 
 
 def _is_on(job: NcclJob, name: str, host: str) -> bool:
@@ -315,14 +310,11 @@ def _slow_links(
 ) -> Problem:  # fmt: skip
     """Return the problem of a host's connections, which variables that are set (``off``) explain, if there are any."""
     said = list(dict.fromkeys(link.edge.said for link in links))[:MOST_SAID]
+    said += [f"{name}={job.setting(name, (host,))}" for name in off]
     return Problem(
-        summary=summary,
-        ranks=_ranks(links),
-        hosts=(host,),
-        confidence=Confidence.MEDIUM,
-        evidence=(*said, *(f"{name}={job.setting(name, (host,))}" for name in off)),
+        summary=summary, ranks=_ranks(links), hosts=(host,), confidence=Confidence.MEDIUM, evidence=tuple(said),
         fix=f"unset {' '.join(off)}" if off else fix,
-    )
+    )  # fmt: skip
 
 
 def _ranks(links: Sequence[RankLink]) -> tuple[int, ...]:

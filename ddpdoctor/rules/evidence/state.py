@@ -161,12 +161,12 @@ def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     if len(names) < 2 or len({pid for _, pid in pids}) not in {1, len(pids)}:
         return tuple(facts)
     ranks: dict[tuple[str, int | None], int] = {name: rank for rank, name in enumerate(names)}
-    return tuple(
-        replace(fact, who=replace(fact.who, rank=ranks.get((fact.spot.source, fact.who.pid))))
-        if isinstance(fact, Stacked) and fact.who.rank is None
-        else fact
-        for fact in facts
-    )
+    found = list(facts)
+    for at, fact in enumerate(facts):
+        if isinstance(fact, Stacked) and fact.who.rank is None:
+            rank = ranks.get((fact.spot.source, fact.who.pid))
+            found[at] = replace(fact, who=replace(fact.who, rank=rank))
+    return tuple(found)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -382,14 +382,9 @@ def build_run_state(evidence: Evidence) -> RunState:
     seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, Launched, Restarted))}
     seen |= {dump.rank for dump in run.dumps}
     seen |= {rank for fact in facts if isinstance(fact, Inside) for rank in fact.ranks}
-    return RunState(
-        evidence=evidence,
-        run=run,
-        world=world,
-        facts=facts,
-        seen=frozenset(rank for rank in seen if rank is not None),
-        hosts={rank: next(iter(names)) for rank, names in hosts.items() if len(names) == 1},
-    )
+    named = {rank: next(iter(names)) for rank, names in hosts.items() if len(names) == 1}
+    every = frozenset(rank for rank in seen if rank is not None)
+    return RunState(evidence=evidence, run=run, world=world, facts=facts, seen=every, hosts=named)
 
 
 def last_samples(facts: Sequence[Fact]) -> dict[int, Stacked]:
