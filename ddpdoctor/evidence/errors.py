@@ -93,6 +93,7 @@ _PEER_LOST = re.compile(
 _DISTRIBUTED = re.compile(
     r"gloo|pair\.cc|[Nn][Cc][Cc][Ll]|c10d|SocketImpl|TCPStore|ProcessGroup|store->|failed to recv, got|\[Rank \d+\]"
 )
+_OF_TORCH = re.compile(r"torch[/\\]distributed[/\\]")
 _MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|Cuda failure '?(?:2 )?'?out of memory"
     r"|can't allocate memory"
@@ -118,15 +119,11 @@ _LOCAL = ("127.", "::1", "localhost", "::ffff:127.", "0.0.0.0")  # noqa: S104 - 
 def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     """Return what an error says. ``kind`` is the class of the exception with or without its module."""
     name = kind.rpartition(".")[2]
-    last_files = [frame.file.replace("\\", "/") for frame in frames[-3:]]
     if name in _STOPPED_TYPES or _STOPPED.search(message):
         return Reading(nature=Nature.STOPPED)
     in_worker = bool(_WORKER.search(message))
-    if (
-        name in _FOLLOWS_TYPES
-        or _FOLLOWS.search(message)
-        or (name in _PIPE_TYPES and bool(frames) and bool(_PIPES.search(frames[-1].file)))
-    ):
+    in_pipe = name in _PIPE_TYPES and bool(frames) and _PIPES.search(frames[-1].file)
+    if name in _FOLLOWS_TYPES or in_pipe or _FOLLOWS.search(message):
         return Reading(nature=Nature.FOLLOWS, in_worker=in_worker)
     if name in _MEMORY_TYPES or _MEMORY.search(message):
         return Reading(nature=Nature.OWN, memory=True, in_worker=in_worker)
@@ -136,7 +133,7 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     elif _PEER_LOST.search(message) and (
         name.startswith("Dist")
         or _DISTRIBUTED.search(message)
-        or any("torch/distributed/" in file for file in last_files)
+        or any(_OF_TORCH.search(frame.file) for frame in frames[-3:])
     ):
         nature = Nature.PEER_LOST
     else:
@@ -539,15 +536,12 @@ class CollectiveErrorReader:
     def _add_mismatch(self, line: Line) -> None:
         calls = []
         for match in _CALL.finditer(line.text):
-            seq, dtype = match["seq"], (match["dtypes"] or "").strip()
+            op, dtype = op_type_name(match["op"]), dtype_name((match["dtypes"] or "").strip())
+            seq = int(match["seq"] or -1)  # it counts from 0, all other sources from 1
             shapes = re.findall(r"\[([\d, ]*)\]", match["shape"] or "")
-            operation = Operation(
-                op=op_type_name(match["op"]),
-                seq=int(seq) + 1 if seq and len(seq) < 10 else None,  # it counts from 0, all other sources from 1
-                shape=tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None,
-                dtype=dtype_name(dtype),
-            )
-            calls.append((int(match["rank"]), operation))
+            shape = tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None
+            number = seq + 1 if 0 <= seq < 10**9 else None
+            calls.append((int(match["rank"]), Operation(op=op, seq=number, shape=shape, dtype=dtype)))
         if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
             return
         self._mismatch = self._mismatch or line

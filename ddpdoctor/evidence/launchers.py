@@ -255,11 +255,8 @@ class FrameworkReader:
             number = -code if code < 0 else code - 128
             signal = SIGNALS.get(number, "")
             # The launcher prints the command of the process that it started last, whichever failed.
-            who = (
-                self._who(line, found["command"])
-                if _ONLY_LOCAL_RANK.search(found["command"])
-                else Who(host=line.who.host)
-            )
+            is_only = _ONLY_LOCAL_RANK.search(found["command"]) is not None
+            who = self._who(line, found["command"]) if is_only else Who(host=line.who.host)
             said = {**line.says(who), "said": f"a process of DeepSpeed's launcher exits with return code {code}"}
             yield Exited(signal=signal, code=None if signal else code, by_launcher=signal == "SIGTERM", **said)
 

@@ -575,11 +575,8 @@ class LogSplitter:
             rank = shape.ranks_of(match).get("rank")
             if inner is not None and rank is not None and rank != int(inner["rank"]):
                 shape.names_rank = False
-        shape.counters = frozenset(
-            group
-            for group, seen in numbers.items()
-            if len(set(seen)) > max(2, 0.6 * len(seen)) and seen == sorted(seen)
-        )
+        many = (group for group, seen in numbers.items() if len(set(seen)) > max(2, 0.6 * len(seen)))
+        shape.counters = frozenset(group for group in many if numbers[group] == sorted(numbers[group]))
         self._shapes[pattern] = shape
 
     def _dedent(self, raws: list[str]) -> None:

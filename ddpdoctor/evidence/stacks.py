@@ -378,12 +378,9 @@ def _read_line(process: _Process, line: str) -> bool:
             return True
     match = next((found for pattern in _FRAMES if (found := pattern.match(line))), None)
     if match is not None and process.threads:
-        file, line_number, function = match["file"], match["line"], match["function"].strip()
-        process.threads[-1].add(
-            foreign_frame(file, int(line_number), function)
-            if line_number is not None
-            else Frame(file=file, line=0, function=function, user=False)  # of a library in C
-        )
+        file, number, function = match["file"], match["line"], match["function"].strip()
+        in_c = Frame(file=file, line=0, function=function, user=False)
+        process.threads[-1].add(in_c if number is None else foreign_frame(file, int(number), function))
     return match is not None
 
 

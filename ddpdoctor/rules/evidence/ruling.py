@@ -224,20 +224,15 @@ def find_absent(state: RunState) -> Ruling | None:
     sure = {rank for rank, fact in absent if fact.certain or fact.expected}
     unseen = [rank for rank in ranks if rank not in state.seen and rank not in sure]
     if unseen:
-        return Ruling(
-            reason=f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown",
-            collect=collect(state),
-        )
+        reason = f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
+        return Ruling(reason=reason, collect=collect(state))
     elsewhere = {Doing.OWN, Doing.DATA, Doing.EXIT}
     ranks = [rank for rank in ranks if rank in samples and samples[rank].doing in elsewhere] or ranks
     those = [fact for rank, fact in absent if rank in ranks]
     if all(fact.moves for fact in those):
         at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
-        return Ruling(
-            reason=f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
-            "it may just be slow, or in an endless loop",
-            collect=(SAMPLE_AGAIN,),
-        )
+        waits = f"others wait for {who_words(state, ranks)}, which moved between the samples ({at})"
+        return Ruling(reason=f"{waits}: it may just be slow, or in an endless loop", collect=(SAMPLE_AGAIN,))
     weaker = [fact for rank, fact in roots if rank in others and not set(fact.waiters).isdisjoint(ranks)]
     one = _Absence(state, ranks, those, samples, doubted=bool(weaker))
     problem = words.problem(

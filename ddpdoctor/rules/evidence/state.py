@@ -59,17 +59,14 @@ _OF_OTHERS = (Absent, Circle, Differ, Inside)  # facts about ranks whose own evi
 
 def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     """Return the facts, with notes in place of the errors after which the same writer went on or ended well."""
-    signs = [
-        fact for fact in facts if isinstance(fact, Moving) or (isinstance(fact, Finished) and not fact.process_only)
-    ]
+    signs = [one for one in facts if isinstance(one, Moving) or (isinstance(one, Finished) and not one.process_only)]
     exits = [fact.who.rank for fact in facts if isinstance(fact, Exited) and fact.code is not None]
     found: list[Fact] = []
     for fact in facts:
         failed = fact if isinstance(fact, Failed) else None
         # Somebody who is late, at the start or later, holds up the whole job as long as it lasts.
-        of_job = isinstance(fact, Absent) and fact.expected
-        if isinstance(fact, Waiting):
-            of_job = fact.in_init and not fact.timed_out
+        is_late = isinstance(fact, Absent) and fact.expected
+        of_job = is_late or (isinstance(fact, Waiting) and fact.in_init and not fact.timed_out)
         # A process may have ended by this error; what it had still to print may come after the error.
         explains = failed is not None and any(rank in (fact.who.rank, None) or fact.who.rank is None for rank in exits)
         own = of_job or failed is not None or (isinstance(fact, Exited) and fact.who == Who())
