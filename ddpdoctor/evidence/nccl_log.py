@@ -27,7 +27,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.known_errors import plain_address, read_warning
+from ddpdoctor.model.known_errors import MAPPED, read_warning
 from ddpdoctor.model.words import first_names
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
     if found is None:
         if (found := _BOOTSTRAP.search(text)) is not None:
             process.interface = found["interface"]
-            process.who = replace(process.who, address=plain_address(found["address"]))
+            process.who = replace(process.who, address=MAPPED.sub("", found["address"]))
         return
     pointer, phase = found["pointer"], found["phase"]
     if not phase.startswith("Init"):

@@ -105,9 +105,6 @@ class NcclJob:
                 ))  # fmt: skip
         return tuple(found)
 
-    def of_host(self, host: str) -> list[NcclPaths]:
-        return [process for process in self.processes if process.who.host == host]
-
     def machine(self, host: str) -> Node | None:
         return self.machines.get(_short(host))
 
@@ -201,7 +198,7 @@ def _inside_host(job: NcclJob) -> Iterator[Problem]:
 def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
     between = [link for link in job.links if link.edge.way is DataWay.TCP and link.inside is not True]
     for host, those in grouped((link.host, link) for link in between).items():
-        found = {name for one in job.of_host(host) for name in one.adapters}
+        found = {name for one in job.processes if one.who.host == host for name in one.adapters}
         node = job.machine(host)
         rdma = known(node.rdma) if node is not None else None
         devices = rdma.devices if rdma is not None else ()
@@ -276,7 +273,7 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
 def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
-        if behind and {one.nvls for one in job.of_host(host)} == {False}:
+        if behind and {one.nvls for one in job.processes if one.who.host == host} == {False}:
             although = f"although its {behind[0].name} are behind NVSwitches: the switches do no reductions"
             summary = f"NVLS is not available on {host}, {although}"
             fix = (

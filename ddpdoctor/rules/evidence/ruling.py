@@ -54,7 +54,7 @@ from ddpdoctor.rules.progress.states import place_words
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ddpdoctor.rules.evidence.state import Root
 
@@ -253,7 +253,7 @@ def _waits(state: RunState, rank: int, absent: Absent, sample: Stacked | None) -
 
 def decide(state: RunState) -> Ruling:
     """Return what the evidence of a run amounts to."""
-    if state.ended_well:
+    if (state.all(Finished) or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
     differ = [fact for fact in state.all(Differ) if fact.certain]
@@ -365,21 +365,17 @@ def _reasons(state: RunState) -> Iterator[str]:
     yield "no failure was found, but nothing shows that the job succeeded"
 
 
-def _answers(kind: str) -> Callable[[RunState], Answer]:
-    def check(state: RunState) -> Answer:
-        ruling = state.ruling
-        if ruling.kind == kind and ruling.problem is not None:
-            return judged([ruling.problem])
-        return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "the cause is unknown")
-
-    return check
-
-
 for code, kind in {
     "DD601": "stuck", "DD602": "mismatch", "DD603": "early-exit", "DD604": "crash", "DD605": "killed",
     "DD606": "stopped", "DD607": "missing", "DD608": "deadlock", "DD611": "transport",
 }.items():  # fmt: skip
-    also(code)(_answers(kind))
+
+    @also(code)
+    def check(state: RunState, kind: str = kind) -> Answer:
+        ruling = state.ruling
+        if ruling.kind == kind and ruling.problem is not None:
+            return judged([ruling.problem])
+        return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "the cause is unknown")
 
 
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")

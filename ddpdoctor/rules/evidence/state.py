@@ -331,11 +331,6 @@ class RunState:
         return who.host or (named.pop() if len(named) == 1 else who.address)
 
     @property
-    def ended_well(self) -> bool:
-        """The job ended, or was seen making progress in two samples, and nothing went wrong before."""
-        return (bool(self.all(Finished)) or self.moves) and not self.went_wrong
-
-    @property
     def numbered_by(self) -> str:
         """What ranks are taken from, if no evidence tells a rank or the world size: local ranks, or Slurm's tasks."""
         if self.world is not None or any(fact.who.rank is not None for fact in self.run.facts):

@@ -176,9 +176,12 @@ def places(ranks_frames: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...
 
 def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterable[int] = (), **more: Any) -> Problem:
     """Return a problem of ranks on their hosts, unless ``more`` names others."""
-    ranks = tuple(ranks)
+    ranks, evidence = tuple(ranks), [*said]
+    if state.world is not None and state.seen:  # of how many ranks there is evidence
+        some = f"{len(state.seen)} of {state.world} ranks; missing: ranks {format_numbers(state.unseen)}"
+        evidence.append(f"evidence from {some if state.unseen else f'all {state.world} ranks'}")
     fields: dict[str, Any] = {"hosts": state.hosts_of(ranks), **more}
-    return Problem(summary=summary, ranks=ranks, evidence=(*said, *coverage(state)), **fields)
+    return Problem(summary=summary, ranks=ranks, evidence=tuple(evidence), **fields)
 
 
 def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool) -> Problem:
@@ -431,11 +434,3 @@ def steps_words(state: RunState) -> list[str]:
         return []
     last = max(logged, key=lambda fact: fact.step or 0)
     return [f"the last logged step: {last.step} ({quote(last)})"]
-
-
-def coverage(state: RunState) -> list[str]:
-    if state.world is None or not state.seen:
-        return []
-    if not state.unseen:
-        return [f"evidence from all {state.world} ranks"]
-    return [f"evidence from {len(state.seen)} of {state.world} ranks; missing: ranks {format_numbers(state.unseen)}"]
