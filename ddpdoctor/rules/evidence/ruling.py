@@ -34,7 +34,7 @@ from ddpdoctor.model.evidence import (  # fmt: skip
 )
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.known_errors import ONLY_LOCAL
-from ddpdoctor.model.words import grouped, rank_list, verb
+from ddpdoctor.model.words import grouped, name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.calls import WAITS, innermost, ranked
@@ -69,6 +69,7 @@ _LET_IT_END = (
     "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
     "limit: `init_process_group(timeout=timedelta(hours=2))`"
 )
+_SET_INTERFACE = "set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)"
 ALL_RANKS = "all ranks"  # what RAS's reader calls the communicator that has all ranks
 _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})  # notes that say why the cause cannot be told
 # What only such errors say, with a quote of one.
@@ -328,7 +329,11 @@ def _network(state: RunState) -> Iterator[Ruling]:
     links = [fact for fact in state.all(Link) if not fact.victim]
     own = [fact for fact in links if fact.to.address in alone.values()]
     if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
-        yield Ruling(kind="transport", problem=words.wrong_interface(state, alone, [*own, *waits]))
+        hosts, shown = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
+        what = f"uses the address {shown}, which other hosts cannot reach: the wrong network interface"
+        summary, said, sure = f"NCCL on {name_list(hosts)} {what}", quotes([*own, *waits]), Confidence.MEDIUM
+        problem = words.problem(state, summary, said, confidence=sure, hosts=hosts, fix=_SET_INTERFACE)
+        yield Ruling(kind="transport", problem=problem)
     if links:
         yield Ruling(kind="transport", problem=words.link(state, links))
 

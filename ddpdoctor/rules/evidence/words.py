@@ -27,7 +27,7 @@ from ddpdoctor.rules.evidence.state import last_samples, lost_by
 from ddpdoctor.rules.progress.states import place_words, to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.evidence import Circle, Differ, Fact, Stopped
     from ddpdoctor.model.known_errors import KnownError
@@ -390,14 +390,6 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
     said, hosts = (*quotes(links), *victim_words(state, ())), (host,) if named else ()
     summary = f"{speaker}: {first.problem}"
     return problem(state, summary, said, confidence=Confidence.MEDIUM, hosts=hosts, fix=first.fix)
-
-
-def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[Fact]) -> Problem:
-    hosts, addresses = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
-    what = f"uses the address {addresses}, which other hosts cannot reach: the wrong network interface"
-    fix = "set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)"
-    summary = f"NCCL on {name_list(hosts)} {what}"
-    return problem(state, summary, quotes(facts), confidence=Confidence.MEDIUM, hosts=hosts, fix=fix)
 
 
 def lost(state: RunState, one: Lost) -> Problem:
