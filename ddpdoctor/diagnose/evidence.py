@@ -270,7 +270,7 @@ def _about(state: RunState) -> dict[str, Any]:
         "run": state.run.name,
         "world_size": state.world,
         "seen_ranks": sorted(state.seen),
-        "moves": state.ended_well and state.moves,
+        "moves": state.moves and not state.went_wrong,
         "notes": list(hints)[:MOST_HINTS],
         "unclear": state.ruling.reason,
         "collect": list(state.ruling.collect),

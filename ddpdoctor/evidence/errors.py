@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import LineReader, begins_run, origin_of, quote
+from ddpdoctor.evidence.lines import LineReader, origin_of, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,
@@ -25,7 +25,7 @@ from ddpdoctor.model.evidence import (
 )
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.known_errors import Accused, find_known, read_warning
-from ddpdoctor.model.words import group_alike, op_type_name
+from ddpdoctor.model.words import dtype_name, group_alike, odd_ranks, op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -47,6 +47,10 @@ class Reading:
     memory: bool = False
     in_worker: bool = False
     known: KnownError | None = None  # the row of the table of known errors, if that decided
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"nature": self.nature, "peers": self.peers, "peer_hosts": self.peer_hosts, "memory": self.memory}
 
 
 _STOPPED = re.compile(
@@ -89,6 +93,7 @@ _PEER_LOST = re.compile(
 _DISTRIBUTED = re.compile(
     r"gloo|pair\.cc|[Nn][Cc][Cc][Ll]|c10d|SocketImpl|TCPStore|ProcessGroup|store->|failed to recv, got|\[Rank \d+\]"
 )
+_OF_TORCH = re.compile(r"torch[/\\]distributed[/\\]")
 _MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|Cuda failure '?(?:2 )?'?out of memory"
     r"|can't allocate memory"
@@ -114,15 +119,11 @@ _LOCAL = ("127.", "::1", "localhost", "::ffff:127.", "0.0.0.0")  # noqa: S104 - 
 def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     """Return what an error says. ``kind`` is the class of the exception with or without its module."""
     name = kind.rpartition(".")[2]
-    last_files = [frame.file.replace("\\", "/") for frame in frames[-3:]]
     if name in _STOPPED_TYPES or _STOPPED.search(message):
         return Reading(nature=Nature.STOPPED)
     in_worker = bool(_WORKER.search(message))
-    if (
-        name in _FOLLOWS_TYPES
-        or _FOLLOWS.search(message)
-        or (name in _PIPE_TYPES and bool(frames) and bool(_PIPES.search(frames[-1].file)))
-    ):
+    in_pipe = name in _PIPE_TYPES and bool(frames) and _PIPES.search(frames[-1].file)
+    if name in _FOLLOWS_TYPES or in_pipe or _FOLLOWS.search(message):
         return Reading(nature=Nature.FOLLOWS, in_worker=in_worker)
     if name in _MEMORY_TYPES or _MEMORY.search(message):
         return Reading(nature=Nature.OWN, memory=True, in_worker=in_worker)
@@ -132,7 +133,7 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     elif _PEER_LOST.search(message) and (
         name.startswith("Dist")
         or _DISTRIBUTED.search(message)
-        or any("torch/distributed/" in file for file in last_files)
+        or any(_OF_TORCH.search(frame.file) for frame in frames[-3:])
     ):
         nature = Nature.PEER_LOST
     else:
@@ -193,7 +194,6 @@ def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> Fact:
 
 
 def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
-    """Return the connection that a warning is about."""
     named = warning.named
     local_rank = int(named["local_rank"]) if "local_rank" in named else None
     host = common["who"].host if local_rank is not None else named.get("host", "")
@@ -210,23 +210,26 @@ _SHELL = re.compile(
     r"|Floating point exception|Illegal instruction)\b"
 )
 _ALONE = re.compile(
-    r"(?:^|(?:it/s|s/it)[^\]]{0,80}\]\s*|EXIT STRING: )"  # a progress bar ends without a line end; MPICH
+    r"(?:^\s*|(?:it/s|s/it)[^\]]{0,80}\]\s*|EXIT STRING: )"  # a progress bar ends without a line end; MPICH
     r"(?:(?P<how>Segmentation fault|Bus error|Aborted|Floating point exception|Illegal instruction)"
-    r"(?: \((?:core dumped|signal \d{1,2})\))?|(?P<killed>Killed)(?: \(signal 9\))?)$"
+    r"(?: \((?:core dumped|signal \d{1,2})\))?|(?P<killed>Killed)(?: \(signal 9\))?)\s*$"
 )
 # Also UCX's handler.
 _OPEN_MPI = re.compile(
     r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,9})(?: *:\d{1,9}:\d{1,9})?\] (?:Signal: |Caught signal \d{1,2} \()"
     r"(?P<how>Segmentation fault|Bus error|Aborted)(?: \(\d+\)|[:)])"
 )
-# How a launcher reports the process that ended first, with its rank.
-_REPORTED = (
+# After those of Open MPI: how a launcher reports the process that ended first, with its rank.
+_SIGNALED = (
+    _OPEN_MPI,
     re.compile(r"Child process with PID (?P<pid>\d{1,9}) terminated with code (?P<code>-?\d{1,5})\b"),  # Lightning
     re.compile(
         r"process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,9}) on node (?P<host>[\w.-]{1,253})"
         r" (?:exited on signal (?P<signal>\d{1,2})|exiting)"
     ),
     re.compile(r"MPI_A(?:BORT|bort) was invoked on rank (?P<rank>\d{1,7}) in communicator MPI_COMM_WORLD"),
+    _SHELL,
+    _ALONE,
 )
 _FIRST = re.compile(
     r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]"
@@ -263,13 +266,11 @@ class CrashReader(LineReader):
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._thrown: dict[Hashable, tuple[int, str]] = {}
-        """The type that was thrown last in each stream, and its line."""
+        self._thrown: dict[Hashable, tuple[int, str]] = {}  # the type that was thrown last in each stream, and its line
+        # The line in which mpirun named the process that ended first, and what it said.
         self._first: tuple[int, dict[str, str]] = (-_NEAR, {})
-        """The line in which mpirun named the process that ended first, and what it said."""
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
         if not any(words in text for words in _GATE):
             return ()
@@ -282,13 +283,9 @@ class CrashReader(LineReader):
             if any(words in what["message"] for words in _WATCHDOG):
                 return ()
             thrown = thrown if line.number - number <= _NEAR else ""
-            reading, short = classify(thrown, what["message"]), thrown.rpartition("::")[2] or "C++ exception"
-            return [
-                Failed(
-                    type=short, message=quote(what["message"]), nature=reading.nature, peers=reading.peers,
-                    peer_hosts=reading.peer_hosts, memory=reading.memory or short == "bad_alloc", **origin_of(line),
-                )
-            ]  # fmt: skip
+            said, short = classify(thrown, what["message"]).fields, thrown.rpartition("::")[2] or "C++ exception"
+            said["memory"] |= short == "bad_alloc"
+            return [Failed(type=short, message=quote(what["message"]), **said, **origin_of(line))]
         if (first := _FIRST.search(text)) is not None:
             self._first = (line.number, _named(first))
             return ()
@@ -309,17 +306,14 @@ def _signal(line: Line) -> list[Fact]:
         return [Trouble(kind="shm", problem=problem, fix=fix, **common)]
     if "Segfault encountered" in text:
         return [Exited(signal="SIGSEGV", **common)]
-    if (mpi := _OPEN_MPI.search(text)) is not None:
-        common["who"] = replace(line.who, host=mpi["host"], pid=int(mpi["pid"]))
-        return [Exited(signal=SIGNALS_BY_WORDS[mpi["how"]], **common)]
-    if (reported := next((found for one in _REPORTED if (found := one.search(text)) is not None), None)) is not None:
-        return [_reported(line, _named(reported))]
-    if (shell := _SHELL.search(text)) is not None:
-        common["who"] = replace(line.who, pid=int(shell["pid"]))
-        return [Exited(signal=SIGNALS_BY_WORDS[shell["how"]], **common)]
-    if (alone := _ALONE.search(text.strip())) is not None:
-        return [Exited(signal=SIGNALS_BY_WORDS[alone["how"] or alone["killed"]], **common)]
-    return []
+    found = next((found for one in _SIGNALED if (found := one.search(text)) is not None), None)
+    named = _named(found) if found is not None else {}
+    how = named.get("how") or named.get("killed")
+    if how is None:
+        return [_reported(line, named)] if found is not None else []
+    pid = int(named["pid"]) if "pid" in named else line.who.pid
+    common["who"] = replace(line.who, host=named.get("host", line.who.host), pid=pid)
+    return [Exited(signal=SIGNALS_BY_WORDS[how], **common)]
 
 
 def _named(found: re.Match[str]) -> dict[str, str]:
@@ -348,11 +342,6 @@ _CALL = re.compile(
     r"(?:, TensorShape=(?P<shape>\[[\[\]\d, ]{0,2000}\]|\d*))?"
     r"(?:, TensorDtypes=(?P<dtypes>[\w, ]{0,200}?)(?:, Tensor|\)))?"
 )
-# c10's names of scalar types that differ from Python's.
-_DTYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-}  # fmt: skip
 _MOST_CALLS = 20_000
 
 _KEYS = re.compile(r"[Ww]ait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<keys>[^\n]{1,2000})")
@@ -396,7 +385,6 @@ STORE_MARKS = (
 
 
 def _store_facts(line: Line) -> list[Fact]:
-    """Return what a line with one of ``STORE_MARKS`` says, except those of a barrier."""
     text = line.text
     keys, asks = _KEYS.search(text) or _KEY.search(text), _ASKS_0.search(text)
     if keys is not None or asks is not None:
@@ -460,16 +448,9 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
     certain = bool(ranks)
     if not ranks and asks is not None and asks["key"] == "0" and not names:
         ranks = {int(asks["rank"])}  # of a group that is not named: of the first one, most likely
-    common.pop("who")
-    found += [
-        Absent(
-            who=Who(rank=rank), waiters=waiters, in_init=True, certain=certain, expected=bool(asks),
-            shown=Shown.WORDS, **common,
-        )
-        for rank in sorted(ranks)
-        if rank < MOST_RANKS and rank != line.who.rank
-    ]  # fmt: skip
-    return found
+    said = {"waiters": waiters, "in_init": True, "certain": certain, "expected": bool(asks), "shown": Shown.WORDS}
+    ranks = {rank for rank in ranks if rank < MOST_RANKS and rank != line.who.rank}
+    return [*found, *(Absent(**{**common, **said, "who": Who(rank=rank)}) for rank in sorted(ranks))]
 
 
 def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> Waiting:
@@ -483,10 +464,6 @@ def _host(name: str) -> Who:
     return Who(address=name) if is_address else Who(host=name)
 
 
-_MARKS = (
-    MARK, "onitoredBarrier", "DDP expects same model", "appears not to match", "op.preamble.length <= op.nbytes",
-    *STORE_MARKS,
-)  # fmt: skip
 _NOT_PASSED = re.compile(
     r"\[Rank (?P<rank>\d{1,9})\]: Ranks? (?P<ranks>\d[\d, ]{0,100000}?) failed to pass monitoredBarrier"
     r" in (?P<ms>\d{1,12})"
@@ -515,20 +492,16 @@ class CollectiveErrorReader:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._holds = False
-        """Whether a fact waits for later lines that may add to it."""
-        self._barriers: dict[int, list[Fact]] = {}
-        """By rank. A barrier that all ranks passed in the end is left out."""
+        self._holds = False  # whether a fact waits for later lines that may add to it
+        self._barriers: dict[int, list[Fact]] = {}  # By rank. A barrier that all ranks passed in the end is left out.
+        # The calls of ranks that reported a mismatch, and below those of ranks that only others report.
         self._own: dict[int, Operation] = {}
-        """The calls of ranks that reported a mismatch, and below those of ranks that only others report."""
         self._others: dict[int, Operation] = {}
-        self._mismatch: Line | None = None
-        """The first line of a mismatch."""
+        self._mismatch: Line | None = None  # the first line of a mismatch
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
-        if self._holds and begins_run(text):
+        if self._holds and line.begins_run:
             return self.end()
         mark = next((mark for mark in _MARKS if mark in text), None)
         if mark is None:
@@ -537,17 +510,12 @@ class CollectiveErrorReader:
         if mark == MARK:
             self._add_mismatch(line)
             return ()
-        if mark in STORE_MARKS:
-            return self._barrier(line) if "barrier" in text else _store_facts(line)
-        return _READERS[mark](line)
+        return self._barrier(line) if mark in STORE_MARKS and "barrier" in text else _READERS[mark](line)
 
     def end(self) -> Iterable[Fact]:
-        """Return the facts that still wait for later lines."""
         line, ordered = self._mismatch, group_alike({**self._others, **self._own})
         found: list[Fact] = []
         if line is not None and len(ordered) > 1:
-            is_plain = len(ordered[0][1]) > len(ordered[1][1])
-            odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if is_plain else None
             calls = [operation for operation, _ in ordered]
             aspects: dict[str, set[object]] = {  # the first in which they differ counts
                 "operation": {one.op for one in calls},
@@ -557,7 +525,8 @@ class CollectiveErrorReader:
             }
             found.append(Differ(
                 spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
-                sides=tuple((ranks, operation) for operation, ranks in ordered), odd=odd,
+                sides=tuple((ranks, operation) for operation, ranks in ordered),
+                odd=odd_ranks([ranks for _, ranks in ordered]),
                 aspect=next((aspect for aspect, values in aspects.items() if len(values) > 1), ""),
             ))  # fmt: skip
         found += [fact for facts in self._barriers.values() for fact in facts]
@@ -567,15 +536,12 @@ class CollectiveErrorReader:
     def _add_mismatch(self, line: Line) -> None:
         calls = []
         for match in _CALL.finditer(line.text):
-            seq, dtype = match["seq"], (match["dtypes"] or "").strip()
+            op, dtype = op_type_name(match["op"]), dtype_name((match["dtypes"] or "").strip())
+            seq = int(match["seq"] or -1)  # it counts from 0, all other sources from 1
             shapes = re.findall(r"\[([\d, ]*)\]", match["shape"] or "")
-            operation = Operation(
-                op=op_type_name(match["op"]),
-                seq=int(seq) + 1 if seq and len(seq) < 10 else None,  # it counts from 0, all other sources from 1
-                shape=tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None,
-                dtype=_DTYPES.get(dtype, dtype.lower()),
-            )
-            calls.append((int(match["rank"]), operation))
+            shape = tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None
+            number = seq + 1 if 0 <= seq < 10**9 else None
+            calls.append((int(match["rank"]), Operation(op=op, seq=number, shape=shape, dtype=dtype)))
         if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
             return
         self._mismatch = self._mismatch or line
@@ -656,10 +622,7 @@ def _parameters(line: Line) -> list[Fact]:
 
 
 def _shapes(line: Line) -> list[Fact]:
-    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than this rank expected.
-
-    The latter does not tell which rank is wrong.
-    """
+    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than it expected."""
     ranks = (line.who.rank,) if line.who.rank is not None else ()
     others: tuple[int, ...] = ()
     if (sizes := _SIZES.search(line.text)) is not None:
@@ -676,9 +639,7 @@ def _shapes(line: Line) -> list[Fact]:
 
 
 def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], Operation], ...], aspect: str) -> Differ:
-    common = origin_of(line)
-    common.pop("who")
-    return Differ(sides=sides, aspect=aspect, **common)
+    return Differ(sides=sides, aspect=aspect, **origin_of(line, Who()))
 
 
 _READERS = {
@@ -686,4 +647,6 @@ _READERS = {
     "DDP expects same model": _parameters,
     "appears not to match": _shapes,
     "op.preamble.length <= op.nbytes": _shapes,
+    **dict.fromkeys(STORE_MARKS, _store_facts),
 }
+_MARKS = (MARK, *_READERS)

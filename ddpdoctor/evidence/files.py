@@ -1,7 +1,6 @@
-"""Finds and opens the files of evidence. They may come from anybody: sizes are limited, and links do not lead out.
+"""Finds and opens the files of evidence, which may come from anybody: sizes are limited, and links do not lead out.
 
-Only regular files are opened in folders, without waiting, and no more is read than they had when they were opened. What
-cannot be read is noted with its file, and the rest is read.
+Only regular files are opened in folders, without waiting, and no more is read than they had when they were opened.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ class EvidenceFile:
 
 
 def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
-    """Yield the files to read, those of a folder sorted by name. "-" is standard input.
-
-    Raises UserError if a path does not exist, or if there are too many files.
-    """
+    """Yield the files to read, those of a folder sorted by name. Raises UserError if a path does not exist."""
     count = 0
     for given in paths:
         for found in [EvidenceFile(name=STDIN, path=None, who=Who())] if given == STDIN else _below(Path(given)):
@@ -79,12 +75,11 @@ def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
 
 
 def open_file(file: EvidenceFile) -> tuple[FileContent, bytes, float | None]:
-    """Open a file, unpacked if it is packed by gzip, bzip2 or xz, and as UTF-8 if it is UTF-16.
+    """Open a file, unpacked if it is packed, and as UTF-8 if it is UTF-16.
 
-    Return the content, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
-    which the file was last written, in seconds since the epoch, or None if that says nothing. NUL bytes at the
-    beginning of the file are left out: a log that was truncated while a program had it open begins with them. Raises
-    OSError if the file cannot be opened, or is no longer a regular file.
+    Return the content behind its first bytes, these, at most ``HEAD_BYTES``, and when the file was last written, in
+    seconds since the epoch. NUL bytes at the beginning are left out: a log that was truncated while a program had it
+    open begins with them. Raises OSError if it cannot be opened, or is no regular file any more.
     """
     content = FileContent(file.path)
     head, skipped = content.fill(HEAD_BYTES), 0
@@ -133,8 +128,8 @@ class FileContent:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._back = memoryview(b"")
         self._stream: IO[bytes] = sys.stdin.buffer
+        # What is left of a regular file, of its size at opening: a job may write faster than we read.
         self._left: int | None = None
-        """What is left of a regular file, of its size at opening: a job may write faster than we read."""
         self._sparse = False
         if path is not None:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -166,7 +161,6 @@ class FileContent:
         return self._decoder.decode(head).encode("utf-8", "replace")
 
     def put_back(self, found: bytes) -> None:
-        """Give what has been read once more: a pipe cannot go back."""
         self._back = memoryview(found)
 
     def read(self, count: int) -> bytes:
@@ -298,7 +292,6 @@ _PACKED: dict[bytes, Callable[[], Any]] = {
 
 
 def _below(path: Path) -> Iterator[EvidenceFile]:
-    """Yield the files at or below a path, those of a folder before those of the folders in it."""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -345,7 +338,6 @@ def _file(path: Path, root: str | None, problem: str = "") -> EvidenceFile:
 
 
 def _problem_of(path: Path, root: str | None) -> str:
-    """Return why a file must not be opened, or nothing."""
     real = os.path.realpath(path) if root is None or path.is_symlink() else root
     if root is not None and os.path.commonpath((root, real)) != root:
         return "a link that leads out of the folder"

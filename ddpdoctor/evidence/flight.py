@@ -60,8 +60,6 @@ _pick_call = itemgetter("profiling_name", "input_sizes", "output_sizes", "input_
 
 @dataclass(slots=True)
 class _Gathered:
-    """The entries of one group."""
-
     name: str
     desc: str
     collectives: list[_Entry] = field(default_factory=list)
@@ -69,10 +67,7 @@ class _Gathered:
 
 
 def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
-    """Return the calls of a dump, or None if it has none of a dump's keys.
-
-    ``rank`` is what the name of the file says, and ``problem`` what is wrong with the file.
-    """
+    """Return the calls of a dump, or None if it has none of a dump's keys. ``rank`` is that in the name of the file."""
     if not body.keys() & {"entries", "pg_config"}:
         return None
     config = _config(body.get("pg_config"))
@@ -133,11 +128,8 @@ def _sound(plain: list[Any]) -> list[_Entry]:
             and all(-1 <= number < _MOST_NUMBER for number in row[3:6])
         ]
     # A group is its name and perhaps a description.
-    entries = [
-        entry
-        for entry in entries
-        if (group := entry["process_group"]) and isinstance(group[0], str) and isinstance(group[-1], str)
-    ]
+    groups = ((entry, entry["process_group"]) for entry in entries)
+    entries = [entry for entry, one in groups if one and isinstance(one[0], str) and isinstance(one[-1], str)]
     return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
 
 
@@ -150,10 +142,7 @@ def _is_rising(numbers: Sequence[int]) -> bool:
 
 
 def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
-    """Return the description and the members of each group.
-
-    Members stand in a list, or in a text such as "[0, 1, 2]". Gloo's is empty: its members are unknown.
-    """
+    """Return description and members of each group. Members stand in a list or a text; Gloo's is empty: unknown."""
     found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, one in (plain if isinstance(plain, dict) else {}).items():
         if isinstance(one, dict) and isinstance(name, str):
@@ -200,12 +189,9 @@ def _is_helper(group: _Gathered) -> bool:
     """Return whether torch compared fingerprints in it, under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     if not group.collectives or group.desc:
         return False
-    return all(
-        op_name(_op(entry)).startswith("all_gather")
-        and _dtype(entry) == "int64"
-        and set(_numels(entry.get("input_sizes"))) <= _HELPER_NUMELS
-        for entry in group.collectives
-    )
+    gathers = (one for one in group.collectives if op_name(_op(one)).startswith("all_gather"))
+    sizes = [set(_numels(one.get("input_sizes"))) for one in gathers if _dtype(one) == "int64"]
+    return len(sizes) == len(group.collectives) and all(one <= _HELPER_NUMELS for one in sizes)
 
 
 def _build_group(
@@ -236,28 +222,18 @@ def _build_group(
     pending_transfers, made = _transfers(group.transfers)
     limit_ms = pending.get("timeout_ms") if pending is not None else None
     ended_ns = [end.get("time_discovered_completed_ns") for end in ends[-_MOST_TIMES:]]
+    limit_s = limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None
+    by_autograd = pending is not None and str(pending.get("thread_name", "")).startswith("pt_autograd")
+    desc, members = config or ("", None)
     return FlightGroup(
-        name=group.name,
-        desc=group.desc or (config[0] if config else ""),
-        members=config[1] if config else None,
-        calls=calls,
-        which=which,
-        seq=array("q", numbers),
-        done=done,
-        knows_ends=knows_ends,
-        timed_out=timed_out,
-        limit_s=limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None,
-        pending_ns=pending["time_created_ns"] if pending is not None else None,
-        pending_frames=_frames(pending),
-        pending_in_backward=pending is not None
-        and not pending.get("frames")
-        and str(pending.get("thread_name", "")).startswith("pt_autograd"),
-        last_frames=_frames(entries[-1] if entries else None),
-        transfers=pending_transfers,
-        made=made,
+        name=group.name, desc=group.desc or desc, members=members, calls=calls, which=which, seq=array("q", numbers),
+        done=done, knows_ends=knows_ends, timed_out=timed_out, limit_s=limit_s,
+        pending_ns=pending["time_created_ns"] if pending is not None else None, pending_frames=_frames(pending),
+        pending_in_backward=by_autograd and pending is not None and not pending.get("frames"),
+        last_frames=_frames(entries[-1] if entries else None), transfers=pending_transfers, made=made,
         last_made_ns=array("q", _column(firsts[-_MOST_TIMES:], "time_created_ns")),
         last_ended_ns=array("q", [ns if type(ns) is int and 0 < ns < _MOST_NUMBER else 0 for ns in ended_ns]),
-    )
+    )  # fmt: skip
 
 
 def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
@@ -275,13 +251,9 @@ def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
 
 
 def _call(entry: _Entry) -> FlightCall:
-    return FlightCall(
-        op=op_name(_op(entry)),
-        numels_in=_numels(entry.get("input_sizes")),
-        numels_out=_numels(entry.get("output_sizes")),
-        shape=next(iter(_shapes(entry.get("input_sizes"))), ()),
-        dtype=_dtype(entry),
-    )
+    sizes, numels_out = entry.get("input_sizes"), _numels(entry.get("output_sizes"))
+    shape = next(iter(_shapes(sizes)), ())
+    return FlightCall(op_name(_op(entry)), _numels(sizes), numels_out, shape, _dtype(entry))
 
 
 def _shapes(sizes: object) -> list[tuple[int, ...]]:
@@ -340,11 +312,8 @@ def _transfers(entries: Sequence[_Entry]) -> tuple[tuple[FlightTransfer, ...], d
         end = ended.get(_block_of(entry), entry)
         if end["state"] != "completed" and not (marks_only and end.get("retired")):
             numels = _numels(entry.get("input_sizes")) or _numels(entry.get("output_sizes"))
-            pending.append(
-                FlightTransfer(
-                    found[1], peer, made[key], numels[0] if numels else None, entry["time_created_ns"], _frames(entry)
-                )
-            )
+            numel, made_ns = numels[0] if numels else None, entry["time_created_ns"]
+            pending.append(FlightTransfer(found[1], peer, made[key], numel, made_ns, _frames(entry)))
         else:
             # One stream serves a pair of ranks: what came before a completed transfer has completed too.
             pending = [one for one in pending if (one.op, one.peer) != key]
@@ -369,13 +338,9 @@ def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
 # Our choice: the most that unpickling one dump may add to the memory of the process. 2,000 entries take 10 MiB.
 MOST_MEMORY = 2**30
 _KEYS = (b"pg_config", b"entries", b"process_group", b"nccl_comm_state")
+_PROTOCOLS = (b"\2", b"\3", b"\4", b"\5")  # of pickle
 # torch appends the global rank to the prefix that a user may set: "/scratch/fr_12".
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
-
-
-def _is_pickled_dump(head: bytes) -> bool:
-    is_pickle = len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
-    return is_pickle and b"version" in head and any(key in head for key in _KEYS)
 
 
 def _read_pickle(document: Document) -> Found:
@@ -399,12 +364,13 @@ def _read_pickle(document: Document) -> Found:
 
 
 # The pickles that torch writes when a collective times out, or when its pipe is written to.
-FLIGHT_PICKLE = DocumentFormat("flight recorder dump", _is_pickled_dump, _read_pickle)
-
-
-def _is_json_dump(head: bytes) -> bool:
-    start = head.lstrip()
-    return start.startswith(b"{") and b'"version"' in start and any(b'"' + key + b'"' in start for key in _KEYS)
+FLIGHT_PICKLE = DocumentFormat(
+    "flight recorder dump",
+    lambda head: (
+        head[:1] == b"\x80" and head[1:2] in _PROTOCOLS and b"version" in head and any(k in head for k in _KEYS)
+    ),
+    _read_pickle,
+)
 
 
 def _read_json(document: Document) -> Found:
@@ -416,7 +382,11 @@ def _read_json(document: Document) -> Found:
 
 
 # The JSON of ``/handler/fr_trace_json``, ``dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
-FLIGHT_JSON = DocumentFormat("flight recorder dump", _is_json_dump, _read_json)
+FLIGHT_JSON = DocumentFormat(
+    "flight recorder dump",
+    lambda head: head.lstrip()[:1] == b"{" and b'"version"' in head and any(b'"' + key + b'"' in head for key in _KEYS),
+    _read_json,
+)
 
 
 def _found(body: object, document: Document, problem: str) -> Found:
@@ -436,7 +406,6 @@ class _PlainUnpickler(pickle.Unpickler):
     """Builds plain values only: a pickle that names a function or class is refused before anything is looked up."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:
-        """Refuse."""
         raise _NamesError(f"{module}.{name}")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import SIGNALS_BY_WORDS, classify, exited, numbers
-from ddpdoctor.evidence.lines import AGENTS, DocumentFormat, Found, LineReader, begins_job, begins_run, quote, time_of
+from ddpdoctor.evidence.lines import AGENTS, DocumentFormat, Found, LineReader, origin_of, quote
 from ddpdoctor.evidence.tracebacks import HEADER, RaisedText, failure_facts, read_traceback, traceback_facts
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -52,11 +52,10 @@ class LaunchReader(LineReader):
     triggers = (b"OMP_NUM_THREADS", b"NCCL version", b"Initializing distributed", b"elastic_operator")
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return a fact if a launcher begins with this line."""
-        if begins_job(line.text):
-            several = any(words in line.text for words in AGENTS)
-            return (Launched(who=line.who, spot=line.spot(), time=line.time, starts_several=several),)
-        return ()
+        if not line.begins_job:
+            return ()
+        several = any(words in line.text for words in AGENTS)
+        return (Launched(**{**line.says(), "said": ""}, starts_several=several),)
 
 
 MOST_STREAMS = 4096  # our choice: the progress of so many writers is kept
@@ -136,13 +135,12 @@ SIGNALS = {
 @dataclass(slots=True)
 class _Progress:
     line: Line
-    step: int | None = None
+    step: int | None
     recent: list[tuple[object, int]] = field(default_factory=list)  # the last different steps, with their lines
     nonfinite: tuple[Line, int | None] | None = None  # the line and step since which each loss has been NaN or infinite
     nonfinite_count: int = 0
 
     def add(self, step: int | None, line: Line) -> None:
-        """Take in the next line about progress."""
         self.line, self.step = line, step
         key = step if step is not None else line.text
         if (loss := _LOSS.search(line.text)) is not None:
@@ -165,22 +163,20 @@ class FrameworkReader:
         self._seen: set[int] = set()
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts of one line."""
         text = line.text
-        if begins_run(text):
-            return tuple(self.end())
+        if line.begins_run:
+            return self.end()
         self._note_work(line)
         if "[launch.py:" in text:
             return tuple(self._launcher(line))
-        if any(words in text for words in _END_WORDS) and any(end.search(text) for end in _ENDS):
-            return (Finished(who=line.who, spot=line.spot(), time=line.time, said=quote(text)),)
-        if _PROCESS_ENDS in text:
-            return (Finished(who=line.who, spot=line.spot(), time=line.time, said=quote(text), process_only=True),)
+        ends = any(words in text for words in _END_WORDS) and any(end.search(text) for end in _ENDS)
+        if ends or _PROCESS_ENDS in text:
+            return (Finished(**line.says(), process_only=not ends),)
         if "Invalidate trace cache" in text and (found := _TRACE.search(text)) is not None:
             words = (
                 f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
             )
-            return (Hint(who=line.who, spot=line.spot(), said=quote(text), words=words, kind="zero3-order"),)
+            return (Hint(**line.says(), words=words, kind="zero3-order"),)
         if any(word in text for word in _WORDS):
             return self._progress(line)
         # A rank is there: its first plain line.
@@ -193,22 +189,18 @@ class FrameworkReader:
         return (Seen(who=line.who, spot=line.spot(), time=line.time),)
 
     def end(self) -> Iterable[Fact]:
-        """Return the last progress of each writer."""
-        facts = [
-            Moving(
-                who=one.line.who, spot=one.line.spot(), time=one.line.time, said=quote(one.line.text), step=one.step,
-                logged=True, steady_from=one.recent[0][1] if len(one.recent) >= STEADY else None,
-            )
-            for one in self._last.values()
-        ]  # fmt: skip
-        found: list[Fact] = [*facts, *self._work.values()]
+        found: list[Fact] = []
+        for one in self._last.values():
+            steady_from = one.recent[0][1] if len(one.recent) >= STEADY else None
+            found.append(Moving(**one.line.says(), step=one.step, logged=True, steady_from=steady_from))
+        found += self._work.values()
         for one in self._last.values():
             if one.nonfinite is None or one.nonfinite_count < STEADY:
                 continue  # one bad step is not a fault: fp16 skips it
             line, step = one.nonfinite
             since = f", at the latest from step {step} on" if step is not None else ""
             found.append(Trouble(
-                who=Who(), spot=line.spot(), time=line.time, said=quote(line.text), kind="nonfinite",
+                **line.says(Who()), kind="nonfinite",
                 problem=f"the loss is NaN or infinite in the last {one.nonfinite_count} logged steps{since}",
                 fix="look at the data, learning rate and precision of the steps before it; `ddpdoctor wrap "
                 "--check-every 1` names the rank and the tensor that were first; if it is one rank, test its GPU",
@@ -233,9 +225,7 @@ class FrameworkReader:
             is_other = former is not None and share is not None and share < (former.share or 0)  # another rank's bar
             if not is_other and (former is not None or len(self._work) < MOST_STREAMS):
                 task = " ".join(found["task"].split()).strip(" :-|>.")[:_MOST_TASK]
-                self._work[line.stream] = BusyRank(
-                    who=line.who, spot=line.spot(), time=line.time, said=quote(text), task=quote(task), share=share
-                )
+                self._work[line.stream] = BusyRank(**line.says(), task=quote(task), share=share)
         elif former is not None and text.strip():
             is_step = any(pattern.search(text) for pattern in _PROGRESS)
             if former.share is None or is_step or _DONE.search(text) is not None or share == _FULL:
@@ -253,11 +243,10 @@ class FrameworkReader:
         former = self._last.get(line.stream)
         has_fallen = former is not None and (former.step or 0) > 2 * (step or 0) and step is not None
         facts = (*self.end(), Launched(who=line.who, spot=line.spot(), by_step=True)) if has_fallen else ()
-        self._last.setdefault(line.stream, _Progress(line)).add(step, line)
+        self._last.setdefault(line.stream, _Progress(line, step)).add(step, line)
         return facts
 
     def _launcher(self, line: Line) -> Iterator[Fact]:
-        """Read DeepSpeed's launcher, which names the processes that it starts, and that one of them failed."""
         if (nodes := _NODES.search(line.text)) is not None:
             self._several_nodes = int(nodes[1]) > 1
         elif (found := _SPAWNED.search(line.text)) is not None:
@@ -266,16 +255,10 @@ class FrameworkReader:
             number = -code if code < 0 else code - 128
             signal = SIGNALS.get(number, "")
             # The launcher prints the command of the process that it started last, whichever failed.
-            who = (
-                self._who(line, found["command"])
-                if _ONLY_LOCAL_RANK.search(found["command"])
-                else Who(host=line.who.host)
-            )
-            words = f"a process of DeepSpeed's launcher exits with return code {code}"
-            yield Exited(
-                who=who, spot=line.spot(), time=line.time, said=words, signal=signal, code=None if signal else code,
-                by_launcher=signal == "SIGTERM",
-            )  # fmt: skip
+            is_only = _ONLY_LOCAL_RANK.search(found["command"]) is not None
+            who = self._who(line, found["command"]) if is_only else Who(host=line.who.host)
+            said = {**line.says(who), "said": f"a process of DeepSpeed's launcher exits with return code {code}"}
+            yield Exited(signal=signal, code=None if signal else code, by_launcher=signal == "SIGTERM", **said)
 
     def _who(self, line: Line, command: str, pid: int | None = None) -> Who:
         """Return a process that the launcher started. If the log shows one node, the local rank is the rank."""
@@ -302,26 +285,25 @@ class HorovodReader(LineReader):
         self._open = False
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts of one line."""
         text = line.text
         if "ranks:" in text:
             self._open = text.strip() in _STALLED_HEADS
             old = _MISSING_RANKS.finditer(text) if "[missing ranks:" in text else ()
-            return [_stalled(rank, one["name"], line) for one in old for rank in numbers(one["ranks"])[:_MOST_STALLED]]
-        if not self._open:
+            stalled = [(rank, one["name"]) for one in old for rank in numbers(one["ranks"])[:_MOST_STALLED]]
+        elif not self._open:
             return ()
-        # The rank looks like the label of Slurm's tasks, which is off the text by now.
-        found = _STALLED_RANK.search(f"{line.raw_prefix}{text}")
-        self._open = found is not None
-        return () if found is None else (_stalled(int(found["rank"]), found["names"].partition(",")[0], line),)
-
-
-def _stalled(rank: int, tensor: str, line: Line) -> Absent:
-    operation = Operation(op=quote(tensor).removesuffix(" ..."))
-    return Absent(
-        who=Who(rank=rank), spot=line.spot(), time=line.time, said=quote(f"{line.raw_prefix}{line.text}"),
-        operation=operation, certain=False, expected=True,
-    )  # fmt: skip
+        else:
+            # The rank looks like the label of Slurm's tasks, which is off the text by now.
+            found = _STALLED_RANK.search(f"{line.raw_prefix}{text}")
+            self._open = found is not None
+            stalled = [] if found is None else [(int(found["rank"]), found["names"].partition(",")[0])]
+        return [
+            Absent(
+                **{**line.says(Who(rank=rank)), "said": quote(f"{line.raw_prefix}{text}")},
+                operation=Operation(op=quote(tensor).removesuffix(" ...")), certain=False, expected=True,
+            )
+            for rank, tensor in stalled
+        ]  # fmt: skip
 
 
 _MOST_MESSAGE_LINES = 400
@@ -338,11 +320,8 @@ _FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,9})\) local_rank: (?P<local>\d{1,9}) \(pid: (?P<pid>\d{1,9})\)"
 )
 _CLOSING = re.compile(
-    r"(?:Sending process (?P<pid>\d{1,9}) closing signal|Closing process (?P<old>\d{1,9}) via signal)"
-    r" (?:Signals\.)?(?P<signal>SIG\w+)"
-)
-_FORCED = re.compile(
-    r"Unable to shutdown process (?P<pid>\d{1,9}) via .{1,40}?, forcefully exiting via (?:Signals\.)?(?P<signal>SIG\w+)"
+    r"(?:Sending process|Closing process|Unable to shutdown process) (?P<pid>\d{1,9})"
+    r" (?:closing signal|via signal|via .{1,40}?, forcefully exiting via) (?:Signals\.)?(?P<signal>SIG\w+)"
 )
 _DEATH = re.compile(r"Received (?:Signals\.)?(?P<signal>SIG\w+|\d{1,2}) death signal")
 _RESTARTS = re.compile(r"(?P<left>\d{1,6})/(?P<most>\d{1,6}) attempts left;\s+will restart worker group")
@@ -353,8 +332,6 @@ _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,120}): (?P<message>.*)", re.DO
 
 @dataclass(slots=True)
 class _Block:
-    """One process in a table."""
-
     line: Line
     root: bool
     fields: dict[str, str] = field(default_factory=dict)
@@ -377,7 +354,6 @@ class TorchrunReader:
         self._tables: dict[Hashable, _Table] = {}
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
         table = self._tables.get(line.stream)
         if table is not None:
@@ -393,7 +369,6 @@ class TorchrunReader:
         return facts
 
     def end(self) -> Iterable[Fact]:
-        """Return the process that a table was about when the log ended."""
         found = [fact for table in self._tables.values() for fact in _block_facts(table.block)]
         self._tables.clear()
         return found
@@ -405,16 +380,14 @@ class TorchrunReader:
         return table
 
     def _read_table(self, line: Line, table: _Table) -> list[Fact]:
-        text = line.text
-        block = table.block
-        stripped = text.strip()
-        if (begins := _BLOCK.match(text)) is not None:
+        text, block, stripped = line.text, table.block, line.text.strip()
+        if _BLOCK.match(text) is not None:
             table.block = _Block(line, table.root)
             return _block_facts(block)
         if stripped.startswith(("Root Cause", "Failures:", "Other Failures")):
             table.root, table.block = stripped.startswith("Root Cause"), None
             return _block_facts(block)
-        if begins is None and block is not None and self._take(block, text):
+        if block is not None and self._take(block, text):
             return []
         if not stripped or stripped.startswith(("---", "<NO_OTHER")):
             table.block = None
@@ -427,10 +400,9 @@ class TorchrunReader:
 
     def _take(self, block: _Block, text: str) -> bool:
         if block.message:
-            if len(block.message) < _MOST_MESSAGE_LINES and (text.startswith("  ") or not text):
-                block.message.append(text.removeprefix("  "))
-                return True
-            return False
+            goes_on = len(block.message) < _MOST_MESSAGE_LINES and (text.startswith("  ") or not text)
+            block.message += [text.removeprefix("  ")] if goes_on else []
+            return goes_on
         match = _TABLE_FIELD.match(text)
         if match is None:
             return False
@@ -443,26 +415,22 @@ class TorchrunReader:
 
 def _read_agent(line: Line) -> list[Fact]:
     text = line.text
-    common: dict[str, Any] = {"spot": line.spot(), "time": time_of(line), "said": quote(text)}
     if (failed := _FAILED.search(text)) is not None:
         who = replace(line.who, local_rank=int(failed["local"]), pid=int(failed["pid"]))
-        return [exited(int(failed["code"]), who=who, first=True, **common)]
-    if (stopped := _CLOSING.search(text) or _FORCED.search(text)) is not None:
-        pid = int(stopped["pid"] or stopped["old"])
-        who = replace(line.who, pid=pid)
-        return [Exited(who=who, signal=stopped["signal"], by_launcher=True, **common)]
-    # What concerns all ranks of a node
+        return [exited(int(failed["code"]), first=True, **origin_of(line, who))]
+    if (stopped := _CLOSING.search(text)) is not None:
+        who = replace(line.who, pid=int(stopped["pid"]))
+        return [Exited(signal=stopped["signal"], by_launcher=True, **origin_of(line, who))]
+    common = origin_of(line)  # What concerns all ranks of a node
     if (death := _DEATH.search(text)) is not None:
         signal = death["signal"]
         name = signal_name(int(signal)) if signal.isdigit() else signal
-        return [Stopped(who=line.who, by=name if name in {"SIGHUP", "SIGINT"} else "signal", **common)]
+        return [Stopped(by=name if name in {"SIGHUP", "SIGINT"} else "signal", **common)]
     if (restarts := _RESTARTS.search(text)) is not None:
-        return [Restarted(who=line.who, attempt=int(restarts["most"]) - int(restarts["left"]) + 1, **common)]
+        return [Restarted(attempt=int(restarts["most"]) - int(restarts["left"]) + 1, **common)]
     if "new nodes from group_rank" in text and "will restart worker group" in text:
-        return [Restarted(who=line.who, **common)]
-    if "worker group successfully finished" in text:
-        return [Finished(who=line.who, **common)]
-    return []
+        return [Restarted(**common)]
+    return [Finished(**common)] if "worker group successfully finished" in text else []
 
 
 def _block_facts(block: _Block | None) -> list[Fact]:
@@ -487,21 +455,18 @@ def _block_facts(block: _Block | None) -> list[Fact]:
     said = quote(f"rank {who.rank} (local_rank: {who.local_rank}) exitcode: {block.fields['exitcode']}")
     by_launcher = exit_code == -15 and not block.root
     ended = exited(exit_code, first=block.root, by_launcher=by_launcher, said=said, **common)
-    return [*_message_facts("\n".join(block.message), **common), ended]
+    return [*_message_facts("\n".join(block.message), common), ended]
 
 
-def _message_facts(message: str, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:
+def _message_facts(message: str, common: dict[str, Any]) -> list[Fact]:
     """Return what a traceback or message says that torchrun took from an error file."""
-    if HEADER in message:
-        text = read_traceback(message.splitlines())
-        if text is not None:
-            return traceback_facts(text, who=who, spot=spot, time=time)
+    if HEADER in message and (text := read_traceback(message.splitlines())) is not None:
+        return traceback_facts(text, common)
     match = _RAISED.match(message.strip())
     if match is None or message.strip().startswith(_NOTHING):
         return []
     raised = RaisedText(type=match["type"], lines=match["message"].splitlines() or [""])
-    reading = classify(raised.type, raised.message)
-    return failure_facts(raised, (), reading, who=who, spot=spot, time=time)
+    return failure_facts(raised, (), classify(raised.type, raised.message), common)
 
 
 def _time_of(text: str, clock: str) -> Time | None:
@@ -524,7 +489,6 @@ def _is_error_file(head: bytes) -> bool:
 
 
 def _read_error_file(document: Document) -> Found:
-    """Return the failure of the rank, whose local rank the path tells."""
     content = _parsed_json(document.body)
     said = content.get("message") if isinstance(content, dict) else None
     if said is None:
@@ -539,8 +503,8 @@ def _read_error_file(document: Document) -> Found:
     short = said.get("message", "") if isinstance(said, dict) else said
     callstack = extra.get("py_callstack", "")
     message = callstack if isinstance(callstack, str) and HEADER in callstack else short
-    facts = _message_facts(str(message), who=document.who, spot=Spot(source=document.source), time=time)
-    return Found(facts=facts, lines=document.body.count(b"\n") + 1)
+    common = {"who": document.who, "spot": Spot(source=document.source), "time": time}
+    return Found(facts=_message_facts(str(message), common), lines=document.body.count(b"\n") + 1)
 
 
 # The ``error.json`` that ``@record`` writes for a rank.
@@ -584,52 +548,45 @@ class SlurmReader(LineReader):
     triggers = (b"slurmstepd: ", b"srun: error", b"Job step aborted", b"First task exited")
 
     def __init__(self) -> None:
-        self._stopping = False
-        """Whether Slurm is ending the step. It then also ends the remaining tasks."""
+        self._stopping = False  # Whether Slurm is ending the step. It then also ends the remaining tasks.
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts of one line."""
         text = line.text
         if "srun: " not in text and "slurmstepd" not in text:
-            if self._stopping and begins_run(text):
-                self._stopping = False
+            self._stopping = self._stopping and not line.begins_run
             return ()
         facts = list(self._facts(line))
-        if any(words in text for words in _STEP_ENDS):
-            self._stopping = True
+        self._stopping = self._stopping or any(words in text for words in _STEP_ENDS)
         return facts
 
     def _facts(self, line: Line) -> Iterator[Fact]:
-        text, spot, said = line.text, line.spot(), quote(line.text)
+        text = line.text
         if (found := _SRUN_TASKS.search(text)) is not None:
             yield from self._tasks(found, line)
         elif _OOM_EVENT.search(text) or _OOM_LIMIT.search(text):
             found = _OOM_EVENT.search(text)
             where = f" in {found['step'].removeprefix('StepId=').removeprefix('step ')}" if found is not None else ""
-            yield Trouble(
-                who=Who(host=line.who.host, address=line.who.address), spot=spot, time=line.time, said=said,
-                kind="oom", fix=MEMORY_FIX,
-                problem=f"Slurm's memory limit was reached{where}, and the kernel killed a process for it",
-            )  # fmt: skip
+            problem = f"Slurm's memory limit was reached{where}, and the kernel killed a process for it"
+            who = Who(host=line.who.host, address=line.who.address)
+            yield Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **line.says(who))
         elif (found := _CANCELLED.search(text)) is not None:
-            why, time = (found["why"] or "").strip(), line.time or _time_of(found["time"], found["host"])
+            why, said = (found["why"] or "").strip(), line.says(Who())
+            said["time"] = line.time or _time_of(found["time"], found["host"])
             if "NODE FAIL" in why:  # the host in the line runs the step's script: it is not the one that failed
                 problem = "Slurm ended the job because a node failed, which it does not name here"
                 fix = f"sacct -j {found['id'].partition('.')[0]} -o JobID,State,NodeList; {NODE_FIX}"
-                yield Trouble(spot=spot, time=time, said=said, kind="node-failure", problem=problem, fix=fix)
-                return
-            by = next((words for text, words in _STOPPED.items() if text in why), "cancelled")
-            yield Stopped(spot=spot, time=time, said=said, by=by)
+                yield Trouble(kind="node-failure", problem=problem, fix=fix, **said)
+            else:
+                by = next((words for text, words in _STOPPED.items() if text in why), "cancelled")
+                yield Stopped(by=by, **said)
         elif (found := _NODE_FAILURE.search(text)) is not None:
             try:
                 hosts = expand_hosts(found["hosts"].rstrip(",."))
             except ValueError:
                 hosts = (found["hosts"],)
             for host in hosts:
-                yield Trouble(
-                    who=Who(host=host), spot=spot, time=line.time, said=said, kind="node-failure",
-                    problem="Slurm lost the node", fix=NODE_FIX,
-                )  # fmt: skip
+                said = line.says(Who(host=host))
+                yield Trouble(kind="node-failure", problem="Slurm lost the node", fix=NODE_FIX, **said)
 
     def _tasks(self, found: re.Match[str], line: Line) -> Iterator[Fact]:
         """Yield the end of each task. A task that a signal ends while Slurm ends the step is not at fault."""
@@ -641,10 +598,8 @@ class SlurmReader(LineReader):
             return
         told = signal == "SIGTERM" or (signal == "SIGKILL" and self._stopping and how != "Out Of Memory")
         for task in _task_numbers(found["tasks"]):
-            yield Exited(
-                who=Who(host=found["host"], task=task), spot=line.spot(), time=line.time, said=quote(line.text),
-                code=code, signal=signal, by_launcher=told, memory=how == "Out Of Memory",
-            )  # fmt: skip
+            said = line.says(Who(host=found["host"], task=task))
+            yield Exited(code=code, signal=signal, by_launcher=told, memory=how == "Out Of Memory", **said)
 
 
 NODE_FIX = "sinfo -R and scontrol show node say why; exclude the node (sbatch --exclude) and start again"
@@ -674,12 +629,10 @@ class SacctReader(LineReader):
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._places: list[tuple[int, int]] = []
-        """Where the columns are, in a table without "|"."""
+        self._places: list[tuple[int, int]] = []  # where the columns are, in a table without "|"
         self._reported: set[tuple[str, str]] = set()
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return what one row of a table says, if it is not said of the same job before."""
         if not self._names and "JobID" not in line.text:
             return ()
         text = line.raw_prefix + line.text  # the number of a job looks like a label
@@ -697,10 +650,8 @@ class SacctReader(LineReader):
         if not fields["JobID"][:1].isdigit():
             self._names = []
             return ()
-        (job, dot, _), common = (
-            fields["JobID"].partition("."),
-            {"spot": line.spot(), "said": quote(" ".join(text.split()))},
-        )
+        job, dot, _ = fields["JobID"].partition(".")
+        common = {"spot": line.spot(), "said": quote(" ".join(text.split()))}
         fact = _sacct_fact(job, fields.get("State", ""), fields.get("ExitCode", ""), common)
         key = (job, type(fact).__name__)
         # A step may end well in a job that does not.

@@ -1,14 +1,12 @@
 """Lines of logs, as readers get them: what a reader is, and how a log is split into messages of their writers.
 
 A reader recognizes its format by content, never by file name. To search for the hundred triggers of all readers costs
-most of the time that a log takes. So upper case becomes lower, and all but letters is left out first: lines of
-progress, which differ in numbers, become equal, and each is searched once.
+most of the time that a log takes: all but letters in lower case is left out first, so that lines of progress, which
+differ in numbers, become equal, and each is searched once.
 
-What launchers and log collectors put before lines is taken off, and what it says is kept. Prefixes come in any nesting.
-Those that say who wrote a line, on which host and when are known by their format: those of torch, torchrun, Slurm's
-``srun -l``, mpirun, Ray, vLLM, kubectl, docker compose, pdsh and syslog. All others are learned from the file: a text
-of torch or Python that can only stand at the beginning of a line shows what stands before it, and lines nearby of the
-same shape confirm that it is a prefix. What is learned names no rank unless it says "rank".
+Prefixes of launchers and log collectors come in any nesting. Those that say who wrote a line, where and when are known
+by their format. All others are learned: a text of torch or Python that can only begin a line shows what stands
+before it, and lines nearby of the same shape confirm it. What is learned names no rank unless it says "rank".
 """
 
 from __future__ import annotations
@@ -43,6 +41,17 @@ def quote(text: str) -> str:
     return shown if len(shown) <= MOST_QUOTED else shown[: MOST_QUOTED - 1] + "…"
 
 
+AGENTS = (
+    "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
+    "Starting elastic_operator with launch configs",  # torchrun
+)
+_LIGHTNING = "Initializing distributed: GLOBAL_RANK: 0"
+_RAS = " compiled with CUDA"  # each report of NCCL's RAS begins with the version as well, and no job begins there
+NCCL_INFO = " NCCL INFO "
+_NCCL = "NCCL version "  # NCCL's first line in a job begins with it. Errors of NCCL have it in their middle.
+_RESTART = "will restart worker group"  # torchrun
+
+
 @dataclass(slots=True, kw_only=True)
 class Line:
     """One line of a log, without the prefixes of launchers and log collectors."""
@@ -56,14 +65,28 @@ class Line:
     origin: tuple[str, ...] = ()  # what prefixes of unknown formats say about the writer: equal for lines of one writer
     # Equal for lines of one writer, as far as prefixes tell. Tracebacks of several ranks are told apart by it.
     stream: tuple[Any, ...] = field(init=False)
+    begins_job: bool = field(init=False)  # the ranks are started with this line for the first time
+    # The same, for the first time or again: what a reader has held back belongs before it.
+    begins_run: bool = field(init=False)
+    # Only the reader of NCCL's log reads it: with NCCL_DEBUG=INFO such lines are most of a log.
+    is_nccl_info: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        who = self.who
+        who, text = self.who, self.text
         self.stream = (who.rank, who.local_rank, who.task, who.pid, who.host, self.origin)
+        has_version = _NCCL in text
+        self.is_nccl_info = not has_version and NCCL_INFO in text
+        by_nccl = has_version and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text)
+        self.begins_job = by_nccl or AGENTS[0] in text or AGENTS[1] in text or _LIGHTNING in text
+        self.begins_run = self.begins_job or _RESTART in text
 
     def spot(self) -> Spot:
-        """Return where the line stands."""
         return Spot(source=self.source, line=self.number)
+
+    def says(self, who: Who | None = None) -> dict[str, Any]:
+        """Return the fields that a fact has from it; ``who`` replaces the writer."""
+        spot = Spot(source=self.source, line=self.number)
+        return {"who": who or self.who, "spot": spot, "time": self.time, "said": quote(self.text)}
 
 
 class LineReader(Protocol):
@@ -82,7 +105,6 @@ class LineReader(Protocol):
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line. It must be quick for lines of other formats."""
-        ...
 
     def end(self) -> Iterable[Fact]:
         """Return the facts that were still open when the log ended: none, if no fact needs a second line."""
@@ -97,7 +119,6 @@ class Document:
     path: Path | None  # None for standard input and parts of archives
     body: bytes  # Its content, unpacked. At most ``MOST_BYTES`` of it; see ``cut``.
     cut: bool = False  # whether the file is longer than that
-    modified: float | None = None
     # What its path says: a host in the name of a folder, a rank at the end of its name.
     who: Who = field(default_factory=Who)
 
@@ -151,7 +172,6 @@ class Funnel:
         self._idle: set[bytes] = set()
 
     def wants(self, block: bytes) -> bool:
-        """Return whether a part of the log has a trigger."""
         new = set(condense(block).split(b"\n")) - self._idle
         text = b"\n".join(new)
         if any(trigger in text for trigger in self._triggers):
@@ -159,31 +179,6 @@ class Funnel:
         if len(self._idle) < _MOST_IDLE:
             self._idle |= {line for line in new if len(line) < _LONG}
         return False
-
-
-AGENTS = (
-    "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
-    "Starting elastic_operator with launch configs",  # torchrun
-)
-_BEGINNINGS = (*AGENTS, "Initializing distributed: GLOBAL_RANK: 0")  # the last one is Lightning's
-_RAS = " compiled with CUDA"  # each report of NCCL's RAS begins with the version as well, and no job begins there
-_NCCL = "NCCL version "  # NCCL's first line in a job begins with it. Errors of NCCL have it in their middle.
-_RESTART = "will restart worker group"  # torchrun
-
-
-def begins_run(text: str) -> bool:
-    """Return whether the ranks are started with this line, for the first time or again.
-
-    What a reader has held back belongs before it.
-    """
-    return _RESTART in text or begins_job(text)
-
-
-def begins_job(text: str) -> bool:
-    """Return whether the ranks are started with this line for the first time."""
-    if _NCCL in text and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text):
-        return True
-    return any(words in text for words in _BEGINNINGS)
 
 
 # C++ has no leading zero of the month, Python has.
@@ -194,12 +189,12 @@ _NO_YEAR = 1970
 
 
 def origin_of(line: Line, who: Who | None = None) -> dict[str, Any]:
-    """Return the fields that a fact has from the line that says it; ``who`` replaces the one that wrote the line."""
-    return {"who": who or line.who, "spot": line.spot(), "time": time_of(line), "said": quote(line.text)}
+    """Return the same as ``Line.says``, with the time of torch's own head where the prefixes have none."""
+    return {**line.says(who), "time": time_of(line)}
 
 
 def time_of(line: Line) -> Time | None:
-    """Return the time that the line's prefixes say, else that of the head of torch's own log.
+    """Return the time that the prefixes say, else that of the head of torch's own log.
 
     That has no year. It is on a clock of its own, so that it is never compared to a time with a year.
     """
@@ -338,18 +333,6 @@ _NO_PREFIX = re.compile(rf"\d%\||^{_ERROR.pattern}|^\s*File \"")
 _BOUNDARY = re.compile(r"(?<=[:|>\])}-]) ?(?=\S)|(?<=\s)(?=\S)")
 _LEVEL = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|CRITICAL|FATAL|SUCCESS|SEVERE"
 _LEVEL_WORDS = _LEVEL.split("|")
-# What a prefix is made of. Names and numbers may be those of the writer; the others are not.
-_TOKENS = re.compile(
-    r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?)"
-    r"|(?P<day>(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]"
-    r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: \d{4})?)"
-    r"|(?P<clock>(?<![\w.])(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,9}\.\d{1,9}s?|1\d{9}(?:\.\d{1,9})?)(?![\w.]))"
-    rf"|(?P<level>\b(?:{_LEVEL}|{_LEVEL.lower()}|{'|'.join(word.title() for word in _LEVEL_WORDS)})\b *)"
-    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[A-Za-z_<][\w<>]{0,80}:\d{1,6}\b)"
-    r"|(?P<stream>\bstd(?:out|err)\b [FP]\b|\bstd(?:out|err)\b)"
-    r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
-    r"|(?P<word>[^\W\d]+|\s+|.)"
-)
 _LOOSE = {
     "iso": r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?",
     "day": r"(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]\d\d:\d\d:\d\d"
@@ -359,6 +342,16 @@ _LOOSE = {
     "stream": r"(std(?:out|err))(?: [FP])?",
     "name": r"((?=[\w.-]{0,60}?\d)[\w.-]{1,80})",
 }
+# What a prefix is made of. Names and numbers may be those of the writer; the others are not.
+_TOKENS = re.compile(
+    rf"(?P<iso>{_LOOSE['iso']})|(?P<day>{_LOOSE['day']})"
+    r"|(?P<clock>(?<![\w.])(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,9}\.\d{1,9}s?|1\d{9}(?:\.\d{1,9})?)(?![\w.]))"
+    rf"|(?P<level>\b(?:{_LEVEL}|{_LEVEL.lower()}|{'|'.join(word.title() for word in _LEVEL_WORDS)})\b *)"
+    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[A-Za-z_<][\w<>]{0,80}:\d{1,6}\b)"
+    r"|(?P<stream>\bstd(?:out|err)\b [FP]\b|\bstd(?:out|err)\b)"
+    r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
+    r"|(?P<word>[^\W\d]+|\s+|.)"
+)
 _RANK_LABEL = re.compile(rf"(?<![A-Za-z_-])(?P<of>local_|global_|mpi|{_OF_ANOTHER})?rank[=: ]?(?P<rank>\d{{1,7}})\b")
 _RANKS_OF = {"": "rank", "global": "rank", "mpi": "rank", "local": "local_rank"}
 _DATED_S = 10**9  # a smaller number of seconds has no date
@@ -367,8 +360,6 @@ _NOBODY = Who()
 
 @dataclass(slots=True)
 class _Shape:
-    """A prefix that was learned."""
-
     pattern: re.Pattern[str]
     # The groups of the pattern whose numbers grow from line to line: they say nothing about the writer.
     counters: frozenset[int] = frozenset()
@@ -384,10 +375,7 @@ class _Shape:
 
 
 def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line:
-    """Return a line, given without its end, without its colors and without prefixes of known formats.
-
-    ``number`` counts from 1. ``known`` is what the path of the file says about the writer; prefixes add to it.
-    """
+    """Return a line without prefixes of known formats; ``known`` is what the path of the file says of the writer."""
     return LogSplitter(source, known).split(raw, number)
 
 
@@ -408,11 +396,10 @@ class LogSplitter:
     _numbering: re.Pattern[str] | None = None
     _indentation: str = ""  # what all lines from here on are indented by
 
-    def lines(self, text: str, number: int, is_wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Line]:
-        """Yield the messages of whole lines of the log; ``number`` is that of the first one.
+    def lines(self, text: str, number: int, wanted_info: re.Pattern[str] | None = None) -> Iterator[Line]:
+        """Yield the messages of whole lines; ``wanted_info`` tells which of NCCL INFO are read.
 
         A progress bar writes many states into one line, and two processes may write into one: each becomes a line.
-        ``is_wanted`` tells by its text whether a line is read at all.
         """
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
@@ -421,7 +408,10 @@ class LogSplitter:
         for at, raw in enumerate(raws):
             writer = self.known
             for part in (raw,) if "\r" not in raw else raw.split("\r"):
-                if ("\r" in raw and not part.strip()) or not is_wanted(part):
+                if "\r" in raw and not part.strip():
+                    continue
+                is_info = wanted_info is not None and NCCL_INFO in part and _NCCL not in part
+                if is_info and wanted_info is not None and wanted_info.search(part) is None:
                     continue
                 line = self.split(part, number + at, writer)
                 writer = line.who  # a prefix stands once before all states of a bar
@@ -431,7 +421,6 @@ class LogSplitter:
                     yield line
 
     def split(self, raw: str, number: int, known: Who | None = None) -> Line:
-        """Return a line without its prefixes."""
         text = raw[:MOST_CHARACTERS]
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
@@ -490,7 +479,6 @@ class LogSplitter:
         return at
 
     def _separate(self, line: Line) -> Iterator[Line]:
-        """Yield the messages of several processes that stand in one line."""
         for _ in range(_MOST_PREFIXES):
             second = _SECOND.search(line.text, 1)
             if second is None:
@@ -499,8 +487,7 @@ class LogSplitter:
             # What stands before a second message without a rank may be a prefix that was not learned.
             writer = line.who if line.who.rank is None else Who(host=line.who.host, address=line.who.address)
             other = self.split(line.text[at:], line.number, writer)
-            line.text = line.text[:at]
-            yield line
+            yield replace(line, text=line.text[:at])
             line = replace(other, time=other.time or line.time, origin=line.origin + other.origin)
         yield line
 
@@ -569,7 +556,6 @@ class LogSplitter:
                 return
 
     def _count(self, pattern: re.Pattern[str], raws: Sequence[str]) -> int:
-        """Return how many lines have this prefix before a text of their own."""
         ends = ((raw, pattern.match(raw, self._end_of_prefixes(raw))) for raw in raws)
         return len({raw[match.end() :] for raw, match in ends if match is not None and raw[match.end() :].strip()})
 
@@ -589,15 +575,11 @@ class LogSplitter:
             rank = shape.ranks_of(match).get("rank")
             if inner is not None and rank is not None and rank != int(inner["rank"]):
                 shape.names_rank = False
-        shape.counters = frozenset(
-            group
-            for group, seen in numbers.items()
-            if len(set(seen)) > max(2, 0.6 * len(seen)) and seen == sorted(seen)
-        )
+        many = (group for group, seen in numbers.items() if len(set(seen)) > max(2, 0.6 * len(seen)))
+        shape.counters = frozenset(group for group in many if numbers[group] == sorted(numbers[group]))
         self._shapes[pattern] = shape
 
     def _dedent(self, raws: list[str]) -> None:
-        """Take off the indentation of what was pasted into another text."""
         at = 0
         while self._indentation and at < len(raws):
             if raws[at].strip() and not raws[at].startswith(self._indentation):
@@ -678,7 +660,6 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _common(margins: Sequence[str]) -> str:
-    """Return the longest text with which all begin."""
     low, high = min(margins), max(margins)
     same = (at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other)
     return low[: next(same, len(low))]
@@ -731,7 +712,6 @@ def _pattern_of(prefix: str) -> str | None:
 
 
 def _leads(raw: str, at: int, end: int) -> bool:
-    """Return whether known prefixes reach from one place of a line to another."""
     while at < end and (known := _match_prefix(raw, at)) is not None and known.end() <= end:
         at = known.end()
     return at == end

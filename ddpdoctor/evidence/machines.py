@@ -58,13 +58,12 @@ class KernelReader:
     )  # fmt: skip
 
     def __init__(self) -> None:
+        # The host, the bus and the line of the GPU that a message over several lines names.
         self._named: tuple[str, str, int] = ("", "", -_NEAR)
-        """The host, the bus and the line of the GPU that a message over several lines names."""
+        # Processes that the kernel chose to kill and has not yet reported as killed.
         self._asked: dict[tuple[str, int], tuple[str, Line]] = {}
-        """Processes that the kernel chose to kill and has not yet reported as killed."""
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts of one line."""
         text = line.text
         if "NVRM" in text:
             if facts := _gpu_error(line):
@@ -73,17 +72,18 @@ class KernelReader:
                 self._named = (line.who.host, named["bus"], line.number)
             host, bus, number = self._named
             known = host == line.who.host and line.number - number < _NEAR
-            return [_lost(short_bus(bus) if known else "", _OFF, line)] if _FALLEN in text else ()
+            return [_gpu_lost(short_bus(bus) if known else "", _OFF, line)] if _FALLEN in text else ()
         if "amdgpu" in text or "[drm]" in text:
-            found = _OTHER_GPU.search(text)
-            why = f"its driver reports: {found['why']}" if found is not None else ""
-            return () if found is None else [_lost(short_bus(found["bus"]), why, line)]
+            return _lost(_OTHER_GPU, "its driver reports: {}", line)
         if "device handle" in text:
-            found = _NO_HANDLE.search(text)
-            why = f"nvidia-smi cannot reach it ({quote(found['why'].strip())})" if found is not None else ""
-            return () if found is None else [_lost(short_bus(found["bus"]), why, line)]
+            return _lost(_NO_HANDLE, "nvidia-smi cannot reach it ({})", line)
         if "AER: " in text:
-            return _pcie_error(line)
+            if (found := _AER.search(text)) is None:
+                return ()
+            device = found["device"]
+            problem = f"a device behind the PCIe port {device} failed (AER: an uncorrected fatal error)"
+            fix = f"`lspci -tv` shows what is behind {device}: a GPU or an adapter; reseat or replace it, and reboot"
+            return [Trouble(kind="pcie", problem=problem, fix=fix, **line.says(Who(host=line.who.host)))]
         if "out of memory: Kill" not in text and "Out of memory" not in text and "oom-kill:" not in text:
             return ()
         if (found := _KILLED.search(text)) is not None:
@@ -96,30 +96,21 @@ class KernelReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return the processes that the kernel chose to kill, if the log ends before the kernel reports it."""
         for (_, pid), (name, line) in self._asked.items():
             yield from _killed(pid, name, line, whole="CONSTRAINT_NONE" in line.text)
         self._asked.clear()
 
 
 def _killed(pid: int, name: str, line: Line, *, whole: bool) -> list[Fact]:
-    spot, said, host = line.spot(), quote(line.text), line.who.host
     ours = _TRAINING.match(name) is not None
     limit = "the memory of the machine" if whole else "the memory limit of its cgroup"
-    facts: list[Fact] = [
-        Trouble(
-            who=Who(host=host, pid=pid if ours else None), spot=spot, time=line.time, said=said, kind="oom",
-            problem=f"the kernel killed process {pid} ({name}): {limit} was used up", fix=MEMORY_FIX, fatal=ours,
-        )
-    ]  # fmt: skip
-    if ours:
-        who = Who(host=host, pid=pid)
-        facts.append(Exited(who=who, spot=spot, time=line.time, said=said, signal="SIGKILL", memory=True))
-    return facts
+    problem = f"the kernel killed process {pid} ({name}): {limit} was used up"
+    said = line.says(Who(host=line.who.host, pid=pid if ours else None))
+    killed = [Exited(signal="SIGKILL", memory=True, **said)] if ours else []
+    return [Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, fatal=ours, **said), *killed]
 
 
 def _gpu_error(line: Line) -> list[Fact]:
-    """Return what an Xid line or another line of NVIDIA's driver says."""
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 
@@ -128,39 +119,27 @@ def _gpu_error(line: Line) -> list[Fact]:
         code = int(found["code"])
         severity, meaning, fix = XIDS.get(code, OTHER_XID)
         bus = short_bus(found["bus"])
-        return [
-            Trouble(
-                who=Who(host=line.who.host), spot=line.spot(), time=line.time, said=quote(line.text), kind="xid",
-                problem=f"the GPU at {bus} had Xid {code}: {meaning}", fix=fix.replace("{index}", bus), gpu=bus,
-                fatal=severity is Severity.ERROR or code in _CAUSES,
-            )
-        ]  # fmt: skip
-    if (found := _OFF_BUS.search(line.text)) is not None:
-        return [_lost(short_bus(found["bus"]), _OFF, line)]
-    found = _NO_START.search(line.text)
-    return [] if found is None else [_lost(short_bus(found["bus"]), "its driver cannot start it", line)]
+        problem, fix = f"the GPU at {bus} had Xid {code}: {meaning}", fix.replace("{index}", bus)
+        fatal, host = severity is Severity.ERROR or code in _CAUSES, Who(host=line.who.host)
+        return [Trouble(kind="xid", problem=problem, fix=fix, gpu=bus, fatal=fatal, **line.says(host))]
+    return _lost(_OFF_BUS, _OFF, line) or _lost(_NO_START, "its driver cannot start it", line)
 
 
-def _pcie_error(line: Line) -> list[Fact]:
-    found = _AER.search(line.text)
+def _lost(pattern: re.Pattern[str], why: str, line: Line) -> list[Fact]:
+    """Return that a GPU is lost, if a line has the pattern. The pattern may say why."""
+    found = pattern.search(line.text)
     if found is None:
         return []
-    device = found["device"]
-    return [
-        Trouble(
-            who=Who(host=line.who.host), spot=line.spot(), time=line.time, said=quote(line.text), kind="pcie",
-            problem=f"a device behind the PCIe port {device} failed (AER: an uncorrected fatal error)",
-            fix=f"`lspci -tv` shows what is behind {device}: a GPU or an adapter; reseat or replace it, and reboot",
-        )
-    ]  # fmt: skip
+    words = found.groupdict().get("why")
+    return [_gpu_lost(short_bus(found["bus"]), why.format(quote(words.strip())) if words else why, line)]
 
 
-def _lost(bus: str, why: str, line: Line) -> Trouble:
+def _gpu_lost(bus: str, why: str, line: Line) -> Trouble:
     from ddpdoctor.rules.environment.gpus import REBOOT
 
     return Trouble(
-        who=Who(host=line.who.host), spot=line.spot(), time=line.time, said=quote(line.text), kind="gpu-lost",
-        problem=f"{f'the GPU at {bus}' if bus else 'a GPU'} is lost: {why}", gpu=bus,
+        **line.says(Who(host=line.who.host)), kind="gpu-lost", gpu=bus,
+        problem=f"{f'the GPU at {bus}' if bus else 'a GPU'} is lost: {why}",
         fix=f"sudo dmesg | grep -E 'NVRM|Xid|amdgpu|drm'; {REBOOT}",
     )  # fmt: skip
 
@@ -186,7 +165,6 @@ class KubernetesReader(LineReader):
         self._reason = ""
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return how a container ended."""
         text = line.text
         if text.startswith("Name:"):
             found = _POD.match(text)
@@ -195,7 +173,7 @@ class KubernetesReader(LineReader):
         if "eason:" in text or "Exit Code:" in text or "exitCode:" in text:
             return tuple(self._field(line))
         row = _ROW.match(text) if "OOMKilled" in text or "Evicted" in text else None
-        return () if row is None else tuple(self._ended(row["status"], None, Who(host=row["pod"]), line))
+        return () if row is None else tuple(self._ended(row["status"], None, row["pod"], line))
 
     def _field(self, line: Line) -> Iterator[Fact]:
         found = _FIELD.match(line.text)
@@ -205,25 +183,22 @@ class KubernetesReader(LineReader):
         if found["name"].lower() == "reason":
             self._reason = value
             if value in {"OOMKilled", "Evicted"}:
-                yield from self._ended(value, None, Who(host=self._pod), line)
+                yield from self._ended(value, None, self._pod, line)
         elif value.isdigit() and (self._pod or value == "137") and self._reason != "OOMKilled":
-            yield from self._ended("", int(value), Who(host=self._pod), line)
+            yield from self._ended("", int(value), self._pod, line)
             self._reason = ""
 
-    def _ended(self, reason: str, code: int | None, who: Who, line: Line) -> Iterator[Fact]:
-        spot, said = line.spot(), quote(line.text)
-        if not who.host:
-            who = Who(host=line.who.host)
+    def _ended(self, reason: str, code: int | None, host: str, line: Line) -> Iterator[Fact]:
+        said: dict[str, Any] = {"who": Who(host=host or line.who.host), "spot": line.spot(), "said": quote(line.text)}
         if reason == "OOMKilled":
-            yield Exited(who=who, spot=spot, said=said, signal="SIGKILL", memory=True)
+            yield Exited(signal="SIGKILL", memory=True, **said)
         elif reason == "Evicted":
             problem, fix = "Kubernetes evicted the pod", "kubectl describe node says what ran short there"
-            yield Trouble(who=who, spot=spot, said=said, kind="node-failure", problem=problem, fix=fix)
+            yield Trouble(kind="node-failure", problem=problem, fix=fix, **said)
         elif code in {137, 143}:
-            signal = "SIGKILL" if code == 137 else "SIGTERM"
-            yield Exited(who=who, spot=spot, said=said, signal=signal, by_launcher=code == 143)
+            yield Exited(signal="SIGKILL" if code == 137 else "SIGTERM", by_launcher=code == 143, **said)
         elif code:
-            yield Exited(who=who, spot=spot, said=said, code=code)
+            yield Exited(code=code, **said)
 
 
 _GPU = re.compile(r"^GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$")
@@ -268,7 +243,6 @@ NVIDIA_SMI = DocumentFormat("nvidia-smi -q", lambda head: b"NVSMI LOG" in head, 
 
 
 def _smi_trouble(path: list[str], value: str, gpu: str, line: Line) -> Trouble | None:
-    """Return the fault that one value shows, or None if it is healthy."""
     from ddpdoctor.rules.environment.gpus import REBOOT, RESET
 
     name, above = path[-1], " / ".join(path)
@@ -313,11 +287,7 @@ MACHINE_FACTS = DocumentFormat("report of check-env", lambda head: _MARK.match(h
 
 _PROGRAM = re.compile(r"# Collective test starting: (?P<name>\w+)")
 _HALF = r"\s+[\d.]+\s+(?P<alg{n}>[\d.]+)\s+(?P<bus{n}>[\d.]+)\s+(?P<wrong{n}>N/A|[\d.e+]+)"
-_TABLE_ROW = re.compile(
-    r"^\s*(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>[a-z]\w*)\s+(?P<redop>\w+)\s+(?:-?\d+)"
-    + _HALF.format(n=0)
-    + _HALF.format(n=1)
-)
+_TABLE_ROW = re.compile(r"^\s*(?P<size>\d+)\s+\d+\s+[a-z]\w*\s+\w+\s+-?\d+" + _HALF.format(n=0) + _HALF.format(n=1))
 _BOUNDS = re.compile(r"# Out of bounds values : (?P<count>\d+) (?P<result>OK|FAILED)")
 _AVERAGE = re.compile(r"# Avg bus bandwidth\s*: (?P<busbw>[\d.]+)")
 
@@ -337,7 +307,6 @@ class NcclTestsReader:
         self._wrong: tuple[int, Line] | None = None
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts of a table when its last line is read."""
         text = line.text
         if text[:1].isspace() and (found := _TABLE_ROW.match(text)) is not None:
             size = int(found["size"])
@@ -363,7 +332,6 @@ class NcclTestsReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return the wrong results of a table that the log cuts off."""
         wrong, self._wrong = self._wrong, None
         return () if wrong is None else (_wrong_results(self._program, f"at {wrong[0]} bytes", wrong[1]),)
 

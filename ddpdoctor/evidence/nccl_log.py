@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import link_of, warned
-from ddpdoctor.evidence.lines import MOST_QUOTED, begins_run, quote
+from ddpdoctor.evidence.lines import MOST_QUOTED, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Called,
@@ -27,7 +27,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.known_errors import plain_address, read_warning
+from ddpdoctor.model.known_errors import MAPPED, read_warning
 from ddpdoctor.model.words import first_names
 
 if TYPE_CHECKING:
@@ -74,7 +74,15 @@ class NcclProcess:
     # For each communicator it ever had: its rank, and the number of ranks.
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
     reported: bool = False
-    connections: _Connections | None = None
+    # What it says of its connections: fields of ``NcclPaths``. None: nothing.
+    paths: dict[str, Any] | None = None
+    # By own rank, peer and transport: NCCL's text, and the line.
+    edges: dict[tuple[int, int, DataWay], tuple[str, str]] = field(default_factory=dict)
+    # Lines for each of them and each direction.
+    counts: Counter[tuple[int, int, DataWay, str]] = field(default_factory=Counter)
+    order: dict[str, int] = field(default_factory=dict)  # the pointers of its communicators, as it used them first
+    # The number of its last call in each of them, and how many of a group call it made under that number before.
+    place: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class NcclProcesses:
@@ -115,8 +123,7 @@ class NcclProcesses:
         all_largest = [process.largest for process in self._all.values() if process.largest is not None]
         world = next((one.ranks for one in all_largest if self._is_world(one)), None)
         for process in self._all.values():
-            who = self.who(process)
-            largest = process.largest
+            who, largest = self.who(process), process.largest
             if not process.reported:
                 process.reported = True
                 spot, time = (largest.spot, largest.time) if largest else (process.spot, None)
@@ -131,12 +138,11 @@ class NcclProcesses:
 
 
 def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
-    """Take in a line about a communicator or the bootstrap network."""
     found = _INIT.search(text)
     if found is None:
         if (found := _BOOTSTRAP.search(text)) is not None:
             process.interface = found["interface"]
-            process.who = replace(process.who, address=plain_address(found["address"]))
+            process.who = replace(process.who, address=MAPPED.sub("", found["address"]))
         return
     pointer, phase = found["pointer"], found["phase"]
     if not phase.startswith("Init"):
@@ -177,20 +183,10 @@ COLLECTIVES = {
 _DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    op: str
-    count: int
-    dtype: int
-    redop: int
-    root: int
-
-
 @dataclass(slots=True)
 class _Made:
     process: NcclProcess
-    rank: int | None
-    call: _Call
+    call: tuple[str, int, int, int, int]  # operation, count, dtype, reduction, root
     number: int
     spot: Spot
     said: str  # The line. Only a call that is shown becomes a fact.
@@ -198,8 +194,6 @@ class _Made:
 
 @dataclass(slots=True)
 class _Track:
-    """The calls of one communicator in all processes of this log."""
-
     group: str
     ranks: int
     open: dict[tuple[int, int], dict[int, _Made]] = field(default_factory=dict)
@@ -211,11 +205,8 @@ class Calls:
 
     def __init__(self) -> None:
         self._tracks: dict[str, _Track] = {}
-        self._place: dict[tuple[int, str], tuple[int, int]] = {}
-        self._order: dict[int, dict[str, int]] = {}
 
     def read(self, process: NcclProcess, text: str, line: Line) -> None:
-        """Take in a call."""
         found = _CALL.search(text)
         if found is None or found["op"] not in COLLECTIVES:
             return
@@ -225,19 +216,18 @@ class Calls:
         if communicator is not None and communicator.key:
             key, ranks = communicator.key, communicator.ranks
         else:  # the order in which a process uses its communicators is the same in all, as a rule
-            order = self._order.setdefault(id(process), {})
-            key = f"comm no. {order.setdefault(pointer, len(order))} of {ranks} ranks"
+            key = f"comm no. {process.order.setdefault(pointer, len(process.order))} of {ranks} ranks"
         if key not in self._tracks and len(self._tracks) < MOST_COMMUNICATORS:
             self._tracks[key] = _Track(group=key, ranks=ranks)
         track = self._tracks.get(key)
         if track is None:
             return
-        call = _Call(COLLECTIVES[found["op"]], *(int(found[name]) for name in ("count", "dtype", "redop", "root")))
-        former, place = self._place.get((id(process), pointer), (-1, 0))
+        count, dtype, redop, root = map(int, found.group("count", "dtype", "redop", "root"))
+        call = (COLLECTIVES[found["op"]], count, dtype, redop, root)
+        former, place = process.place.get(pointer, (-1, 0))
         place = place + 1 if former == number else 0
-        self._place[id(process), pointer] = (number, place)
-        rank = communicator.rank if communicator is not None else None
-        made = _Made(process, rank, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
+        process.place[pointer] = (number, place)
+        made = _Made(process, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
         track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
         # A call is kept until all ranks have made it, and dropped if all made the same.
         entry = track.open.setdefault((number, place), {})
@@ -258,10 +248,10 @@ class Calls:
             for made in {id(one): one for one in [*odd.values(), *last]}.values():
                 if shown < MOST_SHOWN:
                     shown += 1
-                    call = made.call
+                    op, count, dtype, _, _ = made.call
                     operation = Operation(
-                        op=call.op, group=track.group, group_words=words, seq=made.number, numel_in=call.count,
-                        dtype=_DTYPES[call.dtype] if call.dtype < len(_DTYPES) else "",
+                        op=op, group=track.group, group_words=words, seq=made.number, numel_in=count,
+                        dtype=_DTYPES[dtype] if dtype < len(_DTYPES) else "",
                     )  # fmt: skip
                     who = processes.who(made.process)
                     yield Called(who=who, spot=made.spot, said=quote(made.said), operation=operation)
@@ -305,7 +295,7 @@ MOST_EDGES = 256
 MOST_SETTINGS = 64
 # The lines that are read, as a regular expression.
 WANTED = (
-    r"Using network|NET/IB ?: Using \[| via |set by environment|DMA-BUF is available|NVLS multicast support|"
+    r"Using network|NET/IB ?: Using \[| via |set by environment|NVLS multicast support|"
     r"coll channels|Init timings|-> Algo "
 )
 _NETWORK = re.compile(r"Using network (?P<network>[\w./ -]{1,40})")
@@ -330,71 +320,53 @@ _WAYS = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Connections:
-    network: str = ""
-    adapters: tuple[str, ...] = ()
-    settings: dict[str, str] = field(default_factory=dict)
-    # By own rank, peer and transport: NCCL's text, and the line.
-    edges: dict[tuple[int, int, DataWay], tuple[str, str]] = field(default_factory=dict)
-    # Lines for each of them and each direction.
-    counts: Counter[tuple[int, int, DataWay, str]] = field(default_factory=Counter)
-    dmabuf: bool = False
-    nvls: bool | None = None
-    channels: int | None = None
-    algorithms: Counter[str] = field(default_factory=Counter)
-    init_s: float | None = None
-
-
 def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
-    one = process.connections = process.connections or _Connections()
+    paths = process.paths = {} if process.paths is None else process.paths
     if (found := _CHANNEL.search(text)) is not None:
         words = found["way"].partition(" comm ")[0].strip()
         way = next((way for beginning, way in _WAYS.items() if words.startswith(beginning)), None)
         way = DataWay.GDRDMA if way is DataWay.NET and "/GDRDMA" in words else way
         ends = int(found["source"]), int(found["target"])
         own, peer = reversed(ends) if found["side"] == "receive" else ends
-        if way is not None and ((own, peer, way) in one.edges or len(one.edges) < MOST_EDGES):
-            one.counts[own, peer, way, found["side"] or "send"] += 1
-            one.edges.setdefault((own, peer, way), (words, quote(line.text)))
+        if way is not None and ((own, peer, way) in process.edges or len(process.edges) < MOST_EDGES):
+            process.counts[own, peer, way, found["side"] or "send"] += 1
+            process.edges.setdefault((own, peer, way), (words, quote(line.text)))
     elif (found := _NETWORK.search(text)) is not None:
-        one.network = found["network"].strip()
+        paths["network"] = found["network"].strip()
     elif (found := _ADAPTERS.search(text)) is not None:
-        one.adapters = tuple(_ADAPTER.findall(found["list"]))
+        paths["adapters"] = tuple(_ADAPTER.findall(found["list"]))
     elif (found := _SETTING.search(text)) is not None:
-        if len(one.settings) < MOST_SETTINGS:
-            one.settings[found["name"]] = found["value"].rstrip(".")
+        settings = paths.setdefault("settings", {})
+        if len(settings) < MOST_SETTINGS:
+            settings[found["name"]] = found["value"].rstrip(".")
     elif (found := _CHANNELS.search(text)) is not None:
-        one.channels = int(found["count"])
+        paths["channels"] = int(found["count"])
     elif (found := _NVLS.search(text)) is not None:
-        one.nvls = found["lacks"] is None
-    elif "DMA-BUF is available" in text:
-        one.dmabuf = True
+        paths["nvls"] = found["lacks"] is None
     elif (found := _TIMINGS.search(text)) is not None:
-        one.init_s = max(one.init_s or 0.0, float(found["seconds"]))
+        paths["init_s"] = max(paths.get("init_s", 0.0), float(found["seconds"]))
     elif (found := _ALGORITHM.search(text)) is not None:
+        chosen = paths.setdefault("algorithms", {})
         algorithm, protocol = _named(found["algorithm"], _ALGORITHMS), _named(found["protocol"], _PROTOCOLS)
-        one.algorithms[f"{found['op']} {algorithm} {protocol}"] += 1
+        name = f"{found['op']} {algorithm} {protocol}"
+        chosen[name] = chosen.get(name, 0) + 1
 
 
 def _tell_connections(processes: NcclProcesses) -> Iterator[NcclPaths]:
     for process in processes:
-        one = process.connections
-        if one is None:
+        if process.paths is None:
             continue
         members = process.members.items()
         edges = (
             NcclEdge(
                 own=own, peer=peer, way=way, text=text, said=said,
-                channels=max(one.counts[own, peer, way, side] for side in ("send", "receive")),
+                channels=max(process.counts[own, peer, way, side] for side in ("send", "receive")),
             )
-            for (own, peer, way), (text, said) in one.edges.items()
+            for (own, peer, way), (text, said) in process.edges.items()
         )  # fmt: skip
         yield NcclPaths(
-            who=processes.who(process), spot=process.spot, edges=tuple(edges),
+            who=processes.who(process), spot=process.spot, edges=tuple(edges), **process.paths,
             members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
-            network=one.network, adapters=one.adapters, settings=one.settings, dmabuf=one.dmabuf, nvls=one.nvls,
-            channels=one.channels, algorithms=dict(one.algorithms), init_s=one.init_s,
         )  # fmt: skip
 
 
@@ -410,30 +382,18 @@ _WARN = re.compile(r"(?:(?P<place>[\w./-]{1,120}:\d{1,6}) )?(?:\([^()]{0,80}\) )
 _VERSION = re.compile(r"NCCL version (?P<nccl>\d+\.\d+\.\d+)(?:\+cuda(?P<cuda>\d+\.\d+))?")
 _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
 # The INFO lines that are read. Any other line costs one search.
-_WANTED = re.compile(
+WANTED_INFO = re.compile(
     rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
 _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
-
-NCCL_INFO = b"NCCL INFO"
-
-
-def is_nccl_info(text: str) -> bool:
-    """Return whether a line is one that only ``NcclLogReader`` reads: with NCCL_DEBUG=INFO they are most of a log."""
-    return " NCCL INFO " in text and "NCCL version " not in text
-
-
-def is_read(text: str) -> bool:
-    """Return whether a line may have something to read: most of those of NCCL_DEBUG=INFO have nothing."""
-    return not is_nccl_info(text) or _WANTED.search(text) is not None
 
 
 class NcclLogReader:
     """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
 
     name = "NCCL log"
-    triggers = (b"NCCL WARN", NCCL_INFO, b"NCCL version")
+    triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
 
     def __init__(self) -> None:
         self._begin()
@@ -447,27 +407,25 @@ class NcclLogReader:
         self._ended = False
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return what a warning says. Facts about processes and transports come when the log, or a run in it, ends."""
+        """Return what a warning says. All else comes when the log, or a run in it, ends."""
         text = line.text
         if "NCCL" not in text:
-            return self.end() if self._ended and begins_run(text) else ()
+            return self.end() if self._ended and line.begins_run else ()
         if "NCCL WARN " in text:
             self._ended = True
             return self._warning(line)
         if "NCCL INFO " in text and "NCCL version " not in text:
-            if _WANTED.search(text):
+            if WANTED_INFO.search(text):
                 self._info(line)
             return ()
-        found = _VERSION.search(text)
-        if found is None:
+        if (found := _VERSION.search(text)) is None:
             return ()
         facts = list(self.end()) if self._ended else []
         words = f"NCCL {found['nccl']}" + (f", built for CUDA {found['cuda']}" if found["cuda"] else "")
-        self._version = Hint(words=words, kind="nccl-version", **_common(line.who, line))
+        self._version = Hint(words=words, kind="nccl-version", **line.says())
         return facts
 
     def end(self) -> Iterable[Fact]:
-        """Return facts about ranks and processes, waits in the set-up of communicators, calls, and transports."""
         facts = [*self._processes.tell(), *self._calls.tell(self._processes), *self._failed_silently()]
         facts += [] if self._version is None else [self._version]
         facts += [*_tell_connections(self._processes), *interface_notes(self._processes)]
@@ -499,12 +457,12 @@ class NcclLogReader:
         found = _HEAD.search(line.text)
         if found is None:  # the head was cut off, or belongs to another writer
             bare = _WARN.search(line.text)
-            return [] if bare is None else [warned(bare["text"], bare["place"], _common(line.who, line))]
+            return [] if bare is None else [warned(bare["text"], bare["place"], line.says())]
         host, pid = found["host"], int(found["pid"])
         self._warned.add((host, pid))
         process = self._processes.get(host, pid, line)
         who = self._processes.who(process) if process is not None else replace(line.who, host=host, pid=pid)
-        return [warned(found["text"], found["place"], _common(who, line))]
+        return [warned(found["text"], found["place"], line.says(who))]
 
     def _failed_silently(self) -> Iterator[Fact]:
         """Yield the failures of processes whose lines only pass on an error code, without the warning itself."""
@@ -516,10 +474,6 @@ class NcclLogReader:
             if code == _REMOTE:
                 warning = read_warning("Connection closed by remote peer")
                 assert warning is not None
-                yield link_of(warning, _common(who, line))
+                yield link_of(warning, line.says(who))
             elif code in _WAY_UP_WORDS:
-                yield Hint(words=_WAY_UP_WORDS[code], kind="nccl-warning", **_common(who, line))
-
-
-def _common(who: Who, line: Line) -> dict[str, Any]:
-    return {"who": who, "spot": line.spot(), "time": line.time, "said": quote(line.text)}
+                yield Hint(words=_WAY_UP_WORDS[code], kind="nccl-warning", **line.says(who))

@@ -38,7 +38,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.words import grouped, rank_list
+from ddpdoctor.model.words import grouped, odd_ranks, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +52,14 @@ class RasProcess:
     """A process, as RAS names it. The number is the container's."""
 
     pid: int
-    node: str
+    node: str  # its name or its address
+
+    def who(self, **place: Any) -> Who:
+        try:
+            ip_address(self.node)
+        except ValueError:
+            return Who(host=self.node, pid=self.pid, **place)
+        return Who(address=self.node, pid=self.pid, **place)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +74,10 @@ class Counted:
     said: str
     # The ranks that RAS names. It only names the smaller side.
     ranks: dict[int, RasProcess | None] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {"spot": self.spot, "said": self.said}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,9 +110,14 @@ class RasReport:
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
     # Processes that do not answer, whether RAS considers them dead, and the lines.
     lost: list[tuple[RasProcess, bool, Spot, str]] = field(default_factory=list)
+    # What indented lines of its text belong to: "INCOMPLETE", "DEAD" or a communicator's error, the communicator, the
+    # operation, and the state that the next ranks share.
+    block: str = ""
+    comm: RasCommunicator | None = None
+    op: str = ""
+    side: Counted | None = None
 
     def communicator(self, name: str, group: int | None) -> RasCommunicator:
-        """Return a communicator by its hash."""
         return self.communicators.setdefault(name, RasCommunicator(key=f"comm {name}", group=group))
 
 
@@ -113,7 +129,6 @@ class RasReports:
         self._last: RasReport | None = None
 
     def add(self, report: RasReport) -> None:
-        """Take in the next report."""
         for comm in report.communicators.values():
             if comm.group in report.groups:
                 comm.size = report.groups[comm.group][0]
@@ -129,7 +144,6 @@ class RasReports:
         self._former, self._last = self._last, report
 
     def judge(self) -> Iterator[Fact]:
-        """Return what the reports say."""
         last, former = self._last, self._former
         if last is None:
             return
@@ -160,22 +174,12 @@ class RasReports:
         is_only_one = len(last.lost) == 1 == len({rank for comm in comms for rank in comm.missing})
         for process, dead, spot, said in last.lost:
             if process not in missing and not is_only_one:  # "The missing rank: 21" is the only one
-                host, address = split_node(process.node)
-                who = Who(rank=global_ranks.get(process), host=host, address=address, pid=process.pid)
+                who = process.who(rank=global_ranks.get(process))
                 words = f"{said} (considered dead)" if dead else said
                 yield Absent(who=who, spot=spot, said=words, shown=Shown.COUNTS, dead=dead)
         for name, comm in last.communicators.items():
             before = former.communicators.get(name) if former is not None else None
             yield from _Comm(last, comm, before, comm.size == world, global_ranks).judge(moves=moves)
-
-
-def split_node(node: str) -> tuple[str, str]:
-    """Return the name and the address of a node, of which RAS gives one."""
-    try:
-        ip_address(node)
-    except ValueError:
-        return node, ""
-    return "", node
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,6 @@ class _Comm:
     _ranks: dict[RasProcess, int]  # the ranks of processes in the job
 
     def judge(self, *, moves: bool) -> Iterator[Fact]:
-        """Return the facts about the communicator."""
         comm = self._comm
         if comm.size and any(rank >= comm.size for one in comm.counted + comm.statuses for rank in one.ranks):
             words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
@@ -198,28 +201,20 @@ class _Comm:
             own = "CUDA" in one.status
             nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in one.status else Nature.FOLLOWS
             for rank, process in one.ranks.items():
-                yield Failed(
-                    who=self._who(rank, process), spot=one.spot, said=one.said, type="NCCL error", message=one.status,
-                    nature=nature,
-                )  # fmt: skip
+                who = self._who(rank, process)
+                yield Failed(who=who, type="NCCL error", message=one.status, nature=nature, **one.shown)
         yield from self._statuses()
         if not moves:
             yield from self._counts()
 
     def _who(self, rank: int, process: RasProcess | None = None) -> Who:
         process = process or self._comm.processes.get(rank)
-        host, address = split_node(process.node) if process is not None else ("", "")
-        pid = process.pid if process is not None else None
         known = rank if self._is_world else self._ranks.get(process) if process is not None else None
-        if known is not None:
-            return Who(rank=known, host=host, address=address, pid=pid)
-        return Who(group=self._comm.key, group_rank=rank, host=host, address=address, pid=pid)
+        place: dict[str, Any] = {"rank": known} if known is not None else {"group": self._comm.key, "group_rank": rank}
+        return process.who(**place) if process is not None else Who(**place)
 
     def _operation(self, op: str, number: int | None) -> Operation:
-        """Return an operation, which NCCL 2.24 and 2.25 do not name: they count all together as "collective".
-
-        NCCL's numbers are not torch's, so its group is not torch's default group.
-        """
+        """Return an operation, which NCCL 2.24 and 2.25 do not name. Its group is not torch's: numbers are NCCL's."""
         words = "all ranks" if self._is_world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
         return Operation(op=COLLECTIVES.get(op, ""), group=self._comm.key, group_words=words, seq=number)
 
@@ -242,14 +237,14 @@ class _Comm:
             for rank, process in one.ranks.items():
                 who = self._who(rank, process)
                 if one.status == "FINALIZE":
-                    yield Finished(who=who, spot=one.spot, said=one.said)
+                    yield Finished(who=who, **one.shown)
                 if one.status in {"FINALIZE", "NOCOMM", "INIT"}:
                     yield Absent(
-                        who=who, spot=one.spot, said=one.said, operation=self._operation("", None),
-                        in_init=one.status != "FINALIZE", certain=False, expected=True, shown=Shown.COUNTS,
+                        who=who, operation=self._operation("", None), in_init=one.status != "FINALIZE", certain=False,
+                        expected=True, shown=Shown.COUNTS, **one.shown,
                     )  # fmt: skip
                 else:
-                    yield Hint(who=who, spot=one.spot, said=one.said, words=one.said, kind="ras-status")
+                    yield Hint(who=who, words=one.said, kind="ras-status", **one.shown)
         for rank in self._comm.unready:
             yield Waiting(
                 who=self._who(rank), spot=self._report.spot, operation=self._operation("", None), in_init=True,
@@ -284,16 +279,14 @@ class _Comm:
         total = sum(one.count for one in those)
         both_said = low.said if low.said == high.said else f"{low.said}; {high.said}"
         if 2 * low.count > total:  # a few ranks are ahead and wait; RAS does not show which of the others is at fault
+            operation = self._operation(op, high.number)
             for rank, process in high.ranks.items():
-                yield Waiting(
-                    who=self._who(rank, process), spot=high.spot, said=both_said,
-                    operation=self._operation(op, high.number),
-                )  # fmt: skip
+                yield Waiting(who=self._who(rank, process), spot=high.spot, said=both_said, operation=operation)
             words = (
                 f"{rank_list(high.ranks) if high.ranks else high.count} of a communicator launched {op} {high.number}, "
                 f"and {low.count} others did not: those that RAS names are ahead, not at fault"
             )
-            yield Hint(spot=high.spot, said=high.said, words=words, kind="ras-ahead")
+            yield Hint(words=words, kind="ras-ahead", **high.shown)
             return
         before = self._former.counted if self._former is not None else []
         stood = min((one.number for one in before if one.op == op), default=None) == low.number
@@ -304,19 +297,15 @@ class _Comm:
                 continue
             named.add(rank)
             who, operation = self._who(rank, process), self._operation(op, low.number + 1)
-            yield Reached(
-                who=who, spot=low.spot, said=low.said, group=f"{operation.group} {op}",
-                group_words=operation.group_words, enqueued=low.number,
-            )  # fmt: skip
+            group, words = f"{operation.group} {op}", operation.group_words
+            yield Reached(who=who, group=group, group_words=words, enqueued=low.number, **low.shown)
             yield Absent(
                 who=who, spot=low.spot, said=both_said, operation=operation, waiters=waiters, certain=sure,
                 shown=Shown.COUNTS,
             )  # fmt: skip
         if not low.ranks:
-            yield Hint(
-                spot=low.spot, said=low.said, kind="ras-unnamed",
-                words=f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does",
-            )  # fmt: skip
+            words = f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does"
+            yield Hint(words=words, kind="ras-unnamed", **low.shown)
 
     def _differ(self, behind: dict[str, list[Counted]]) -> Differ | None:
         """Return that ranks called different operations: behind in one, and ahead in another by as many."""
@@ -334,11 +323,10 @@ class _Comm:
                     sides.sort(key=lambda side: -len(side[0]))
                     if not all(ranks for ranks, _ in sides):
                         return None
-                    odd = sides[1][0] if len(sides[1][0]) < len(sides[0][0]) else None
-                    said = f"{few[0].said}; {many[0].said}"
                     return Differ(
-                        spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation", settled=True
-                    )
+                        spot=few[0].spot, said=f"{few[0].said}; {many[0].said}", sides=tuple(sides),
+                        odd=odd_ranks([ranks for ranks, _ in sides]), aspect="operation", settled=True,
+                    )  # fmt: skip
         return None
 
     def _inside(self) -> Iterator[Fact]:
@@ -357,7 +345,6 @@ class _Comm:
         return tuple(sorted(rank for rank in ranks if rank is not None)) if None not in ranks else ()
 
     def _others(self, ranks: list[int]) -> tuple[int, ...]:
-        """Return the global ranks of a communicator, except some."""
         left = set(range(self._comm.size or 0)) - set(ranks)
         found = (self._who(rank).rank for rank in sorted(left))
         return tuple(rank for rank in found if rank is not None)
@@ -417,16 +404,6 @@ _MOST_DIAGNOSED = 256
 _NO_COMMA = re.compile(r"(?<=[\d\"el\]}])(?P<blank>\s+)(?=\"[^\"\n]{1,80}\"\s*:)|(?<=})(?P<gap>\s*)(?={)")
 
 
-@dataclass(slots=True)
-class _Text:
-    """Reads the text of a report line by line."""
-
-    block: str = ""  # "INCOMPLETE", "DEAD" or a communicator's error: what indented lines belong to
-    comm: RasCommunicator | None = None
-    op: str = ""
-    side: Counted | None = None  # the state that the next ranks in the text share
-
-
 class RasReader:
     """Finds RAS's text in logs and files."""
 
@@ -444,24 +421,18 @@ class RasReader:
         if "NCCL DIAG [" in text:
             self._diagnose(line)
         elif "PEER_DEAD: " in text:
-            found = _PROCESS.search(line.text)
+            found = _PROCESS.search(text)
             if found is not None and len(self._deaths) < MOST_PROCESSES:
-                host, address = split_node(found["node"])
-                who = Who(host=host, address=address, pid=int(found["pid"]))
-                said = quote(line.text)
-                self._deaths.append(
-                    Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS, dead=True)
-                )
+                who = RasProcess(pid=int(found["pid"]), node=found["node"]).who()
+                self._deaths.append(Absent(**line.says(who), shown=Shown.COUNTS, dead=True))
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
             self._report = RasReport(spot=line.spot(), time=line.time, begun=text.startswith("C"))
-            self._text = _Text()
         elif report is not None:
-            _take(self._text, report, text, line)
+            _take(report, text, line)
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return what the last report says, and whether the job moved since the one before it."""
         self._finish()
         # Ranks of the largest communicator that the diagnostics speak of are taken for those of the job.
         most = max((size for size, _ in self._diagnosed), default=0)
@@ -474,11 +445,10 @@ class RasReader:
         return facts
 
     def _begin(self) -> None:
-        self._text = _Text()
         self._reports = RasReports()
         self._deaths: list[Fact] = []
+        # What NCCL's diagnostics say, and how many ranks the communicator has that it is about.
         self._diagnosed: list[tuple[int, Fact]] = []
-        """What NCCL's diagnostics say, and how many ranks the communicator has that it is about."""
 
     def _finish(self) -> None:
         if self._report is not None:
@@ -532,53 +502,50 @@ def _note(text: str, common: dict[str, Any]) -> Hint:
     return Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
 
 
-def _take(state: _Text, report: RasReport, text: str, line: Line) -> None:
+def _take(report: RasReport, text: str, line: Line) -> None:
     words = text.strip()
     if not words:
-        state.side = None
-        return
-    if words.startswith("Communicators..."):
+        report.side = None
+    elif words.startswith("Communicators..."):
         report.begun = True
     elif words in _BLOCKS:
-        state.block, state.comm, state.side = words, None, None
+        report.block, report.comm, report.side = words, None, None
     elif (found := _COMM.search(words)) is not None:
-        state.block, state.side = found["error"], None
-        state.comm = report.communicator(found["hash"], int(found["group"]))
+        report.block, report.side = found["error"], None
+        report.comm = report.communicator(found["hash"], int(found["group"]))
     elif words.startswith("Communicator ranks have different"):
         counts = _COUNTS.search(words)
-        state.op = counts["op"] if counts is not None else "status"
-        state.side = None
+        report.op, report.side = counts["op"] if counts is not None else "status", None
     elif (found := _GROUP.match(text)) is not None:
         ranks, comms = int(found["ranks"]), int(found["comms"])
         report.groups[int(found["group"])] = (ranks, comms, found["errors"], found["status"])
     elif not report.begun and (found := _JOB.match(text)) is not None:
         report.gpus = int(found["gpus"])
     else:
-        _details(state, report, words, line)
+        _take_details(report, words, line)
 
 
-def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
-    """Take in an indented line: a process, a side of a communicator, or a rank by its name."""
-    spot, said, comm = line.spot(), quote(words), state.comm
+def _take_details(report: RasReport, words: str, line: Line) -> None:
+    spot, said, comm = line.spot(), quote(words), report.comm
     if (found := _PROCESS.search(words)) is not None:
         process = RasProcess(pid=int(found["pid"]), node=found["node"])
-        report.lost.append((process, state.block == "DEAD", spot, said))
+        report.lost.append((process, report.block == "DEAD", spot, said))
     elif comm is None:
         return
     elif (found := _SIDE.match(words)) is not None:
-        state.side = _add_side(comm, state.op, found, int(found["count"]), spot, said)
+        report.side = _add_side(comm, report.op, found, int(found["count"]), spot, said)
     elif (found := _MISSING.search(words)) is not None:
-        for rank in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
-            comm.missing.setdefault(int(rank), (None, spot, said))
+        for one in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
+            comm.missing.setdefault(int(one), (None, spot, said))
     elif (found := _ONE.match(words)) is not None:
         rank = int(found["rank"])
         named = RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
         if found["number"] or found["none"] or found["status"] or found["error"]:
-            _add_side(comm, state.op, found, 1, spot, said).ranks[rank] = named
-        elif state.block == "INCOMPLETE":
+            _add_side(comm, report.op, found, 1, spot, said).ranks[rank] = named
+        elif report.block == "INCOMPLETE":
             comm.missing[rank] = (named, spot, said)
-        elif state.side is not None and len(state.side.ranks) < MOST_PROCESSES:
-            state.side.ranks[rank] = named
+        elif report.side is not None and len(report.side.ranks) < MOST_PROCESSES:
+            report.side.ranks[rank] = named
 
 
 def _add_side(
@@ -586,8 +553,7 @@ def _add_side(
 ) -> Counted:  # fmt: skip
     status = found["status"] or found["error"] or ""
     side = Counted(op=op, number=int(found["number"] or 0), status=status, count=count, spot=spot, said=said)
-    sides = comm.errors if found["error"] else comm.statuses if found["status"] else comm.counted
-    sides.append(side)
+    (comm.errors if found["error"] else comm.statuses if found["status"] else comm.counted).append(side)
     return side
 
 
@@ -626,12 +592,8 @@ def _of_json(body: Any, spot: Spot) -> RasReport | None:
     for one in body["communicators"]:
         if isinstance(one, dict):
             _json_communicator(report, one)
-    processes = {
-        (process.node, process.pid)
-        for comm in report.communicators.values()
-        for process in comm.processes.values()
-        if process is not None
-    }
+    every = (process for comm in report.communicators.values() for process in comm.processes.values())
+    processes = {process for process in every if process is not None}
     report.gpus = max([len(processes), *(comm.size or 0 for comm in report.communicators.values())], default=None)
     return report
 

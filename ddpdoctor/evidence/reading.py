@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
 from ddpdoctor.evidence.lines import Document, Funnel, LogSplitter
-from ddpdoctor.evidence.nccl_log import NCCL_INFO, NcclLogReader, is_nccl_info, is_read
+from ddpdoctor.evidence.nccl_log import WANTED_INFO, NcclLogReader
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
 from ddpdoctor.model.evidence import (
     Evidence,
@@ -58,7 +58,7 @@ def document_formats() -> tuple[DocumentFormat, ...]:
 
 
 def line_readers() -> tuple[LineReader, ...]:
-    """Return new readers for one stream of lines. All of them get all lines.
+    """Return new readers for one stream of lines, all of which get all lines.
 
     The reader of launches is the last: what the others held back until a launch belongs before it.
     """
@@ -79,59 +79,44 @@ def line_readers() -> tuple[LineReader, ...]:
 
     return (
         WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), FrameworkReader(),
-        HorovodReader(), FaulthandlerReader(), NcclTestsReader(), LaunchReader(),
+        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), NcclTestsReader(),
+        FrameworkReader(), HorovodReader(), FaulthandlerReader(), LaunchReader(),
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Folder:
-    """A folder that ``attach`` saved on one node."""
-
-    path: str  # The path with a slash at its end. Empty for the current folder.
-    job: AttachedJob
-
-    @property
-    def key(self) -> tuple[JobIdentity, int]:
-        """Equal on all nodes of one start of a job. Its name may differ: a node may have several jobs of one name."""
-        return replace(self.job.job, name=""), max((one.restart_count or 0 for one in self.job.ranks), default=0)
-
-    @property
-    def ranks(self) -> frozenset[int]:
-        return frozenset(one.rank for one in self.job.ranks if one.rank is not None)
+def _start_of(job: AttachedJob) -> tuple[JobIdentity, int]:
+    """Return what is equal on all nodes of one start of a job. A node may have several jobs of one name."""
+    return replace(job.job, name=""), max((one.restart_count or 0 for one in job.ranks), default=0)
 
 
 def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: Iterable[str]) -> dict[str, str]:
-    """Return why files are left out, by their names: all of a folder, if it is of another job or older.
-
-    ``records`` are the jobs and nodes that were read, by the names of their files; ``sources`` are all files.
-    """
-    above = {source: source[: source.rfind("/") + 1] for source in records}
-    jobs = {above[source]: record for source, record in records.items() if isinstance(record, AttachedJob)}
-    folders = [_Folder(path=path, job=job) for path, job in jobs.items()]
+    """Return by the names of files why all of a folder is left out: it is of another job or older."""
+    above = {source: source[: source.rfind("/") + 1] for source in records}  # empty for the current folder
+    folders = {above[source]: job for source, job in records.items() if isinstance(job, AttachedJob)}
+    ranks = {path: {one.rank for one in job.ranks if one.rank is not None} for path, job in folders.items()}
     reasons: dict[str, str] = {}
     # Folders of jobs other than the one that attach read last
-    by_job = grouped((one.key, one) for one in folders)
-    last = max(by_job.values(), key=lambda those: max(one.job.wall_ns for one in those), default=[])
-    for one in folders:
-        if one.key == last[0].key:
+    by_start = grouped((_start_of(job), path) for path, job in folders.items())
+    last = max(by_start.values(), key=lambda paths: max(folders[path].wall_ns for path in paths), default=[])
+    for path, job in folders.items():
+        if path in last:
             continue
-        name, ranks = one.job.job.name, one.job.world_size
-        of = f", of {ranks} ranks" if ranks is not None else ""
-        reasons[one.path] = (
+        newest = folders[last[0]]
+        of = f", of {job.world_size} ranks" if job.world_size is not None else ""
+        reasons[path] = (
             "left out: of an earlier start of the job"
-            if one.key[0] == last[0].key[0]
-            else f"left out: of another job, {name}{of}; the one looked at last is {last[0].job.job.name}"
+            if _start_of(job)[0] == _start_of(newest)[0]
+            else f"left out: of another job, {job.job.name}{of}; the one looked at last is {newest.job.name}"
         )
     # Folders of ranks that attach read again later
-    newest_first = sorted(last, key=lambda one: one.job.wall_ns, reverse=True)
-    for place, one in enumerate(newest_first):
-        again = next((later for later in newest_first[:place] if later.ranks & one.ranks), None)
+    newest_first = sorted(last, key=lambda path: folders[path].wall_ns, reverse=True)
+    for place, path in enumerate(newest_first):
+        again = next((later for later in newest_first[:place] if ranks[later] & ranks[path]), None)
         if again is not None:
-            age = count_of(round((again.job.wall_ns - one.job.wall_ns) / 60e9), "minute")
-            reasons[one.path] = f"left out: {rank_list(again.ranks & one.ranks)} were looked at again {age} later"
+            age = count_of(round((folders[again].wall_ns - folders[path].wall_ns) / 60e9), "minute")
+            reasons[path] = f"left out: {rank_list(ranks[again] & ranks[path])} were looked at again {age} later"
     for source in (source for source, record in records.items() if isinstance(record, AskedNodes)):
-        inside = [one.path for one in folders if one.path.startswith(above[source])]
+        inside = [path for path in folders if path.startswith(above[source])]
         if inside and all(path in reasons for path in inside):
             reasons[above[source]] = reasons[inside[0]]
     return {source: why for source in sources for path, why in reasons.items() if path and source.startswith(path)}
@@ -218,7 +203,6 @@ class _Job:
     modified: float = 0
 
     def add(self, part: Part) -> None:
-        """Take in a file."""
         self.parts.append(part)
         for kind, name in part.names:
             self.names.setdefault(kind, set()).add(name)
@@ -250,7 +234,7 @@ class _Job:
 def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[str, str]]:
     """Return the runs, the last one last, and why whole files were left out of all runs.
 
-    The runs of several files are counted from their ends: a file with one run belongs to the last run.
+    They are counted from the ends of files: a file with one run belongs to the last run.
     """
     folders = {part.source: part.attached for part in parts if part.attached is not None}
     left_out = leave_out_folders(folders, [part.source for part in parts])
@@ -329,7 +313,6 @@ def _world(part: Part) -> int | None:
 
 
 def _split(facts: Sequence[Fact]) -> list[list[Fact]]:
-    """Split the facts of one file at each new launch that follows the end of the run before it."""
     pieces: list[list[Fact]] = [[]]
     ended = False
     last: Time | None = None
@@ -375,35 +358,6 @@ _SAME_NAME = {"SLURM_JOBID": "SLURM_JOB_ID", "RDZV_ID": "RUN_ID"}
 _DIGITS = re.compile(r"\d+")
 
 
-@dataclass(slots=True)
-class _Keeper:
-    """Keeps the facts of one stream of lines, but not endless repetitions."""
-
-    facts: list[Fact] = field(default_factory=list)
-    counts: Counter[object] = field(default_factory=Counter)
-    formats: dict[str, None] = field(default_factory=dict)
-    ended: bool = False  # whether the processes of a run have ended
-
-    def keep(self, name: str, facts: Iterable[Fact]) -> None:
-        """Add what a reader of this name found."""
-        for fact in facts:
-            if isinstance(fact, Launched) and fact.by_step and not self.ended:
-                continue
-            self.formats[name] = None
-            has_timed_out = isinstance(fact, Waiting) and fact.timed_out
-            self.ended = self.ended or has_timed_out or isinstance(fact, Exited | Stopped | Finished)
-            if isinstance(fact, Launched | Restarted):
-                self.counts.clear()
-                self.ended = False
-            key = _likeness(fact)
-            self.counts[key] += 1
-            if self.counts[key] <= MOST_ALIKE:
-                self.facts.append(fact)
-            elif isinstance(fact, Moving | Reached):  # the newest progress replaces the one before it
-                former = (at for at in range(len(self.facts) - 1, -1, -1) if _likeness(self.facts[at]) == key)
-                self.facts[next(former)] = fact
-
-
 def _likeness(fact: Fact) -> tuple[object, ...]:
     """Return what facts have in common that differ in numbers only."""
     return (type(fact), fact.who, _DIGITS.sub("", fact.said))
@@ -411,12 +365,8 @@ def _likeness(fact: Fact) -> tuple[object, ...]:
 
 def read_evidence(paths: Sequence[str]) -> Evidence:
     """Read logs, dumps and stacks. "-" is standard input. Raises UserError if a path does not exist."""
-    parts: list[Part] = []
-    read: list[Read] = []
-    for part, what in _read_files(list(find_files(paths))):
-        read.append(what)
-        if part is not None:
-            parts.append(part)
+    pairs = list(_read_files(list(find_files(paths))))
+    parts, read = [part for part, _ in pairs if part is not None], [what for _, what in pairs]
     counts = {"files": len(read), "lines": sum(one.lines for one in read), "bytes": sum(one.bytes for one in read)}
     runs, left_out = gather_runs(parts)
     read = [replace(one, left_out=left_out[one.source]) if one.source in left_out else one for one in read]
@@ -466,57 +416,52 @@ def _read_document(
 ) -> tuple[Part, Read]:
     body = head + stream.fill(MOST_BYTES - len(head))
     cut = (len(body) == MOST_BYTES and bool(stream.read(1))) or bool(stream.problem)
-    document = Document(
-        source=file.name, path=file.path, body=body, cut=cut, modified=part.modified, who=file.who
-    )  # fmt: skip
-    found = reader.read(document)
+    found = reader.read(Document(source=file.name, path=file.path, body=body, cut=cut, who=file.who))
     part.facts, part.dumps, part.attached = found.facts, found.dumps, found.attached
     problem = stream.problem or found.problem
     if found.log_from is None:
         return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
-    log = _Log(file, line_readers())
     stream.put_back(body)
-    problem = log.read(stream, b"") or problem
-    part.facts += [
-        fact for fact in log.keeper.facts if not (isinstance(fact, Stacked) and (fact.spot.line or 0) < found.log_from)
-    ]
-    formats = dict.fromkeys((reader.name, *log.keeper.formats))
-    return part, Read(source=file.name, formats=tuple(formats), lines=log.lines, bytes=log.bytes, problem=problem)
+    log, first = _Log(file), found.log_from
+    log.formats[reader.name] = None
+    what = log.read(stream, b"")
+    part.facts += [one for one in log.facts if not (isinstance(one, Stacked) and (one.spot.line or 0) < first)]
+    return part, replace(what, problem=what.problem or problem)
 
 
 def _read_log(file: EvidenceFile, stream: FileContent, head: bytes, part: Part) -> tuple[Part | None, Read]:
-    log = _Log(file, line_readers())
-    problem = log.read(stream, head)
+    log = _Log(file)
+    what = log.read(stream, head)
     if log.denies_name():
         again, head, _ = open_file(file)
         with again:
-            log = _Log(replace(file, who=replace(file.who, rank=None)), line_readers())
-            problem = log.read(again, head)
-    part.facts = log.keeper.facts
-    part.span, part.names = log.splitter.span, frozenset(log.names)
-    what = Read(
-        source=file.name, formats=tuple(log.keeper.formats), lines=log.lines, bytes=log.bytes, problem=problem
-    )  # fmt: skip
+            log = _Log(replace(file, who=replace(file.who, rank=None)))
+            what = log.read(again, head)
+    part.facts, part.span, part.names = log.facts, log.splitter.span, frozenset(log.names)
     return (part if part.facts else None), what
 
 
 class _Log:
     """A stream of lines. Only the blocks around triggers are read line by line, and the first and the last block."""
 
-    def __init__(self, file: EvidenceFile, readers: Sequence[LineReader]) -> None:
-        self.keeper = _Keeper()
+    def __init__(self, file: EvidenceFile) -> None:
+        readers = line_readers()
+        self.facts: list[Fact] = []
+        self.formats: dict[str, None] = {}
         self.names: set[tuple[str, str]] = set()
         self.lines = 0
         self.bytes = 0
         self.splitter = LogSplitter(file.name, file.who)
         self._readers = readers
-        self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
+        self._info_readers = [one for one in readers if b"NCCL INFO" in one.triggers]
         self._funnel = Funnel(readers)
+        self._counts: Counter[object] = Counter()
+        self._ended = False  # whether the processes of a run have ended
+        # Whether the previous block was read line by line. A fact may begin there and end in this block.
         self._goes_on = True
-        """Whether the previous block was read line by line. A fact may begin there and end in this block."""
 
-    def read(self, stream: FileContent, head: bytes) -> str:
-        """Read it to its end; return why that was not possible, or an empty string."""
+    def read(self, stream: FileContent, head: bytes) -> Read:
+        """Read it to its end."""
         rest = b""
         block = head or stream.read(BLOCK_BYTES)
         while block:
@@ -530,15 +475,36 @@ class _Log:
             self._take(whole, last=not block)
         self._take(rest, last=True)
         for name, facts in [(reader.name, [*reader.end()]) for reader in self._readers]:
-            self.keeper.keep(name, facts)
-        return stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
+            self._keep(name, facts)
+        problem = stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
+        source, formats = self.splitter.source, tuple(self.formats)
+        return Read(source=source, formats=formats, lines=self.lines, bytes=self.bytes, problem=problem)
+
+    def _keep(self, name: str, facts: Iterable[Fact]) -> None:
+        """Keep what a reader of this name found, but not endless repetitions."""
+        for fact in facts:
+            if isinstance(fact, Launched) and fact.by_step and not self._ended:
+                continue
+            self.formats[name] = None
+            has_timed_out = isinstance(fact, Waiting) and fact.timed_out
+            self._ended = self._ended or has_timed_out or isinstance(fact, Exited | Stopped | Finished)
+            if isinstance(fact, Launched | Restarted):
+                self._counts.clear()
+                self._ended = False
+            key = _likeness(fact)
+            self._counts[key] += 1
+            if self._counts[key] <= MOST_ALIKE:
+                self.facts.append(fact)
+            elif isinstance(fact, Moving | Reached):  # the newest progress replaces the one before it
+                former = (at for at in range(len(self.facts) - 1, -1, -1) if _likeness(self.facts[at]) == key)
+                self.facts[next(former)] = fact
 
     def denies_name(self) -> bool:
         """Return whether lines of a file that is named after a rank are those of other ranks."""
         rank = self.splitter.known.rank
         if rank is None:
             return False
-        own = (fact.who for fact in self.keeper.facts if isinstance(fact, Failed | Exited | Waiting | Reached))
+        own = (fact.who for fact in self.facts if isinstance(fact, Failed | Exited | Waiting | Reached))
         said = {who.rank for who in own} | {who.group_rank for who in own if not who.group} | self.splitter.ranks
         return bool(said - {None, rank})
 
@@ -552,8 +518,8 @@ class _Log:
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
-        for line in self.splitter.lines(text, self.lines + 1, is_read):
-            for reader in self._info_readers if is_nccl_info(line.text) else self._readers:
+        for line in self.splitter.lines(text, self.lines + 1, WANTED_INFO):
+            for reader in self._info_readers if line.is_nccl_info else self._readers:
                 if facts := reader.read(line):
-                    self.keeper.keep(reader.name, facts)
+                    self._keep(reader.name, facts)
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))

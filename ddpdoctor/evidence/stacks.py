@@ -166,15 +166,13 @@ class _Dump:
             signal, frames = _SIGNALS.get(self.fatal, ""), tuple(reversed(self.current))
             return [Exited(signal=signal, frames=frames, **common)] if signal else []
         stacks = [tuple(reversed(thread)) for thread in self.threads if thread]
-        main = next((stack for stack in stacks if stack[0].function == "<module>"), None)
-        main = main or tuple(reversed(self.current))
-        if not main or is_agent(main):
-            return []
-        return [
-            Stacked(
-                doing=doing_of(main), frames=main, operation=operation_of(main), worker=is_worker(main), **common
-            )
-        ]  # fmt: skip
+        main = next((stack for stack in stacks if stack[0].function == "<module>"), tuple(reversed(self.current)))
+        return [] if not main or is_agent(main) else [_stacked(main, **common)]
+
+
+def _stacked(stack: tuple[Frame, ...], *, worker: bool = False, **common: Any) -> Stacked:
+    doing, operation, worker = doing_of(stack), operation_of(stack), worker or is_worker(stack)
+    return Stacked(doing=doing, frames=stack, operation=operation, worker=worker, **common)
 
 
 class FaulthandlerReader:
@@ -187,7 +185,6 @@ class FaulthandlerReader:
         self._open: dict[Hashable, _Dump] = {}
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts of a process once its stacks are complete."""
         text = line.text
         if "Fatal Python error: " in text and (fatal := _FATAL.search(text)) is not None:
             found = self.end() if len(self._open) >= _MOST_OPEN else self._close(line.stream)
@@ -210,7 +207,6 @@ class FaulthandlerReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return the facts of stacks that the log cuts off."""
         found = [fact for dump in self._open.values() for fact in dump.done()]
         self._open.clear()
         return found
@@ -266,8 +262,6 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Process:
-    """One look at one process."""
-
     who: Who
     line: int
     threads: list[_Thread] = field(default_factory=list)
@@ -340,11 +334,6 @@ def _read_stacks(document: Document) -> Found:
 STACKS = DocumentFormat("stacks", _holds_stacks, _read_stacks)
 
 
-def _is_json_of_py_spy(head: bytes) -> bool:
-    start = head.lstrip()[:4096]
-    return start.startswith(b"[") and b'"thread_id"' in start and b'"frames"' in start
-
-
 def _read_json_stacks(document: Document) -> Found:
     try:
         threads = json.loads(document.body)
@@ -354,14 +343,15 @@ def _read_json_stacks(document: Document) -> Found:
 
 
 # The output of ``py-spy dump --json``.
-JSON_STACKS = DocumentFormat("stacks", _is_json_of_py_spy, _read_json_stacks)
+JSON_STACKS = DocumentFormat(
+    "stacks",
+    lambda head: (start := head.lstrip()[:4096])[:1] == b"[" and b'"thread_id"' in start and b'"frames"' in start,
+    _read_json_stacks,
+)
 
 
 def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
-    """Return the stack of the main thread of each process in py-spy's JSON.
-
-    Raises ValueError, KeyError, TypeError or AttributeError if it is damaged.
-    """
+    """Return the main threads' stacks in py-spy's JSON. Raises ValueError, KeyError, TypeError or AttributeError."""
     by_pid: dict[int, _Process] = {}
     for one in threads:
         pid = int(one["pid"])
@@ -388,12 +378,9 @@ def _read_line(process: _Process, line: str) -> bool:
             return True
     match = next((found for pattern in _FRAMES if (found := pattern.match(line))), None)
     if match is not None and process.threads:
-        file, line_number, function = match["file"], match["line"], match["function"].strip()
-        process.threads[-1].add(
-            foreign_frame(file, int(line_number), function)
-            if line_number is not None
-            else Frame(file=file, line=0, function=function, user=False)  # of a library in C
-        )
+        file, number, function = match["file"], match["line"], match["function"].strip()
+        in_c = Frame(file=file, line=0, function=function, user=False)
+        process.threads[-1].add(in_c if number is None else foreign_frame(file, int(number), function))
     return match is not None
 
 
@@ -408,11 +395,10 @@ def _facts_of(processes: Iterable[_Process], source: str) -> list[Stacked]:
     named = any(who.rank is not None or who.local_rank is not None for who in own)
     ranks = {} if named or len(ordered) < 2 else {pid: at for at, pid in enumerate(ordered)}
     return [
-        Stacked(
+        _stacked(
+            thread.stack, worker=process.parent is not None and process.parent in pids, state=thread.state,
             who=replace(process.who, rank=ranks.get(process.who.pid or -1, process.who.rank)),
-            spot=Spot(source=source, line=process.line), doing=doing_of(thread.stack), frames=thread.stack,
-            state=thread.state, operation=operation_of(thread.stack),
-            worker=is_worker(thread.stack) or (process.parent is not None and process.parent in pids),
+            spot=Spot(source=source, line=process.line),
         )
         for process, thread in mains
     ]  # fmt: skip
@@ -420,10 +406,6 @@ def _facts_of(processes: Iterable[_Process], source: str) -> list[Stacked]:
 
 _OF_NODE = re.compile(r"/nodes/\d+$")  # the folder of another node, in the run folder of the job
 _RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
-
-
-def _is_record(head: bytes) -> bool:
-    return head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200]
 
 
 def _read_record(document: Document) -> Found:
@@ -437,7 +419,7 @@ def _read_record(document: Document) -> Found:
         if isinstance(read, AttachedJob):
             facts = [*_of_job(read, spot)]
         elif isinstance(read, RankLook):
-            facts = [*_of_look(read, spot, document.source)]
+            facts = [*_of_look(read, spot)]
         elif isinstance(read, AskedNodes):
             facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
@@ -446,7 +428,11 @@ def _read_record(document: Document) -> Found:
 
 
 # ``attach.json`` and the looks at ranks. The store's keys are not needed for a verdict.
-ATTACH = DocumentFormat("attach", _is_record, _read_record)
+ATTACH = DocumentFormat(
+    "attach",
+    lambda head: head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200],
+    _read_record,
+)
 
 
 def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
@@ -464,17 +450,17 @@ def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
         yield _refused(refusal, Who(host=job.host), spot)
 
 
-def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
+def _of_look(look: RankLook, spot: Spot) -> Iterator[Fact]:
     who = _who(look.rank, look.host)
     yield Seen(who=who, spot=spot)
     if look.process is not None:
         yield ProcessState(who=who, spot=spot, letter=look.process.state)
     if isinstance(look.stacks, list):
-        yield from stacks_of_json(look.stacks, who, source)
+        yield from stacks_of_json(look.stacks, who, spot.source)
     for child in look.process.children if look.process is not None else ():
         if isinstance(child.stacks, list):
             # Other children of a rank, such as compile workers, hold up nobody.
-            yield from (one for one in stacks_of_json(child.stacks, who, source) if one.worker)
+            yield from (one for one in stacks_of_json(child.stacks, who, spot.source) if one.worker)
     for refusal in look.refused:
         yield _refused(refusal, who, spot)
 

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import Reading, classify, named_cause
-from ddpdoctor.evidence.lines import begins_run, condense, origin_of, quote, time_of
+from ddpdoctor.evidence.lines import condense, origin_of, quote, time_of
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Link, Nature, Operation, Stopped, Waiting
 from ddpdoctor.model.known_errors import find_known, read_known_errors
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from ddpdoctor.evidence.lines import Line
-    from ddpdoctor.model.evidence import Fact, Spot, Time, Who
+    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
 
@@ -79,12 +79,10 @@ class RaisedText:
 
     @property
     def name(self) -> str:
-        """The class without its module."""
         return self.type.partition("(")[0].rpartition(".")[2]
 
     @property
     def message(self) -> str:
-        """The message; its lines are joined by line ends."""
         return "\n".join(self.lines)[:_MOST_CHARACTERS].strip()
 
 
@@ -260,8 +258,6 @@ _LONG_AGO = 2000
 
 @dataclass(slots=True)
 class _Open:
-    """A traceback that is being read."""
-
     text: Traceback
     header: Line
     said: Line  # the line of its last exception
@@ -277,15 +273,14 @@ class TracebackReader:
     def __init__(self) -> None:
         self._gate = (*_GATE, *dict.fromkeys(mark for known in read_known_errors() for mark in known.marks))
         self._dull: set[str] = set()
-        self._shapes: dict[str, KnownError | None] = {}
-        """What lines without their digits turned out to be."""
+        self._shapes: dict[str, KnownError | None] = {}  # what lines without their digits turned out to be
+        # Streams in which a table of torchrun quotes a traceback, whose last line is still to come.
         self._in_table: set[Hashable] = set()
-        """Streams in which a table of torchrun quotes a traceback, whose last line is still to come."""
+        # The stream and line of the last "Last error:", which NCCL's message follows.
         self._last_error: tuple[Hashable, int] = ((), 0)
-        """The stream and line of the last "Last error:", which NCCL's message follows."""
         self._open: dict[Hashable, list[_Open]] = {}
+        # The stream and line of the last text that announced a harmless traceback.
         self._harmless: tuple[Hashable, int] = ((), -_NEAR)
-        """The stream and line of the last text that announced a harmless traceback."""
 
     @property
     def triggers(self) -> tuple[bytes, ...]:
@@ -294,57 +289,49 @@ class TracebackReader:
         return (b"raceback", b"rror", b"xception", *(mark for mark in marks if len(condense(mark)) >= _SHORTEST))
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
         if not self._open and not self._tells(text):
             if self._last_error == (line.stream, line.number - 1) or text[:2] == "[E":
                 return self._bare(line)
             return self._start_without_header(line) if text.startswith("  File ") else ()
-        if self._open and begins_run(text):
+        if self._open and line.begins_run:
             return self.end()
         if any(words in text for words in _HARMLESS):
             self._harmless = (line.stream, line.number)
-        opened = self._open.get(line.stream)
-        if opened:
-            found: list[Fact] = []
-            is_header = line.text.rstrip().endswith(HEADER)
-            # Lines of several processes are mixed, and nothing says whose they are. Processes that fail alike write
-            # alike: a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
-            is_frame, is_source = text.startswith("  File "), text.startswith("   ")
-            for one in sorted(
-                opened,
-                key=lambda one: (
-                    is_source and not one.text.wants_source,
-                    not one.text.is_open,
-                    is_frame and len(one.text.chain[-1].frames),
-                ),
-            ):
-                fed = one.text.feed(line.text)
-                if fed is Fed.TAKEN:
-                    is_exception = not one.text.is_open and len(one.text.chain[-1].lines) == 1
-                    one.said = line if is_exception else one.said
-                    one.last = line.number
-                    return found
-                if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
-                    opened.remove(one)
-                    found += _facts(one)
-            if is_header:
-                found += self._start(line)
-            elif not opened:
-                found += self._bare(line)
-            if len(opened) > _MOST_OPEN:
-                found += _facts(opened.pop(0))
-            if not opened:
-                self._open.pop(line.stream, None)
-            return found
-        if text.rstrip().endswith(HEADER):
-            return self._start(line)
-        if text.startswith("  File "):
+        is_header = text.rstrip().endswith(HEADER)
+        if line.stream not in self._open and not is_header and text.startswith("  File "):
             return self._start_without_header(line)
-        return self._bare(line)
+        found: list[Fact] = []
+        opened = self._open.setdefault(line.stream, [])
+        # Lines of several processes are mixed, and nothing says whose they are. Processes that fail alike write
+        # alike: a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
+        is_frame, is_source = text.startswith("  File "), text.startswith("   ")
+
+        def place(one: _Open) -> tuple[bool, bool, int]:
+            frames = len(one.text.chain[-1].frames) if is_frame else 0
+            return is_source and not one.text.wants_source, not one.text.is_open, frames
+
+        for one in sorted(opened, key=place):
+            fed = one.text.feed(text)
+            if fed is Fed.TAKEN:
+                is_exception = not one.text.is_open and len(one.text.chain[-1].lines) == 1
+                one.said = line if is_exception else one.said
+                one.last = line.number
+                return found
+            if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
+                opened.remove(one)
+                found += _facts(one)
+        if is_header:
+            found += self._start(line)
+        elif not opened:
+            found += self._bare(line)
+        if len(opened) > _MOST_OPEN:
+            found += _facts(opened.pop(0))
+        if not opened:
+            self._open.pop(line.stream, None)
+        return found
 
     def end(self) -> Iterable[Fact]:
-        """Return the exceptions whose tracebacks were still open."""
         found = [fact for opened in self._open.values() for one in opened for fact in _facts(one)]
         self._open.clear()
         return found
@@ -385,7 +372,7 @@ class TracebackReader:
         """Read an error whose traceback is lacking: a paste that begins too late, or a log searched for errors."""
         text = line.text
         if (ended := _EXITED.search(text)) is not None and "Failed" not in text:
-            return [_child_ended(ended, line.who, line.spot(), time_of(line))]
+            return [_child_ended(ended, origin_of(line))]
         if (died := _DIED.search(text)) is not None:
             return [Exited(signal=died["signal"], **origin_of(line))]
         match = _BARE.match(text)
@@ -427,7 +414,7 @@ class TracebackReader:
         elif measured if known is None else known.nature == "note":
             return []
         raised = RaisedText(type=kind, lines=[message])
-        facts = failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=common["time"])
+        facts = failure_facts(raised, (), reading, common)
         alone = match is None or reading.nature in {Nature.OWN, Nature.STOPPED}
         return [replace(fact, alone=alone) if isinstance(fact, Failed) else fact for fact in facts]
 
@@ -440,18 +427,18 @@ def _facts(one: _Open) -> list[Fact]:
         said = quote(": ".join(["a traceback that is cut off before its exception", *frames]))
         return [ErrorLine(**{**origin_of(one.header), "said": said})]
     time = time_of(one.said) or time_of(one.header)
-    return traceback_facts(one.text, who=one.header.who, spot=one.said.spot(), time=time)
+    return traceback_facts(one.text, {"who": one.header.who, "spot": one.said.spot(), "time": time})
 
 
-def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:
-    """Return what a whole traceback says."""
+def traceback_facts(text: Traceback, common: dict[str, Any]) -> list[Fact]:
+    """Return what a whole traceback says. ``common``: who, spot and time of the facts."""
     raised, frames = text.root()
     if raised.name in {"ProcessExitedException", "Exception"} and (ended := _EXITED.search(raised.message)) is not None:
-        return [_child_ended(ended, who, spot, time)]
+        return [_child_ended(ended, common)]
     if raised.name == "CalledProcessError" and (died := _DIED.search(raised.message)) is not None:
-        return [Exited(who=who, spot=spot, time=time, said=quote(raised.message), signal=died["signal"])]
+        return [Exited(**{**common, "said": quote(raised.message)}, signal=died["signal"])]
     if text.process is not None:
-        who = replace(who, local_rank=text.process)
+        common = {**common, "who": replace(common["who"], local_rank=text.process)}
     reading = classify(raised.type, raised.message, frames)
     in_worker = any(classify(one.type, one.message).in_worker for one in text.chain if one.type)
     if raised.name == "CalledProcessError" and any(_LAUNCHERS.search(frame.file) for frame in frames):
@@ -459,36 +446,36 @@ def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None)
     if reading.nature is Nature.OWN and raised.name.startswith("Rendezvous"):
         is_agents = any(_AGENT.search(frame.file) for frame in frames)
         reading = replace(reading, nature=Nature.PEER_LOST) if is_agents else reading
-    return failure_facts(raised, frames, replace(reading, in_worker=in_worker), who=who, spot=spot, time=time)
+    return failure_facts(raised, frames, replace(reading, in_worker=in_worker), common)
 
 
-def _child_ended(found: re.Match[str], who: Who, spot: Spot, time: Time | None) -> Exited:
+def _child_ended(found: re.Match[str], common: dict[str, Any]) -> Exited:
     """Return the end of a process that mp.spawn started, by its number."""
-    child = replace(who, local_rank=int(found["process"]))
+    child = replace(common["who"], local_rank=int(found["process"]))
     code = int(found["code"]) if found["code"] else None
-    return Exited(who=child, spot=spot, time=time, said=quote(found[0]), code=code, signal=found["signal"] or "")
+    return Exited(**{**common, "who": child, "said": quote(found[0])}, code=code, signal=found["signal"] or "")
 
 
 def failure_facts(
-    raised: RaisedText, frames: Sequence[Frame], reading: Reading, *, who: Who, spot: Spot, time: Time | None
-) -> list[Fact]:
-    """Return the facts about one exception: the failure, and the wait that ended with it."""
+    raised: RaisedText, frames: Sequence[Frame], reading: Reading, common: dict[str, Any]
+) -> list[Fact]:  # fmt: skip
+    """Return the failure, and the wait that ended with it. ``common``: who, spot and time of the facts."""
     said = quote(": ".join(filter(None, (raised.type, raised.message))))
     # The collective in whose function of torch it was raised
     functions = (frame.function for frame in reversed(frames) if _C10D.search(frame.file))
     operation = next((Operation(op=name) for name in functions if name in _OPERATIONS), None)
+    who = common["who"]
     if who.rank is None and reading.known is not None and len(ranks := reading.known.ranks(said)) == 1:
         who = replace(who, rank=ranks[0])
-    common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
+    common = {**common, "who": who, "said": said}
     words = raised.message.partition("Last error:")[2].strip()  # NCCL's, at the end of an error of torch
     cause = named_cause(words, common)
     if cause is not None:
         reading = Reading(nature=Nature.FOLLOWS)
     message = f"{words} ({raised.message})" if words else raised.message
     failed = Failed(
-        type=raised.name, message=quote(message), nature=reading.nature, frames=tuple(frames),
-        peers=reading.peers, peer_hosts=reading.peer_hosts, memory=reading.memory, operation=operation,
-        in_worker=reading.in_worker, **common,
+        type=raised.name, message=quote(message), frames=tuple(frames), operation=operation,
+        in_worker=reading.in_worker, **reading.fields, **common,
     )  # fmt: skip
     if reading.known is not None and reading.known.nature == "link":
         problem = f"{reading.known.shown.partition(';')[0]}: {reading.known.means}"

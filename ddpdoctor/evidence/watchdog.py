@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify, named_cause, numbers
-from ddpdoctor.evidence.lines import begins_run, origin_of, quote
+from ddpdoctor.evidence.lines import origin_of, quote
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -30,16 +30,14 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )  # fmt: skip
-from ddpdoctor.model.words import op_type_name
+from ddpdoctor.model.words import odd_ranks, op_type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from ddpdoctor.evidence.lines import Line
     from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.stacks import Frame
-
-# Finds the rank and the process group in a line of ProcessGroupNCCL
 
 DEFAULT_GROUP = "default_pg"  # torch's name for the default group
 _GROUP = re.compile(
@@ -50,51 +48,34 @@ _GROUP2 = re.compile(r"\[TC\](?:\[rank=(?P<rank>-?\d{1,9})\])?(?:\[name=(?P<name
 _RANK = re.compile(r"\[Rank (\d{1,9})\]")
 
 
-@dataclass(frozen=True, slots=True)
-class NcclGroup:
-    """A group as a line names it, and the rank of the writer in it."""
+class _Said:
+    """A line of ProcessGroupNCCL. The rank in the default group is the global rank."""
 
-    key: str
-    words: str
-    rank: int | None
-
-
-def group_of(text: str) -> NcclGroup | None:
-    """Return the group that a head names, or None."""
-    match = _GROUP.search(text) or _GROUP2.search(text)
-    if match is None:
-        return None
-    fields = match.groupdict()
-    name, desc = fields["name"] or "", fields.get("desc") or ""
-    rank = int(fields["rank"]) if fields["rank"] is not None and 0 <= int(fields["rank"]) < MOST_RANKS else None
-    if DEFAULT_GROUP in {desc, name} or (name == "0" and not desc):
-        return NcclGroup("", DEFAULT_GROUP, rank)
-    kind = "PG GUID" if "PG GUID" in match[0] else "PG" if name else ""
-    return NcclGroup(name, f"{kind} {name} ({desc})" if desc else f"{kind} {name}".strip(), rank)
-
-
-def writer_of(line: Line, group: NcclGroup | None) -> Hashable:
-    """Return an identity of the writing process: its global rank, or else its rank in some group."""
-    if line.who.rank is not None:
-        return line.who.rank
-    spoken = _RANK.search(line.text)
-    rank = int(spoken[1]) if spoken is not None else group.rank if group is not None else None
-    return (line.stream, rank)
-
-
-def who_of(line: Line, group: NcclGroup | None) -> Who:
-    """Return the rank that a line is about. The rank in the default group is the global rank."""
-    who = line.who
-    if group is not None:
-        rank = group.rank if who.rank is None and group.words == DEFAULT_GROUP else who.rank
-        return replace(who, rank=rank, group=group.key, group_rank=group.rank)
-    spoken = _RANK.search(line.text)
-    if who.rank is None and spoken is not None and int(spoken[1]) < MOST_RANKS:
-        return replace(who, group_rank=int(spoken[1]))
-    return who
-
-
-# Reads single lines of ProcessGroupNCCL: dump signals, a stuck watchdog, a lost store
+    def __init__(self, line: Line) -> None:
+        self.line, self.text, who = line, line.text, line.who
+        match, spoken = _GROUP.search(line.text) or _GROUP2.search(line.text), _RANK.search(line.text)
+        place = int(spoken[1]) if spoken is not None else None
+        self.key = self.words = ""
+        self.is_grouped = match is not None
+        if match is not None:
+            fields = match.groupdict()
+            name, desc = fields["name"] or "", fields.get("desc") or ""
+            rank = int(fields["rank"]) if fields["rank"] is not None and 0 <= int(fields["rank"]) < MOST_RANKS else None
+            if DEFAULT_GROUP in {desc, name} or (name == "0" and not desc):
+                self.words = DEFAULT_GROUP
+            else:
+                kind = "PG GUID" if "PG GUID" in match[0] else "PG" if name else ""
+                self.key, self.words = name, f"{kind} {name} ({desc})" if desc else f"{kind} {name}".strip()
+            known = rank if who.rank is None and self.words == DEFAULT_GROUP else who.rank
+            self.who = replace(who, rank=known, group=self.key, group_rank=rank)
+            place = rank if place is None else place
+        else:
+            is_rank = who.rank is None and place is not None and place < MOST_RANKS
+            self.who = replace(who, group_rank=place) if is_rank else who
+        # An identity of the writing process: its global rank, or else its rank in some group
+        self.writer: Hashable = who.rank if who.rank is not None else (line.stream, place)
+        self.common = origin_of(line, self.who)
+        self.group: dict[str, Any] = {"group": self.key, "group_words": self.words}
 
 
 # A larger number is that of memory that was never set, as torch 2.3 prints it for a group that completed nothing.
@@ -112,83 +93,68 @@ _NO_GIL = "Could not acquire GIL within"
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
 
 
-def work_number(digits: str | None) -> int | None:
-    """Return a number of a work; 0 for none yet (-1), None for memory that was never set."""
-    if digits is None or abs(int(digits)) > MOST_WORKS:
-        return None
-    return max(int(digits), 0)
+def _numbers(found: re.Match[str]) -> dict[str, Any]:
+    """Return the last works enqueued and completed: 0 for none yet (-1), None for memory that was never set."""
+    return {name: _work_number(found[name]) for name in ("enqueued", "completed")}
 
 
-def _dump_signal(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+def _work_number(digits: str | None) -> int | None:
+    return None if digits is None or abs(int(digits)) > MOST_WORKS else max(int(digits), 0)
+
+
+def _dump_signal(said: _Said) -> list[Fact]:
     """Read how far the default group has come: the numbers are its own, whatever group timed out."""
-    numbers = _DUMP.search(line.text)
+    numbers = _DUMP.search(said.text)
     if numbers is None:
-        return _seen(line, group)
-    who = replace(who_of(line, group), group="", group_rank=None)
-    enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
-    source = _SOURCE.search(line.text)
-    found: list[Fact] = [
-        Reached(
-            group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed,
-            told_by=int(source["rank"]) if source is not None else None, **origin_of(line, who),
-        )
-    ]  # fmt: skip
-    if "from this local rank" in line.text:
-        found.append(Waiting(operation=Operation(), timed_out=True, **origin_of(line, who)))
+        return [Seen(**said.common)]
+    common = {**said.common, "who": replace(said.who, group="", group_rank=None)}
+    source = _SOURCE.search(said.text)
+    told_by = int(source["rank"]) if source is not None else None
+    found: list[Fact] = [Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_numbers(numbers), **common)]
+    if "from this local rank" in said.text:
+        found.append(Waiting(operation=Operation(), timed_out=True, **common))
     elif source is not None:
         words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
-        found.append(Hint(words=words, kind="told-to-dump", **origin_of(line, who)))
+        found.append(Hint(words=words, kind="told-to-dump", **common))
     return found
 
 
-def _options(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+def _options(said: _Said) -> list[Fact]:
     """Read which rank starts a group, and how many ranks the group has."""
-    options = _OPTIONS.search(line.text)
+    options = _OPTIONS.search(said.text)
     if options is None or not int(options["rank"]) < MOST_RANKS or not 0 < int(options["size"]) <= MOST_RANKS:
-        return _seen(line, group)
-    is_default = options["name"] in {"0", DEFAULT_GROUP} if options["name"] else group is None or not group.key
-    key = "" if is_default else options["name"] or (group.key if group is not None else "")
-    who = replace(who_of(line, group), rank=int(options["rank"]), group="", group_rank=None)
-    return [
-        Seen(**origin_of(line, who)),
-        Size(ranks=int(options["size"]), group=key, **origin_of(line, replace(who, rank=None))),
-    ]
+        return [Seen(**said.common)]
+    is_default = options["name"] in {"0", DEFAULT_GROUP} if options["name"] else not said.key
+    key = "" if is_default else options["name"] or said.key
+    who = replace(said.who, rank=int(options["rank"]), group="", group_rank=None)
+    of_group = {**said.common, "who": replace(who, rank=None)}
+    return [Seen(**{**said.common, "who": who}), Size(ranks=int(options["size"]), group=key, **of_group)]
 
 
-def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    common = origin_of(line, who_of(line, group))
-    if _NO_GIL in line.text:
-        return [Hint(words="a thread held the GIL when torch wanted to end the process", kind="gil", **common)]
-    stuck = _STUCK.search(line.text)
+def _stuck(said: _Said) -> list[Fact]:
+    if _NO_GIL in said.text:
+        return [Hint(words="a thread held the GIL when torch wanted to end the process", kind="gil", **said.common)]
+    stuck = _STUCK.search(said.text)
     if stuck is None:
-        return ()
+        return []
     long = f" for {stuck['seconds']} s" if stuck["seconds"] else ""
     words = f"torch's watchdog thread was stuck{long}: a call of CUDA or NCCL does not return, or the GIL is held"
-    return [Hint(words=words, kind="watchdog-stuck", **common)]
+    return [Hint(words=words, kind="watchdog-stuck", **said.common)]
 
 
-def _store_gone(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+def _store_gone(said: _Said) -> list[Fact]:
     problem = "the job's store did not answer any more: the process that serves it, rank 0 or its agent, had ended"
     fix = "look for what ended rank 0 and its launcher first"
-    to = Who(rank=0)
-    return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line, who_of(line, group)))]
+    return [Link(to=Who(rank=0), problem=problem, fix=fix, victim=True, **said.common)]
 
 
-def _failure(line: Line, group: NcclGroup | None, error: str | None = None) -> list[Failed]:
-    error = line.text if error is None else error
-    reading = classify("", error)
-    return [Failed(
-        **origin_of(line, who_of(line, group)), message=quote(error), nature=reading.nature, peers=reading.peers,
-        type=next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error"),
-        peer_hosts=reading.peer_hosts, memory=reading.memory,
-    )]  # fmt: skip
+def _failure(said: _Said, error: str | None = None) -> list[Failed]:
+    error = said.text if error is None else error
+    kind = next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error")
+    return [Failed(type=kind, message=quote(error), **classify("", error).fields, **said.common)]
 
 
-def _seen(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    return [Seen(**origin_of(line, who_of(line, group)))]
-
-
-_NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
+_NOTES: dict[str, Callable[[_Said], Sequence[Fact]]] = {
     "initialization options:": _options,
     "Received a dump signal": _dump_signal,
     "watchdog got stuck for": _stuck,
@@ -197,7 +163,7 @@ _NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
     'Failed to check the "should dump" flag on TCPStore': _store_gone,
     'TCPStore check for dump key "': _store_gone,
     "Found key in store: NCCLABORTEDCOMM": _failure,  # what torch before 2.2 says of another rank
-    "Observed flight recorder dump signal": _seen,
+    "Observed flight recorder dump signal": lambda said: [Seen(**said.common)],
 }
 
 # The desync report of ProcessGroupNCCL (TORCH_NCCL_DESYNC_DEBUG, or TORCH_DISTRIBUTED_DEBUG=DETAIL). Group ranks
@@ -226,23 +192,17 @@ class _Report:
     started: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
-class DesyncReports:
-    """Reads the reports of all ranks in one stream of lines."""
-
+class _DesyncReports:
     def __init__(self) -> None:
         self.open: dict[Hashable, _Report] = {}
-        self.group: tuple[int, str, str] = (-_NEAR, "", "")
-        """The line of the last head with a group, and that group: a report begins in the next line."""
+        # The line of the last head with a group, and that group: a report begins in the next line.
+        self.group: tuple[int, dict[str, Any]] = (-_NEAR, {})
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
         if "Timeout at collective: " in text and (begins := _BEGINS.search(text)) is not None:
-            near = line.number - self.group[0] <= _NEAR
-            key, words = self.group[1:] if near else ("", "")
-            operation = Operation(
-                op=op_type_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
-            )  # fmt: skip
+            group = self.group[1] if line.number - self.group[0] <= _NEAR else {}
+            operation = Operation(op=op_type_name(begins["op"]), seq=int(begins["seq"]), **group)
             found = self._close(line.stream)
             if len(self.open) < _MOST_REPORTS:
                 self.open[line.stream] = _Report(int(begins["rank"]), operation, line)
@@ -271,7 +231,6 @@ class DesyncReports:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return the facts of snapshots that the log cuts off."""
         return [fact for stream in list(self.open) for fact in self._close(stream)]
 
     def _close(self, stream: Hashable) -> list[Fact]:
@@ -283,15 +242,12 @@ class DesyncReports:
         found: list[Fact] = []
         for seq, sides in report.started.items():
             ordered = sorted(sides.items(), key=lambda side: -len(side[1]))
-            if len(ordered) < 2:
-                continue
-            is_plain = len(ordered[0][1]) > len(ordered[1][1])
-            found.append(Differ(
-                spot=line.spot(), time=line.time, said=quote(line.text),
-                sides=tuple((ranks, replace(own, op=op_type_name(op), seq=seq)) for op, ranks in ordered),
-                odd=tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if is_plain else None,
-                aspect="operation", settled=True,
-            ))  # fmt: skip
+            if len(ordered) > 1:
+                found.append(Differ(
+                    spot=line.spot(), time=line.time, said=quote(line.text), aspect="operation", settled=True,
+                    sides=tuple((ranks, replace(own, op=op_type_name(op), seq=seq)) for op, ranks in ordered),
+                    odd=odd_ranks([ranks for _, ranks in ordered]),
+                ))  # fmt: skip
         return found
 
 
@@ -337,13 +293,9 @@ _LONGEST_MARK = 60
 _C10D = "torch/distributed/distributed_c10d.py"
 _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
 
-_COMMON = ("who", "spot", "time", "said")
-
 
 @dataclass(slots=True)
 class _Wait:
-    """A wait that timed out. Later lines give its group and its stack."""
-
     fact: Waiting
     grouped: bool
     frames: list[Frame] = field(default_factory=list)
@@ -352,6 +304,11 @@ class _Wait:
     def is_bare(self) -> bool:
         """Only the number of the operation is known."""
         return not self.fact.operation.op and self.fact.operation.seq is not None
+
+    def join(self, said: _Said) -> None:
+        operation = replace(self.fact.operation, **said.group)
+        who = replace(self.fact.who, rank=said.who.rank, group=said.key, group_rank=said.who.group_rank)
+        self.fact, self.grouped = replace(self.fact, who=who, operation=operation), True
 
     def done(self) -> Waiting:
         if not self.frames:
@@ -367,6 +324,7 @@ class _Tail:
     """An error of the watchdog, whose further lines say more about it."""
 
     fact: Failed
+    common: dict[str, Any]
     left: int = _TAIL_LINES
     words: bool = False  # whether the next line has NCCL's message
 
@@ -380,14 +338,13 @@ class WatchdogReader:
     def __init__(self) -> None:
         self._open: dict[Hashable, list[_Wait]] = {}
         self._count = 0
+        # The stacks that are being read, innermost frame first, by their streams: their lines have no prefix.
         self._traces: list[tuple[Hashable, _Wait]] = []
-        """The stacks that are being read, innermost frame first, by their streams: their lines have no prefix."""
         self._tail: _Tail | None = None
         self._said: set[Hashable] = set()
-        self._desync = DesyncReports()
+        self._desync = _DesyncReports()
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return the facts that end with this line."""
         text = line.text
         found: list[Fact] = []
         if len(text) < _LONGEST_MARK and _ELIDED.fullmatch(text):
@@ -395,16 +352,15 @@ class WatchdogReader:
         if self._traces and "#" in text and self._read_frame(line):
             return ()
         if self._tail is not None:
-            found += self._read_tail(line)
-        if (self._open or self._said or self._desync.open) and begins_run(text):
+            found += self._read_tail(self._tail, line.text.strip())
+        if line.begins_run and (self._open or self._said or self._desync.open):
             return [*found, *self.end()]
         found += self._desync.read(line)
         if ("NCCL" in text or "atchdog" in text or "[TC]" in text) and " NCCL INFO " not in text:
-            found += self._read_own(line)
+            found += self._read_own(_Said(line))
         return found
 
     def end(self) -> Iterable[Fact]:
-        """Return the facts that still wait for later lines."""
         found: list[Fact] = [self._tail.fact] if self._tail is not None else []
         found += [wait.done() for waits in self._open.values() for wait in waits]
         found += self._desync.end()
@@ -415,71 +371,64 @@ class WatchdogReader:
         self._tail = None
         return found
 
-    def _read_own(self, line: Line) -> list[Fact]:
-        text = line.text
-        group = group_of(text)
-        if group is not None:
-            self._desync.group = (line.number, group.key, group.words)
+    def _read_own(self, said: _Said) -> Sequence[Fact]:
+        text, writer = said.text, said.writer
+        if said.is_grouped:
+            self._desync.group = (said.line.number, said.group)
+        # The watchdog ends its process here: the last line that a rank writes
+        last = Hint(words="", kind="watchdog-ended", **said.common)
         if any(words in text for words in _TIMED_OUT):
-            last = "terminated with exception" in text or "Aborting process" in text
-            return [*self._read_timeout(line, group), *(_end(line, group) if last else ())]
+            is_last = "terminated with exception" in text or "Aborting process" in text
+            return [*self._read_timeout(said), *([last] if is_last else [])]
         if (status := _STATUS.search(text)) is not None:
-            writer = writer_of(line, group)
             waits = self._open.get(writer, [])
-            seq = work_number(status["seq"])
+            seq = _work_number(status["seq"])
             wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
-            if wait is not None and group is not None:
-                _join(wait, line, group)
-            elif group is not None and line.who.rank is not None and (writer, seq) not in self._said:
-                self._said.add((writer, seq))  # the line of the limit itself is lacking
-                operation = Operation(seq=seq, group=group.key, group_words=group.words)
-                limit = Waiting(**origin_of(line, who_of(line, group)), operation=operation, timed_out=True)
-                self._open.setdefault(writer, []).append(_Wait(fact=limit, grouped=True))
-                self._count += 1
-            return self._reached(line, group, status)
+            if wait is not None and said.is_grouped:
+                wait.join(said)
+            elif said.is_grouped and said.line.who.rank is not None and self._is_new(writer, seq):
+                # The line of the limit itself is lacking
+                limit = Waiting(operation=Operation(seq=seq, **said.group), timed_out=True, **said.common)
+                self._keep(writer, _Wait(fact=limit, grouped=True))
+            numbers = _numbers(status)
+            if not self._is_new(writer, said.key, said.words, *numbers.values()):
+                return []
+            return [Reached(**numbers, **said.group, **said.common)]
         if (aborted := _ABORTED.search(text)) is not None:  # nccl2 ends a process: a time limit, or an error
             if "timeout" not in aborted["error"]:
-                return [*_failure(line, group, aborted["error"])]
-            if self._is_said(writer_of(line, group), Operation()):
-                return _end(line, group)
-            operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
-            limit = Waiting(**origin_of(line, who_of(line, group)), operation=operation, timed_out=True)
-            return [limit, *_end(line, group)]
-        notes = (read for words, read in _NOTES.items() if words in text)
-        return self._read_end(line, group) or [fact for read in [*notes][:1] for fact in read(line, group)]
-
-    def _read_end(self, line: Line, group: NcclGroup | None) -> list[Fact]:
-        """Read the lines that complete a fact of earlier lines."""
-        text = line.text
+                return _failure(said, aborted["error"])
+            is_new = self._is_new_call(writer, Operation())
+            limit = Waiting(operation=Operation(**said.group), timed_out=True, **said.common)
+            return [limit, last] if is_new else [last]
         if "Stack trace of the failed collective" in text:
-            found = "not found" not in text
-            writer = writer_of(line, group)
+            if "not found" in text:
+                return self._close(writer, grouped_only=True)
             # A line without any rank may continue the wait that was opened last in its stream.
-            same = (one for one in reversed(self._open) if isinstance(one, tuple) and one[0] == line.stream)
+            same = (one for one in reversed(self._open) if isinstance(one, tuple) and one[0] == said.line.stream)
             waits = self._open.get(writer) or self._open.get(next(same, None), [])
             wait = next((one for one in reversed(waits) if not one.frames), None)
-            if found and wait is not None:
-                self._traces = [*self._traces[-_MOST_TRACES:], (line.stream, wait)]
-            return [] if found else self._close(writer, grouped_only=True)
+            if wait is not None:
+                self._traces = [*self._traces[-_MOST_TRACES:], (said.line.stream, wait)]
+                return []
+        found: list[Fact] = []
         if "taking the entire process down" in text:
-            return self._close(writer_of(line, group), grouped_only=True)
-        if (died := _DIED.search(text)) is not None:  # an error that the watchdog found
-            writer, error = writer_of(line, group), died["error"]
-            closed = self._close(writer, grouped_only=True)
-            if error.strip() and (writer, error) not in self._said:
-                self._said.add((writer, error))
-                self._tail = _Tail(_failure(line, group, error)[0])
-            return closed
-        return []
+            found = self._close(writer, grouped_only=True)
+        elif (died := _DIED.search(text)) is not None:  # an error that the watchdog found
+            found = self._close(writer, grouped_only=True)
+            if died["error"].strip() and self._is_new(writer, died["error"]):
+                self._tail = _Tail(_failure(said, died["error"])[0], said.common)
+        return found or next((read(said) for words, read in _NOTES.items() if words in text), ())
 
     # time limits
 
-    def _read_timeout(self, line: Line, group: NcclGroup | None) -> list[Fact]:
-        work = _WORK.search(line.text)
-        writer = writer_of(line, group)
-        if work is None and "NCCL operation timed out" not in line.text:
+    def _read_timeout(self, said: _Said) -> list[Fact]:
+        """Read a limit. Each error repeats the text of the previous one."""
+        text, writer = said.text, said.writer
+        work = _WORK.search(text)
+        if work is None and "NCCL operation timed out" not in text:
             return []  # cut off
         operation, limit_s = _operation(work)
+        is_last = "terminated with exception" in text
         waits = self._open.get(writer, [])
         key = attrgetter("seq", "op", "numel_in", "numel_out")
         same = next((one for one in waits if key(one.fact.operation) == key(operation)), None)
@@ -488,52 +437,42 @@ class WatchdogReader:
             known = bare.fact.operation
             operation = replace(operation, group=known.group, group_words=known.group_words)
             bare.fact = replace(bare.fact, operation=operation, limit_s=limit_s)
-            return self._close(writer, only=bare) if "terminated with exception" in line.text else []
+            return self._close(writer, only=bare) if is_last else []
         if same is not None:
-            if group is None or same.grouped:
+            if not said.is_grouped or same.grouped:
                 return []
-            _join(same, line, group)
+            same.join(said)
             return self._close(writer, only=same)
-        if self._is_said(writer, operation):
+        if not self._is_new_call(writer, operation):
             return []
         self._said.add((writer, operation.seq))
-        ran = _RAN.search(line.text)
-        fact = Waiting(
-            **origin_of(line, who_of(line, group)),
-            operation=operation, timed_out=True, limit_s=limit_s,
-            ran_s=int(ran["ran"]) / 1000 if ran is not None else None,
-        )  # fmt: skip
-        wait = _Wait(fact=fact, grouped=group is not None)
-        if group is not None:
-            _join(wait, line, group)
-        if work is None or "terminated with exception" in line.text:
+        ran = _RAN.search(text)
+        ran_s = int(ran["ran"]) / 1000 if ran is not None else None
+        fact = Waiting(operation=operation, timed_out=True, limit_s=limit_s, ran_s=ran_s, **said.common)
+        wait = _Wait(fact=fact, grouped=said.is_grouped)
+        if said.is_grouped:
+            wait.join(said)
+        if work is None or is_last:
             return [wait.fact]
-        self._open.setdefault(writer, []).append(wait)
-        self._count += 1
+        self._keep(writer, wait)
         return list(self.end()) if self._count > _MOST_OPEN else []
 
-    def _is_said(self, writer: Hashable, operation: Operation) -> bool:
-        """Return whether this fact is known: each error repeats the text of the previous one."""
-        key = (writer, operation.seq, operation.op, operation.numel_in)
-        known = key in self._said
+    def _keep(self, writer: Hashable, wait: _Wait) -> None:
+        self._open.setdefault(writer, []).append(wait)
+        self._count += 1
+
+    def _is_new(self, *said: Hashable) -> bool:
+        """Note what a writer says; return whether it is the first time."""
+        is_new = said not in self._said
+        self._said.add(said)
+        return is_new
+
+    def _is_new_call(self, writer: Hashable, operation: Operation) -> bool:
+        is_new = (key := (writer, operation.seq, operation.op, operation.numel_in)) not in self._said
         if len(self._said) > 10 * _MOST_OPEN:
             self._said.clear()
         self._said.add(key)
-        return known
-
-    def _reached(self, line: Line, group: NcclGroup | None, numbers: re.Match[str]) -> list[Fact]:
-        key, words = (group.key, group.words) if group is not None else ("", "")
-        enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
-        said = (writer_of(line, group), key, words, enqueued, completed)
-        if said in self._said:
-            return []
-        self._said.add(said)
-        return [
-            Reached(
-                **origin_of(line, who_of(line, group)),
-                group=key, group_words=words, enqueued=enqueued, completed=completed,
-            )
-        ]  # fmt: skip
+        return is_new
 
     def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[Fact]:
         """Return the waits of a rank that are complete."""
@@ -563,36 +502,21 @@ class WatchdogReader:
             wait.frames.append(foreign_frame(match["file"], int(match["line"]), match["function"]))
         return True
 
-    def _read_tail(self, line: Line) -> list[Fact]:
+    def _read_tail(self, tail: _Tail, text: str) -> list[Fact]:
         """Read on: NCCL's own words follow "Last error:"."""
-        tail = self._tail
-        assert tail is not None
-        text = line.text.strip()
         tail.left -= 1
         ends = text.startswith(("[", "frame #", "Exception raised from", "Traceback")) or not tail.left
         if ends:
             self._tail = None
             return [tail.fact]
-        if (
-            tail.words
-            and (cause := named_cause(text, {name: getattr(tail.fact, name) for name in _COMMON})) is not None
-        ):
+        if tail.words and (cause := named_cause(text, tail.common)) is not None:
             self._tail = None
             return [cause, replace(tail.fact, nature=Nature.FOLLOWS, peers=(), peer_hosts=())]
         tail.words = text.startswith("Last error:")
         if "NCCL" in tail.fact.type and text and "CUDA kernel" not in text:
             message = f"{tail.fact.message} {text}"
-            reading = classify("", message)
-            tail.fact = replace(
-                tail.fact, message=quote(message), nature=reading.nature, memory=reading.memory,
-                peers=reading.peers, peer_hosts=reading.peer_hosts,
-            )  # fmt: skip
+            tail.fact = replace(tail.fact, message=quote(message), **classify("", message).fields)
         return []
-
-
-def _end(line: Line, group: NcclGroup | None) -> list[Fact]:
-    """Return that the watchdog ends its process here: the last line that a rank writes."""
-    return [Hint(words="", kind="watchdog-ended", **origin_of(line, who_of(line, group)))]
 
 
 def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
@@ -601,15 +525,8 @@ def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
         return Operation(), None
     shape = tuple(map(int, re.findall(r"\d+", work["shape"]))) if work["shape"] is not None else None
     operation = Operation(
-        op=op_type_name(work["op"] or ""), seq=work_number(work["seq"]), shape=shape,
+        op=op_type_name(work["op"] or ""), seq=_work_number(work["seq"]), shape=shape,
         numel_in=int(work["numel_in"]) if work["numel_in"] else None,
         numel_out=int(work["numel_out"]) if work["numel_out"] else None,
     )  # fmt: skip
     return operation, int(work["limit"]) / 1000 if work["limit"] else None
-
-
-def _join(wait: _Wait, line: Line, group: NcclGroup) -> None:
-    """Say in which group a wait is."""
-    operation = replace(wait.fact.operation, group=group.key, group_words=group.words)
-    who = replace(wait.fact.who, rank=who_of(line, group).rank, group=group.key, group_rank=group.rank)
-    wait.fact, wait.grouped = replace(wait.fact, who=who, operation=operation), True

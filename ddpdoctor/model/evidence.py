@@ -250,7 +250,6 @@ class ProcessState(Fact):
     """The state of a process in /proc at the time of evidence."""
 
     letter: str  # R, S, D, T, t, Z, X
-    cores: float | None = None  # CPUs that it used between two samples, or None if there was only one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,7 +492,6 @@ class NcclPaths(Fact):
     network: str = ""  # "IB", "Socket", or the name of a plugin
     adapters: tuple[str, ...] = ()  # InfiniBand and RoCE adapters that NCCL found: "mlx5_0"
     settings: Mapping[str, str] = field(default_factory=dict)  # variables of NCCL that its environment sets
-    dmabuf: bool = False  # NCCL says that the GPU's memory can be given to an adapter by DMA-BUF
     nvls: bool | None = None  # whether NVLS (NVLink SHARP) is available; None: it is not said
     channels: int | None = None  # for collectives, of the communicator that was set up last
     # How often each choice was made: "AllReduce RING SIMPLE".

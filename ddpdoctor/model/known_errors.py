@@ -134,6 +134,7 @@ class NcclWarning:
 SHM_FIX = (
     "give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory)"
 )
+MAPPED = re.compile(r"^::ffff:(?=.*\.)")  # how IPv6 writes an address of IPv4
 # Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
 ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
 
@@ -164,7 +165,7 @@ def read_warning(text: str) -> NcclWarning | None:
         if found is not None:
             named = {name: value.strip() for name, value in found.groupdict().items() if value}
             if "address" in named:
-                named["address"] = plain_address(named["address"])
+                named["address"] = MAPPED.sub("", named["address"])
             hca = re.search(r"\bhca (\S+)", text)
             fills = {"error": "", **named, "peer": named.get("host") or named.get("address", "another host")}
             fills["hca"] = f", adapter {hca[1]}" if hca else ""
@@ -174,8 +175,3 @@ def read_warning(text: str) -> NcclWarning | None:
             words = meaning.words.format_map(fills).rstrip(": ")
             return NcclWarning(accused=meaning.accused, words=words, fix=fix, kind=meaning.kind, named=named)
     return None
-
-
-def plain_address(text: str) -> str:
-    """Return "10.0.0.2" for "::ffff:10.0.0.2", and other addresses as they are."""
-    return text.removeprefix("::ffff:") if "." in text else text

@@ -142,6 +142,11 @@ def outvoted(sides: Collection[Collection[int]]) -> tuple[int, ...]:
     return tuple(sorted(number for side in sides for number in side if number not in majority))
 
 
+def odd_ranks(sides: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """Return the ranks outside the first side, or None if the second has as many: the largest come first."""
+    return tuple(sorted(n for side in sides[1:] for n in side)) if len(sides[0]) > len(sides[1]) else None
+
+
 # By the names of torch's profiler and flight recorder, and of c10d's ``opTypeToString`` in lower case.
 _OPS = {
     "_all_gather_base": "all_gather_into_tensor",

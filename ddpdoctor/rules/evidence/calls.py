@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.evidence import (  # fmt: skip
     MOST_RANKS,
@@ -56,20 +56,17 @@ _SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into
 # further apart are those of different groups, or of different runs in one log.
 _NEAR = 16
 _Call = tuple[str, int | None, str]
+Kind = TypeVar("Kind", bound=Fact)
 # What a rank does that, as far as a stack can tell, waits for other ranks.
 WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
 NO_ANSWER = "no-answer"  # the kind of note about a rank that did not answer torch's debug server
 
 
 def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """Return the ranks of each group among groups that have one name.
+    """Return the ranks of each group among groups of one name. ``places``: group ranks by global ranks.
 
     Two ranks with one group rank are in different groups. They are told apart only if a plain layout fits: the ranks of
     a group are consecutive, or a constant stride apart.
-
-    Args:
-        places: Group ranks by global ranks, as far as they are known.
-        ranks: All ranks that named the group.
     """
     every = tuple(sorted(ranks))
     if len(set(places.values())) == len(places):
@@ -89,10 +86,7 @@ def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[i
 def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: int | None) -> tuple[int, ...]:
     """Return the global ranks of a group, in the order of their group ranks, or as many as can be told.
 
-    Args:
-        places: Group ranks by global ranks, as far as they are known.
-        listed: The members, if a source lists them.
-        size: The number of members, if it is known.
+    ``places``: group ranks by global ranks; ``listed``: the members, if a source lists them; ``size``: how many.
     """
     if listed is not None:
         return tuple(listed)
@@ -110,8 +104,6 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of the ranks of one group."""
-
     key: str
     words: str
     waits: dict[int, Waiting] = field(default_factory=dict)
@@ -121,25 +113,25 @@ class _Group:
     places: dict[int, int] = field(default_factory=dict)  # group ranks by global ranks
 
     def part(self, ranks: Sequence[int]) -> _Group:
-        """Return what is known of some of the ranks."""
         tables: tuple[dict[int, Any], ...] = (self.waits, self.reached, self.said, self.places)
         return _Group(self.key, self.words, *({n: table[n] for n in ranks if n in table} for table in tables))
 
 
-def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]:
-    """Return who is absent from a collective that others ran into a time limit in, who differs, and who is inside.
+def ranked(facts: Iterable[Fact], kind: type[Kind]) -> list[tuple[int, Kind]]:
+    """Return the facts of a kind whose rank is known, with the rank."""
+    return [(fact.who.rank, fact) for fact in facts if isinstance(fact, kind) and fact.who.rank is not None]
 
-    Args:
-        facts: What was read of one run. Global ranks are filled in.
-        world: The number of ranks, if it is known from elsewhere.
-    """
+
+def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]:
+    """Return who is absent where others ran into a time limit, who differs, and who is inside."""
     sizes = [fact.ranks for fact in facts if isinstance(fact, Size) and not fact.group]
     world = max([world or 0, *sizes]) or None
     listed = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.group and fact.members}
     listed_sizes = {fact.group: fact.ranks for fact in facts if isinstance(fact, Size) and fact.group}
     silent = _silent_ranks(facts, world)
+    limits = [(rank, wait) for rank, wait in ranked(facts, Waiting) if wait.timed_out]
     found: list[Fact] = []
-    for group in _groups(facts):
+    for group in _groups(facts, limits):
         for ranks in split_group(group.places, set(group.waits) | set(group.reached)):
             part = group.part(ranks)
             if not part.waits or not _is_comparable(part.waits):
@@ -152,17 +144,16 @@ def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]
                 whole = size
                 members = members_of(part.places, listed.get(group.key), size)
             found += _compare_limits(part, members, silent, whole=whole)
-    found += _compare_numberless(facts, silent, world)
-    return _name_work(found, facts)
+    found += _compare_numberless(facts, limits, silent, world)
+    return _name_work(found, facts, limits)
 
 
-def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
+def _name_work(found: list[Fact], facts: Sequence[Fact], limits: Sequence[tuple[int, Waiting]]) -> list[Fact]:
     """Return the facts, with what absent ranks did instead.
 
     If nothing else says who came late, it is the one rank that is at work while others ran into a limit. Bars without a
     rank are those of rank 0: frameworks give them to the main process only.
     """
-    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
     excused = {fact.who.rank for fact in facts if _excuses(fact)}
     excused |= {rank for fact in found if isinstance(fact, Inside) for rank in fact.ranks}
     work: dict[int, BusyRank] = {}
@@ -172,15 +163,10 @@ def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
             if rank is not None and rank not in excused and (rank not in work or fact.who.rank is not None):
                 work[rank] = fact
     named = [fact for fact in found if isinstance(fact, Absent | Differ)]
-    if not named and len(work) == 1 and waits:
-        (rank, busy), target = next(iter(work.items())), waits[0]
-        waiters = tuple(sorted({fact.who.rank for fact in waits if fact.who.rank is not None}))
-        named = [
-            Absent(
-                who=Who(rank=rank), operation=target.operation, waiters=waiters, in_init=target.in_init,
-                certain=busy.who.rank is not None, expected=True, shown=Shown.NUMBERS, **_where(busy),
-            )
-        ]  # fmt: skip
+    if not named and len(work) == 1 and limits:
+        (rank, busy), target = next(iter(work.items())), limits[0][1]
+        certain = busy.who.rank is not None
+        named = [_absence(rank, target, dict(limits), busy, certain=certain, in_init=target.in_init, expected=True)]
         found = [*(fact for fact in found if not isinstance(fact, Inside)), *named]
     for at, fact in enumerate(found):
         if isinstance(fact, Absent) and fact.who.rank in work:
@@ -189,38 +175,34 @@ def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
     return found
 
 
-def _groups(facts: Iterable[Fact]) -> list[_Group]:
-    """Sort waits and numbers by groups."""
+def _groups(facts: Iterable[Fact], limits: Sequence[tuple[int, Waiting]]) -> list[_Group]:
     groups: dict[tuple[str, str], _Group] = {}
-    limits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
-    waits = [fact for fact in limits if not fact.in_init and not fact.in_store and fact.operation.seq is not None]
-    waits = [fact for fact in waits if fact.operation.op not in _SINGLE]
-    known = [fact for fact in waits if fact.operation.group_words]
-    for fact in waits:
-        key, words = fact.operation.group, fact.operation.group_words
+    waits = [(rank, fact) for rank, fact in limits if not fact.in_init and not fact.in_store]
+    waits = [(n, fact) for n, fact in waits if fact.operation.seq is not None and fact.operation.op not in _SINGLE]
+    known = [(_call(fact), _group_of(fact)) for _, fact in waits if fact.operation.group_words]
+    for rank, fact in waits:
+        key, words = _group_of(fact)
         if not words and not key:  # its line was lost: it is the group in which others wait in the same call
-            every = {
-                (other.operation.group, other.operation.group_words) for other in known if _call(other) == _call(fact)
-            }
-            every = every or {(other.operation.group, other.operation.group_words) for other in known}
+            every = {group for call, group in known if call == _call(fact)} or {group for _, group in known}
             key, words = next(iter(every)) if len(every) == 1 else ("", "")
         group = groups.setdefault((key, words), _Group(key, words))
-        rank = fact.who.rank
-        assert rank is not None
         former = group.waits.get(rank)
         if former is None or (fact.operation.seq or 0) < (former.operation.seq or 0):
             group.waits[rank] = fact
         _place(group, fact.who)
-    for reached in (fact for fact in facts if isinstance(fact, Reached)):
+    for rank, reached in ranked(facts, Reached):
         named = groups.get((reached.group, reached.group_words))
-        if named is not None and reached.who.rank is not None:
-            rank = reached.who.rank
+        if named is not None:
             named.said.setdefault(rank, []).append(reached)
             furthest = named.reached.get(rank)
             if furthest is None or (reached.enqueued or -1) >= (furthest.enqueued or -1):
                 named.reached[rank] = reached
             _place(named, reached.who)
     return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
+
+
+def _group_of(wait: Waiting) -> tuple[str, str]:
+    return wait.operation.group, wait.operation.group_words
 
 
 def _place(group: _Group, who: Who) -> None:
@@ -250,11 +232,7 @@ def _size(waits: Iterable[Waiting]) -> int | None:
 def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int], *, whole: int | None) -> list[Fact]:
     """Compare the ranks of one group.
 
-    Args:
-        group: What is known of its ranks.
-        members: Its ranks, as far as they can be told.
-        silent: Ranks whose silence says something.
-        whole: How many ranks it has, if that is known.
+    ``members`` are those that can be told, ``silent`` ranks whose silence says something, ``whole`` how many it has.
     """
     late = _late(group)
     if late:
@@ -271,13 +249,13 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
     others = {rank: reached for rank, reached in group.reached.items() if rank not in group.waits}
     behind = [rank for rank, reached in others.items() if _is_behind(reached, number)]
     if behind:
-        return [_absence(group, rank, target, group.reached[rank], certain=True) for rank in sorted(behind)]
+        return [_absence(rank, target, group.waits, group.reached[rank], certain=True) for rank in sorted(behind)]
     differ = _limits_differ(group, whole)
     if differ is not None:
         return [differ]
     unsaid = [rank for rank in members if rank in silent and rank not in group.waits and rank not in group.reached]
     if unsaid:
-        return [_absence(group, rank, target, target, certain=False) for rank in unsaid]
+        return [_absence(rank, target, group.waits, target, certain=False) for rank in unsaid]
     inside = set(group.waits)
     for rank, reached in group.reached.items():
         if reached.enqueued is not None and reached.enqueued >= number > (reached.completed or 0):
@@ -297,18 +275,21 @@ def _late(group: _Group) -> list[Absent]:
     number = min(wait.operation.seq or 0 for wait in group.waits.values())
     first = {rank: wait for rank, wait in group.waits.items() if wait.operation.seq == number}
     target = min(first.values(), key=lambda wait: (wait.time is None, wait.time.seconds if wait.time else 0.0))
-    found = {}
+    found: dict[int, tuple[Fact, bool]] = {}
     for rank, wait in group.waits.items():
         if wait is target or (rank in first and wait.operation.op and _call(wait) != _call(target)):
             continue
         behind = (fact for fact in group.said.get(rank, ()) if _is_behind(fact, number))
         told = next((fact for fact in behind if fact.told_by in first or _is_after(fact.time, target.time)), None)
         if told is not None:
-            found[rank] = _absence(group, rank, target, told, certain=True)
+            found[rank] = told, True
         elif wait.ran_s is not None and _is_after(wait.time, target.time, wait.ran_s):
-            found[rank] = _absence(group, rank, target, wait, certain=rank in first)
-    waiters = tuple(sorted(set(first) - set(found)))
-    return [replace(fact, waiters=waiters, late=True, expected=True) for _, fact in sorted(found.items())]
+            found[rank] = wait, rank in first
+    waiters = set(first) - set(found)
+    return [
+        _absence(rank, target, waiters, fact, certain=certain, late=True, expected=True)
+        for rank, (fact, certain) in sorted(found.items(), key=lambda item: item[0])
+    ]  # fmt: skip
 
 
 def _is_after(time: Time | None, other: Time | None, before_s: float = 0.0) -> bool:
@@ -333,8 +314,7 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
     waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and not fact.in_init]
     sources = {fact.spot.source for fact in waits}
     told, excused, ended = set(), set(), set()
-    early: dict[int, set[str]] = {}
-    """The files that hold other lines of a rank."""
+    early: dict[int, set[str]] = {}  # the files that hold other lines of a rank
     cut = False
     for fact in facts:
         rank = fact.who.rank
@@ -352,7 +332,7 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
             told.add(rank)
         elif isinstance(fact, Seen | Moving | BusyRank | Called | Finished) and fact.spot.line is not None:
             early.setdefault(rank, set()).add(fact.spot.source)
-    waiters = {fact.who.rank for fact in waits if fact.who.rank is not None}
+    waiters = {rank for rank, _ in ranked(waits, Waiting)}
     shared = {rank for rank, files in early.items() if files & sources}
     known = shared | waiters | excused if world is not None else shared
     every = range(world if world is not None else max({*early, *waiters}, default=-1) + 1)
@@ -387,11 +367,10 @@ def _is_behind(reached: Reached, number: int) -> bool:
     return reached.enqueued is not None and number - _NEAR <= reached.enqueued < number
 
 
-def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool) -> Absent:
-    return Absent(
-        who=Who(rank=rank), operation=target.operation, waiters=tuple(sorted(group.waits)), certain=certain,
-        shown=Shown.NUMBERS, **_where(shown_by),
-    )  # fmt: skip
+def _absence(rank: int, target: Waiting, waiters: Iterable[int], shown_by: Fact, **more: Any) -> Absent:
+    waiting = tuple(sorted(set(waiters)))
+    fields = {"operation": target.operation, "waiters": waiting, "shown": Shown.NUMBERS, **_where(shown_by), **more}
+    return Absent(who=Who(rank=rank), **fields)
 
 
 def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
@@ -444,44 +423,38 @@ def _where(fact: Fact) -> Mapping[str, Any]:
     return {"spot": fact.spot, "time": fact.time, "said": fact.said}
 
 
-def _compare_numberless(facts: Sequence[Fact], silent: frozenset[int], world: int | None) -> list[Fact]:
+def _compare_numberless(
+    facts: Sequence[Fact], limits: Sequence[tuple[int, Waiting]], silent: frozenset[int], world: int | None
+) -> list[Fact]:  # fmt: skip
     """Compare waits that say no number: those of nccl2 and Gloo, and those in ``init_process_group``.
 
     A rank that was seen and said nothing of a limit or a lost peer is the one that the others waited for, or it had
     completed all its calls. If as many wait in init as have come, and one rank is not among them, it has not come.
     """
-    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.who.rank is not None and fact.timed_out]
-    in_calls = [fact for fact in waits if not fact.in_init and not fact.in_store]
-    waiters = tuple(sorted({fact.who.rank for fact in in_calls if fact.who.rank is not None}))
-    if len(silent) < len(waiters) and silent and all(fact.operation.seq is None for fact in in_calls):
-        return [
-            Absent(
-                who=Who(rank=rank), operation=in_calls[0].operation, certain=False, shown=Shown.NUMBERS,
-                waiters=waiters, **_where(in_calls[0]),
-            )
-            for rank in sorted(silent)
-        ]  # fmt: skip
+    in_calls = [(rank, fact) for rank, fact in limits if not fact.in_init and not fact.in_store]
+    waiters = {rank for rank, _ in in_calls}
+    if silent and len(silent) < len(waiters) and all(fact.operation.seq is None for _, fact in in_calls):
+        target = in_calls[0][1]
+        return [_absence(rank, target, waiters, target, certain=False) for rank in sorted(silent)]
     if world is None:
         return []
-    inits = {fact.who.rank for fact in waits if fact.in_init}
+    inits = {rank for rank, fact in limits if fact.in_init}
     late = [rank for rank in range(world) if rank not in inits]
     came = max((fact.came for fact in facts if isinstance(fact, Waiting) and fact.came is not None), default=None)
     has_others = any(late == [fact.who.rank] and not isinstance(fact, Size) for fact in facts)
     if len(inits) > 1 and len(late) == 1 and came == len(inits) and not has_others:
-        target = next(fact for fact in waits if fact.in_init)
-        waiters = tuple(sorted(rank for rank in inits if rank is not None))
-        return [Absent(who=Who(rank=late[0]), waiters=waiters, in_init=True, **_where(target))]
+        target = next(fact for _, fact in limits if fact.in_init)
+        return [Absent(who=Who(rank=late[0]), waiters=tuple(sorted(inits)), in_init=True, **_where(target))]
     return []
 
 
-def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
+def compare_calls(facts: Iterable[Fact]) -> Iterator[Differ]:
     """Return the first call of each communicator in which ranks differ.
 
     Calls of one group call share a number, so all calls of a rank at a number are compared together. Sizes may differ
     by intent in none of these operations.
     """
-    called = [fact for fact in facts if isinstance(fact, Called) and fact.who.rank is not None]
-    for group, those in grouped((fact.operation.group, fact) for fact in called).items():
+    for group, those in grouped((fact.operation.group, fact) for _, fact in ranked(facts, Called)).items():
         ranks = {fact.who.rank for fact in those}
         size = re.search(r" of (\d+) ranks$", group)
         if size is not None and len(ranks) > int(size[1]):
@@ -493,7 +466,7 @@ def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
 
 
 def _calls_differ(called: Sequence[Called]) -> Differ | None:
-    by_rank = grouped((fact.who.rank, fact) for fact in called if fact.who.rank is not None)
+    by_rank = grouped(ranked(called, Called))
     shapes = {
         rank: tuple(sorted((_shape(fact.operation) for fact in those), key=str)) for rank, those in by_rank.items()
     }
@@ -508,13 +481,10 @@ def _calls_differ(called: Sequence[Called]) -> Differ | None:
         fact = next(fact for fact in by_rank[ranks[0]] if _shape(fact.operation) == own)
         shown.append((tuple(sorted(ranks)), fact))
     majority, last = shown[0][0], shown[-1][1]
-    return Differ(
-        spot=last.spot,
-        said=last.said,
-        sides=tuple((ranks, fact.operation) for ranks, fact in shown),
-        odd=tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None,
-        aspect="operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape",
-    )
+    sides_of = tuple((ranks, fact.operation) for ranks, fact in shown)
+    odd = tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None
+    aspect = "operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape"
+    return Differ(spot=last.spot, said=last.said, sides=sides_of, odd=odd, aspect=aspect)
 
 
 def _shape(operation: Operation) -> _Call:
@@ -523,8 +493,7 @@ def _shape(operation: Operation) -> _Call:
 
 def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
     """Return who is absent where others wait, or that all ranks are inside, or that the job moves."""
-    stacked = (fact for fact in facts if isinstance(fact, Stacked) and not fact.worker)
-    by_rank = grouped((fact.who.rank, fact) for fact in stacked if fact.who.rank is not None)
+    by_rank = grouped((rank, fact) for rank, fact in ranked(facts, Stacked) if not fact.worker)
     if not by_rank:
         return []
     last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}

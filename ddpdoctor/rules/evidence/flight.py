@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.evidence import (
     Absent,
@@ -47,10 +47,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
 def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | None:
-    """Return the shortest way in which ranks wait for each other, or None if someone waits for nobody.
-
-    Each link is a rank, what it waits in, and for whom.
-    """
+    """Return the shortest way in which ranks wait for each other, or None. Links: a rank, its call, for whom."""
     waits: dict[int, dict[int, Operation]] = {}
     for rank, operation, other in links:
         if other is not None and other != rank:
@@ -68,15 +65,12 @@ def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | 
 
 def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
     """Return what must be equal on all ranks. torch writes no sizes for a barrier."""
-    return tuple(
-        (
-            call.op,
-            call.numels_in if call.op in SAME_IN else (),
-            call.numels_out if call.op in SAME_OUT else (),
-            call.dtype if call.op in SAME_IN | SAME_OUT else "",
-        )
-        for call in block
-    )
+    found = []
+    for call in block:
+        same_in, same_out = call.op in SAME_IN, call.op in SAME_OUT
+        numels_in, numels_out = call.numels_in if same_in else (), call.numels_out if same_out else ()
+        found.append((call.op, numels_in, numels_out, call.dtype if same_in or same_out else ""))
+    return tuple(found)
 
 
 # Sorts the groups of all dumps: groups of one name are one group only if they have the same members
@@ -95,7 +89,6 @@ class Cluster:
 
     @property
     def words(self) -> str:
-        """What a reader should see for the group."""
         first = next(iter(self.parts.values()))
         return first.desc if first.desc and first.desc != "undefined" else f"group {self.name}" if self.name else ""
 
@@ -112,25 +105,18 @@ class Cluster:
         block, part = self.block(rank, number) or (), self.parts[rank]
         is_pending = part.done < len(part.seq) and part.seq[part.done] == number
         found = Operation(
-            op=" and ".join(dict.fromkeys(one.op for one in block)),
-            group=self.name,
-            group_words=self.words,
+            op=" and ".join(dict.fromkeys(one.op for one in block)), group=self.name, group_words=self.words,
             seq=None if self.is_aligned else number,
             made_by="backward" if is_pending and part.pending_in_backward else "",
-        )
+        )  # fmt: skip
         if len(block) != 1:
             return found
         (call,) = block
-        return replace(
-            found,
-            numel_in=sum(call.numels_in) if call.numels_in else None,
-            numel_out=sum(call.numels_out) if call.numels_out else None,
-            shape=call.shape if len(call.numels_in) == 1 else None,
-            dtype=call.dtype,
-        )
+        numel_in, numel_out = (sum(numels) if numels else None for numels in (call.numels_in, call.numels_out))
+        shape = call.shape if len(call.numels_in) == 1 else None
+        return replace(found, numel_in=numel_in, numel_out=numel_out, shape=shape, dtype=call.dtype)
 
     def pending(self, rank: int) -> Operation:
-        """Return the oldest operation that a rank has not completed."""
         part = self.parts[rank]
         return self.operation(rank, part.seq[part.done])
 
@@ -174,47 +160,42 @@ def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
         peer = transfer.peer
         if members is not None:
             peer = members[peer] if peer is not None and peer < len(members) else None
-        operation = Operation(
-            op=transfer.op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=transfer.numel
-        )
+        op, numel = transfer.op, transfer.numel
+        operation = Operation(op=op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=numel)
         yield Waiting(who=Who(rank=rank), spot=dump.spot, operation=operation, frames=transfer.frames)
         if peer is None:
             continue
         other = cluster.parts.get(peer)
-        said = f"rank {rank} waits in {transfer.op} {'to' if transfer.op == 'send' else 'from'} rank {peer}"
+        said = f"rank {rank} waits in {op} {'to' if op == 'send' else 'from'} rank {peer}"
         if other is None:
-            yield Absent(
-                who=Who(rank=peer), operation=operation, waiters=(rank,), certain=False, spot=dump.spot, said=said
-            )
+            yield _absent(peer, operation, (rank,), dump, said, certain=False)
             continue
         there = cluster.dumps[peer]
-        partner = _PARTNER[transfer.op], members.index(rank) if members else rank
+        partner = _PARTNER[op], members.index(rank) if members else rank
         pending = next((one for one in other.transfers if (one.op, one.peer) == partner), None)
         any_source = any(one.op == partner[0] and one.peer is None for one in other.transfers)
         made = not dump.wrapped and not there.wrapped and other.made.get(partner, 0) >= transfer.nth
         if pending is None and not any_source and not made:
-            yield Absent(
-                who=Who(rank=peer), operation=operation, waiters=(rank,), certain=True, spot=there.spot, said=said
-            )
-        elif pending is not None and transfer.op == "send":
+            yield _absent(peer, operation, (rank,), there, said)
+        elif pending is not None and op == "send":
             ends = tuple(sorted((rank, peer)))
             received = replace(operation, op="recv", peer=rank, numel_in=pending.numel)
             sides = (((rank,), operation), ((peer,), received))
-            unequal = transfer.numel != pending.numel and None not in {transfer.numel, pending.numel}
-            yield (
-                Differ(sides=sides, aspect="shape", odd=None, spot=dump.spot, said=said)
-                if unequal
-                else Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
-            )
+            unequal = numel != pending.numel and None not in {numel, pending.numel}
+            if unequal:
+                yield Differ(sides=sides, aspect="shape", odd=None, spot=dump.spot, said=said)
+            else:
+                yield Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
+
+
+def _absent(
+    rank: int, operation: Operation, waiters: tuple[int, ...], dump: FlightDump, said: str = "", **more: Any
+) -> Absent:  # fmt: skip
+    return Absent(who=Who(rank=rank), operation=operation, waiters=waiters, spot=dump.spot, said=said, **more)
 
 
 def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]:
-    """Return who is behind, who differs, who is inside, and what each rank waits in.
-
-    Args:
-        dumps: At most one for each rank; those without a rank are ignored.
-        world: The number of ranks, if it is known.
-    """
+    """Return who is behind, who differs, who is inside, and what each rank waits in. One dump a rank."""
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
     clusters = clusters_of(by_rank)
     timed_out = any(part.timed_out for one in clusters for part in one.parts.values())
@@ -227,9 +208,8 @@ def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]
         found += _compare(cluster, by_rank, world)
         found += compare_transfers(cluster)
     found += _waits(clusters)
-    links = {
-        (rank, fact.operation, fact.who.rank) for fact in found if isinstance(fact, Absent) for rank in fact.waiters
-    }
+    absent = [fact for fact in found if isinstance(fact, Absent)]
+    links = {(rank, fact.operation, fact.who.rank) for fact in absent for rank in fact.waiters}
     circle = find_circle(links) or _crossed(clusters, found)
     return [*found, circle] if circle is not None else found
 
@@ -270,25 +250,20 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
     guessed = tuple(range(world)) if only and world is not None else tuple(sorted(by_rank if only else cluster.parts))
     members = cluster.members or guessed
     parts = {rank: cluster.parts.get(rank) for rank in members if rank in by_rank}
-    behind = [  # those whose dumps show that they have not made the call
-        rank
-        for rank, part in parts.items()
-        if part is None or (part.last < number and not _may_lack_entries(cluster, rank))
-    ]
+    # Those whose dumps show that they have not made the call
+    short = [rank for rank, part in parts.items() if part is None or part.last < number]
+    behind = [rank for rank in short if parts[rank] is None or not _may_lack_entries(cluster, rank)]
     if behind:
         return [*_absences(cluster, behind, operation, waiters)]
     unseen = [rank for rank in members if rank not in by_rank]
-    spot = cluster.dumps[waiters[0]].spot
+    dump = cluster.dumps[waiters[0]]
     if unseen:
-        return [
-            Absent(who=Who(rank=rank), operation=operation, waiters=waiters, certain=False, spot=spot)
-            for rank in unseen
-        ]  # fmt: skip
+        return [_absent(rank, operation, waiters, dump, certain=False) for rank in unseen]
     if len(waiters) < 2 or not all(cluster.parts[rank].knows_ends for rank in waiters):
         return []
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
     said = f"all {len(waiters)} ranks called {operation.words()}, and none completed it"
-    return [Inside(operation=operation, ranks=waiters, complete=complete, spot=spot, said=said)]
+    return [Inside(operation=operation, ranks=waiters, complete=complete, spot=dump.spot, said=said)]
 
 
 def _late(cluster: Cluster, number: int) -> list[Absent]:
@@ -300,11 +275,9 @@ def _late(cluster: Cluster, number: int) -> list[Absent]:
     limit_s = min((part.limit_s for part in cluster.parts.values() if part.limit_s is not None), default=None)
     if limit_s is None or cluster.is_aligned or len(cluster.parts) < 2:
         return []
+    parts = cluster.parts.items()
     made, ended = (
-        {
-            rank: dict(zip(reversed(part.seq), reversed(getattr(part, column)), strict=False))
-            for rank, part in cluster.parts.items()
-        }
+        {rank: dict(zip(reversed(part.seq), reversed(getattr(part, column)), strict=False)) for rank, part in parts}
         for column in ("last_made_ns", "last_ended_ns")
     )
     common = set.intersection(*map(set, made.values()))
@@ -317,14 +290,9 @@ def _late(cluster: Cluster, number: int) -> list[Absent]:
         waited = tuple(rank for rank in early if not 0 < took_ns[rank] < limit_s * 1e9)
         if late and waited:
             operation = cluster.operation(waited[0], seq)
-            return [
-                Absent(
-                    who=Who(rank=rank), operation=operation, waiters=waited, late=True, spot=cluster.dumps[rank].spot,
-                    said=f"rank {rank} made {operation.words()} {after_s[rank] - soonest_s:.1f} s later than "
-                    f"{rank_list(waited)}, whose limit was {limit_s:g} s",
-                )
-                for rank in late
-            ]  # fmt: skip
+            limit = f"later than {rank_list(waited)}, whose limit was {limit_s:g} s"
+            said = {n: f"rank {n} made {operation.words()} {after_s[n] - soonest_s:.1f} s {limit}" for n in late}
+            return [_absent(n, operation, waited, cluster.dumps[n], said[n], late=True) for n in late]
     return []
 
 
@@ -363,14 +331,12 @@ def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, wait
         at = next((frame for frame in reversed(part.last_frames) if frame.user), None) if part is not None else None
         line = f", in {at.function} ({at.file}:{at.line})" if at is not None and last else ""
         said = f"rank {rank} {last or 'made no call'}{line}" + ("" if last else f" of {cluster.words or 'the group'}")
-        yield Absent(
-            who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, spot=dump.spot, said=said
-        )
+        yield _absent(rank, operation, waiters, dump, said, certain=certain)
         if part is not None:
+            enqueued, completed = (None, None) if cluster.is_aligned else (part.last, part.last_done)
             yield Reached(
-                who=Who(rank=rank), spot=dump.spot, group=cluster.name, group_words=cluster.words,
-                enqueued=None if cluster.is_aligned else part.last,
-                completed=None if cluster.is_aligned else part.last_done,
+                who=Who(rank=rank), spot=dump.spot, group=cluster.name, group_words=cluster.words, enqueued=enqueued,
+                completed=completed,
             )  # fmt: skip
 
 

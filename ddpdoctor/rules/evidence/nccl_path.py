@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.evidence import NcclEdge, Who
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.node import Gpu, Node
     from ddpdoctor.rules.evidence.state import RunState
 
 SLOW_START_S = 30.0  # from here on the set-up of a communicator is worth a word: the facts' figure
@@ -57,12 +57,10 @@ class RankLink:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """The ranks, the lower one first."""
         return min(self.own, self.peer), max(self.own, self.peer)
 
     @property
     def host(self) -> str:
-        """The host of the process that says it."""
         return self.process.who.host
 
 
@@ -79,12 +77,10 @@ class NcclJob:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts of the processes."""
         return sorted({process.who.host for process in self.processes})
 
     @cached_property
     def links(self) -> tuple[RankLink, ...]:
-        """All connections."""
         found = []
         for process in self.processes:
             for edge in process.edges:
@@ -109,13 +105,13 @@ class NcclJob:
                 ))  # fmt: skip
         return tuple(found)
 
-    def of_host(self, host: str) -> list[NcclPaths]:
-        """Return the processes of a host."""
-        return [process for process in self.processes if process.who.host == host]
-
     def machine(self, host: str) -> Node | None:
-        """Return what `check-env` found on a host, or None."""
         return self.machines.get(_short(host))
+
+    def gpus(self, host: str) -> Sequence[Gpu]:
+        node = self.machine(host)
+        gpus = known(node.gpus) if node is not None else None
+        return gpus.devices if gpus is not None else ()
 
     def setting(self, name: str, hosts: tuple[str, ...] = ()) -> str | None:
         """Return the value of a variable in the environment of a process on these hosts, by default on any."""
@@ -202,7 +198,7 @@ def _inside_host(job: NcclJob) -> Iterator[Problem]:
 def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
     between = [link for link in job.links if link.edge.way is DataWay.TCP and link.inside is not True]
     for host, those in grouped((link.host, link) for link in between).items():
-        found = {name for one in job.of_host(host) for name in one.adapters}
+        found = {name for one in job.processes if one.who.host == host for name in one.adapters}
         node = job.machine(host)
         rdma = known(node.rdma) if node is not None else None
         devices = rdma.devices if rdma is not None else ()
@@ -263,9 +259,7 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         links = [link for link in job.links if link.host == host]
         shared = [link for link in links if link.edge.way is DataWay.SHM]
-        node = job.machine(host)
-        gpus = known(node.gpus) if node is not None else None
-        linked = [gpu for gpu in (gpus.devices if gpus else ()) if any(link.active for link in gpu.nvlinks or ())]
+        linked = [gpu for gpu in job.gpus(host) if any(link.active for link in gpu.nvlinks or ())]
         if not shared or len(linked) < 2 or any(link.edge.way in {DataWay.P2P, DataWay.INDIRECT} for link in links):
             continue
         off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if job.setting(name, (host,))]
@@ -278,22 +272,15 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
 
 def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
-        node = job.machine(host)
-        gpus = known(node.gpus) if node is not None else None
-        behind = [
-            gpu
-            for gpu in (gpus.devices if gpus else ())
-            if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)
-        ]
-        if behind and {one.nvls for one in job.of_host(host)} == {False}:
-            yield Problem(
-                summary=f"NVLS is not available on {host}, although its {behind[0].name} are behind NVSwitches: "
-                "the switches do no reductions",
-                hosts=(host,),
-                confidence=Confidence.MEDIUM,
-                fix="run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "
-                "of the driver's version, and all GPUs of a partition in a virtual machine",
+        behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
+        if behind and {one.nvls for one in job.processes if one.who.host == host} == {False}:
+            although = f"although its {behind[0].name} are behind NVSwitches: the switches do no reductions"
+            summary = f"NVLS is not available on {host}, {although}"
+            fix = (
+                "run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "
+                "of the driver's version, and all GPUs of a partition in a virtual machine"
             )
+            yield Problem(summary=summary, hosts=(host,), confidence=Confidence.MEDIUM, fix=fix)
 
 
 def _unequal_channels(job: NcclJob) -> Iterator[Problem]:
@@ -304,14 +291,10 @@ def _unequal_channels(job: NcclJob) -> Iterator[Problem]:
         if len(set(counts.values())) > 1 and not communicator.startswith("of "):
             few = min(counts.values())
             behind = tuple(sorted(rank for rank, count in counts.items() if count == few))
-            yield Problem(
-                summary=f"{rank_list(behind)} set up {few} channels for collectives, but others {max(counts.values())}",
-                ranks=behind,
-                hosts=tuple(sorted({one.who.host for one in those if one.members[0].rank in behind})),
-                fix=(
-                    "set the same NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE on all ranks, or unset them"
-                ),
-            )
+            hosts = tuple(sorted({one.who.host for one in those if one.members[0].rank in behind}))
+            summary = f"{rank_list(behind)} set up {few} channels for collectives, but others {max(counts.values())}"
+            fix = "set the same NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE on all ranks, or unset them"
+            yield Problem(summary=summary, ranks=behind, hosts=hosts, fix=fix)
 
 
 def _is_on(job: NcclJob, name: str, host: str) -> bool:
@@ -324,14 +307,11 @@ def _slow_links(
 ) -> Problem:  # fmt: skip
     """Return the problem of a host's connections, which variables that are set (``off``) explain, if there are any."""
     said = list(dict.fromkeys(link.edge.said for link in links))[:MOST_SAID]
+    said += [f"{name}={job.setting(name, (host,))}" for name in off]
     return Problem(
-        summary=summary,
-        ranks=_ranks(links),
-        hosts=(host,),
-        confidence=Confidence.MEDIUM,
-        evidence=(*said, *(f"{name}={job.setting(name, (host,))}" for name in off)),
+        summary=summary, ranks=_ranks(links), hosts=(host,), confidence=Confidence.MEDIUM, evidence=tuple(said),
         fix=f"unset {' '.join(off)}" if off else fix,
-    )
+    )  # fmt: skip
 
 
 def _ranks(links: Sequence[RankLink]) -> tuple[int, ...]:

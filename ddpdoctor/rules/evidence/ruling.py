@@ -34,18 +34,16 @@ from ddpdoctor.model.evidence import (  # fmt: skip
 )
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.known_errors import ONLY_LOCAL
-from ddpdoctor.model.words import grouped, rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.model.words import grouped, name_list, rank_list, verb
+from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
-from ddpdoctor.rules.evidence.calls import innermost
+from ddpdoctor.rules.evidence.calls import WAITS, innermost, ranked
 from ddpdoctor.rules.evidence.state import Ruling, RunState, find_roots, last_samples, lost_by, precedes
 from ddpdoctor.rules.evidence.words import (
     KILLED,
     MOST_QUOTES,
     SAMPLE_AGAIN,
-    about,
     collect,
-    coverage,
     places,
     quote,
     quotes,
@@ -56,9 +54,8 @@ from ddpdoctor.rules.progress.states import place_words
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.evidence.state import Root
 
 
@@ -72,6 +69,7 @@ _LET_IT_END = (
     "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
     "limit: `init_process_group(timeout=timedelta(hours=2))`"
 )
+_SET_INTERFACE = "set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)"
 ALL_RANKS = "all ranks"  # what RAS's reader calls the communicator that has all ranks
 _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})  # notes that say why the cause cannot be told
 # What only such errors say, with a quote of one.
@@ -81,6 +79,7 @@ _ONLY_SAID = {
     Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
     Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
 }
+MOST_REASONS = 12
 _FROZEN = frozenset({"T", "t"})
 # For faults of a machine: the kind of the rule of `check-env` that a user would look for.
 _KINDS = {
@@ -91,208 +90,171 @@ _KINDS = {
 _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by which processes die at once
 
 
-def _absence(
-    state: RunState, ranks: list[int], absent: Sequence[Absent], weaker: Sequence[Absent], samples: dict[int, Stacked]
-) -> Ruling:
-    """Return a ruling about ranks that did not come to where others wait.
+class _Absence:
+    """Ranks that did not come to where others wait, as ``absent`` says."""
 
-    ``absent`` says so, and ``weaker`` is what weaker sources say of other ranks; ``samples`` are the last stacks.
-    """
-    kind = "stuck"  # what became of them
-    exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
-    if exiting or all(state.of(rank, Finished) for rank in ranks):
-        kind = "early-exit"
-    elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
-        kind = "killed"
-    elif all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks):
-        kind = "missing"
-    # It is sure only if the absent rank is seen doing something else in two samples, and not if ranks were not seen.
-    # RAS speaks for all ranks.
-    counted = all(fact.shown is Shown.COUNTS for fact in absent)
-    sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
-    if weaker or not all(fact.certain for fact in absent) or (state.unseen and not counted):
-        sure = Confidence.LOW
-    waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
-        rank for rank in state.waiting if rank not in ranks
-    ]
-    loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
-    by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
-    workers = list(by_pid.values())[:MOST_QUOTES]
-    of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers)
-    frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
-    where = (*places(frames), *dict.fromkeys(of_workers))
-    busy = next((fact.busy for fact in absent if fact.busy is not None), None)
-    quoted = [*quotes(absent), *quotes([busy] if busy is not None else [])]
-    quoted += [f"a weaker source disagrees: {words}" for words in quotes(weaker)]
-    if kind == "killed":
-        fix = _FIND_END
-    elif busy is not None and not where:
-        fix = _LET_IT_END
-    else:
-        fix = _absence_fix(ranks, where, workers, late=any(fact.late for fact in absent) and kind == "stuck")
-    problem = Problem(
-        summary=_absence_summary(state, ranks, absent, waiters, where, kind=kind, sure=sure),
-        confidence=sure,
-        ranks=tuple(ranks),
-        hosts=state.hosts_of(ranks),
-        where=where,
-        evidence=tuple(_absence_evidence(state, ranks, samples, workers, quoted, waiters)),
-        fix=fix,
-    )
-    return Ruling(kind=kind, problem=problem)
+    def __init__(
+        self, state: RunState, ranks: list[int], absent: Sequence[Absent], samples: dict[int, Stacked], *, doubted: bool
+    ) -> None:  # fmt: skip
+        self.state, self.ranks, self.absent, self.samples = state, ranks, absent, samples
+        self.kind = "stuck"  # what became of them
+        exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
+        if exiting or all(state.of(rank, Finished) for rank in ranks):
+            self.kind = "early-exit"
+        elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
+            self.kind = "killed"
+        elif all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks):
+            self.kind = "missing"
+        self.late = any(fact.late for fact in absent) and self.kind == "stuck"
+        # It is sure only if the absent rank is seen elsewhere in two samples, and not if ranks were not seen.
+        # RAS speaks for all ranks.
+        counted = all(fact.shown is Shown.COUNTS for fact in absent)
+        self.sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
+        if doubted or not all(fact.certain for fact in absent) or (state.unseen and not counted):
+            self.sure = Confidence.LOW
+        self.waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
+            rank for rank in state.waiting if rank not in ranks
+        ]
+        loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
+        by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
+        self.workers = list(by_pid.values())[:MOST_QUOTES]
+        of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in self.workers)
+        frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
+        self.where = (*places(frames), *dict.fromkeys(of_workers))
+        self.busy = next((fact.busy for fact in absent if fact.busy is not None), None)
 
+    def summary(self) -> str:
+        ranks, waiters, them = self.ranks, self.waiters, verb(self.ranks, "it", "them")
+        wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
+        who = who_words(self.state, ranks)
+        if self.kind == "killed":
+            be = "may be" if self.sure is Confidence.LOW else verb(ranks, "is", "are")
+            return f"{who} {be} gone: NCCL's RAS considers {them} dead; {wait}"
+        at = ""
+        if self.where and self.kind == "stuck":
+            at = f"{verb(ranks, 'it is', 'they are')} {place_words(self.where[0])}, and "
+        elif (busy := self.busy) is not None:
+            at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
+        did, perhaps = {
+            "early-exit": ("exited before", "may have exited before"),
+            "missing": ("never joined", "may not have joined"),
+        }.get(self.kind, ("did not call", "may not have called"))
+        if self.late:
+            did, perhaps = "came too late to", "may have come too late to"
+            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
+        target = "init_process_group" if self.absent[0].in_init else self.absent[0].operation.words()
+        if self.sure is Confidence.LOW:
+            return f"{who} {perhaps} {target}; {at}{wait}"
+        return f"{who} {did} {target}; {at}{wait} for {them}"
 
-def _absence_summary(  # noqa: PLR0913 - what is known of the absence
-    state: RunState,
-    ranks: list[int],
-    absent: Sequence[Absent],
-    waiters: list[int],
-    where: tuple[Place, ...],
-    *,
-    kind: str,
-    sure: Confidence,
-) -> str:
-    wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
-    who = who_words(state, ranks)
-    if kind == "killed":
-        be = "may be" if sure is Confidence.LOW else verb(ranks, "is", "are")
-        return f"{who} {be} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
-    at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
-    busy = next((fact.busy for fact in absent if fact.busy is not None), None)
-    if busy is not None and not at:
-        at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
-    did, perhaps = {
-        "early-exit": ("exited before", "may have exited before"), "missing": ("never joined", "may not have joined"),
-    }.get(kind, ("did not call", "may not have called"))  # fmt: skip
-    if any(fact.late for fact in absent) and kind == "stuck":
-        did, perhaps = "came too late to", "may have come too late to"
-        wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
-    target = "init_process_group" if absent[0].in_init else absent[0].operation.words()
-    if sure is Confidence.LOW:
-        return f"{who} {perhaps} {target}; {at}{wait}"
-    return f"{who} {did} {target}; {at}{wait} for {verb(ranks, 'it', 'them')}"
+    def evidence(self, weaker: Sequence[Absent]) -> Iterator[str]:
+        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+        state, samples = self.state, self.samples
+        for rank in self.ranks:
+            if (sample := samples.get(rank)) is not None:
+                twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
+                place = place_words(innermost(sample.frames))
+                yield f"rank {rank} {_STATES[sample.doing]}, {place}{twice} ({quote(sample)})"
+        for worker in self.workers:
+            if (frame := innermost(worker.frames)) is not None and worker.who.pid is not None:
+                yield f"the worker of rank {worker.who.rank} with pid {worker.who.pid} is {place_words(frame)}"
+        yield from quotes(self.absent)
+        yield from quotes([self.busy] if self.busy is not None else [])
+        yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
+        yield from quotes(fact for fact in state.all(Waiting) if fact.who.rank in self.waiters)
+        enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
+        stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
+        lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
+        for place, those in lines.items():
+            yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
+        reached = []
+        done: dict[tuple[int | None, str], int] = {}
+        for fact in state.all(Reached):
+            key = (fact.who.rank, fact.group_words)
+            done[key] = max(done.get(key, 0), fact.completed or 0)
+        for fact in state.all(Reached):
+            if fact.who.rank in self.ranks and fact.enqueued is not None:
+                if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
+                    continue  # another source says that the rank has completed it
+                group = f" of {fact.group_words}" if fact.group_words else ""
+                reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
+        yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
+        yield from steps_words(state)
 
-
-def _absence_evidence(
-    state: RunState,
-    ranks: list[int],
-    samples: dict[int, Stacked],
-    workers: Sequence[Stacked],
-    quoted: list[str],
-    waiters: list[int],
-) -> Iterator[str]:
-    """Yield what the absent ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
-    for rank in ranks:
-        if (sample := samples.get(rank)) is not None:
-            twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
-            place = place_words(innermost(sample.frames))
-            yield f"rank {rank} {_STATES[sample.doing]}, {place}{twice} ({quote(sample)})"
-    for worker in workers:
-        if (frame := innermost(worker.frames)) is not None and worker.who.pid is not None:
-            yield f"the worker of rank {worker.who.rank} with pid {worker.who.pid} is {place_words(frame)}"
-    yield from quoted
-    yield from quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters)
-    enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
-    stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in waiters}
-    lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
-    for place, those in lines.items():
-        yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
-    reached = []
-    done: dict[tuple[int | None, str], int] = {}
-    for fact in state.all(Reached):
-        key = (fact.who.rank, fact.group_words)
-        done[key] = max(done.get(key, 0), fact.completed or 0)
-    for fact in state.all(Reached):
-        if fact.who.rank in ranks and fact.enqueued is not None:
-            if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
-                continue  # another source says that the rank has completed it
-            group = f" of {fact.group_words}" if fact.group_words else ""
-            reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
-    yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
-    yield from steps_words(state)
-    yield from coverage(state)
-
-
-def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked], *, late: bool) -> str:
-    if late and not where:
+    def fix(self) -> str:
+        who = rank_list(self.ranks)
+        if self.kind == "killed":
+            return _FIND_END
+        if self.busy is not None and not self.where:
+            return _LET_IT_END
+        if self.late and not self.where:
+            return (
+                f"find out what {who} did before that call; if it may take so long, raise the limit: "
+                "`init_process_group(timeout=timedelta(hours=2))`"
+            )
+        if self.workers and (frame := innermost(self.workers[0].frames)) is not None:
+            return f"check what the DataLoader workers of {who} do {place_words(frame)}"
+        if self.where:
+            does = verb(self.ranks, "does", "do")
+            return f"check what {who} {does} {place_words(self.where[0])}, and why the other ranks do not"
+        its = "its" if len(self.ranks) == 1 else "their"
         return (
-            f"find out what {rank_list(ranks)} did before that call; if it may take so long, raise the limit: "
-            "`init_process_group(timeout=timedelta(hours=2))`"
+            f"find out what {who} did instead: {its} log and standard error; "
+            f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
         )
-    if workers and (frame := innermost(workers[0].frames)) is not None:
-        return f"check what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
-    if where:
-        does = verb(ranks, "does", "do")
-        return f"check what {rank_list(ranks)} {does} {place_words(where[0])}, and why the other ranks do not"
-    its = "its" if len(ranks) == 1 else "their"
-    return (
-        f"find out what {rank_list(ranks)} did instead: {its} log and standard error; "
-        f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
-    )
 
 
 def find_absent(state: RunState) -> Ruling | None:
     """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
-    absent = [fact for fact in state.all(Absent) if fact.who.rank is not None]
+    absent = ranked(state.all(Absent), Absent)
     if not absent:
         return None
     samples = last_samples(state.facts)
-    roots = [fact for fact in absent if not _waits(state, fact, samples.get(_rank(fact)))] or absent
+    roots = [(rank, fact) for rank, fact in absent if not _waits(state, rank, fact, samples.get(rank))] or absent
     # A rank that waits for another one that is absent, and not that one for it, is no root.
     waited_by: dict[int, set[int]] = defaultdict(set)
     waits_for: dict[int, set[int]] = defaultdict(set)
-    for fact in roots:
-        waited_by[_rank(fact)] |= set(fact.waiters)
+    for rank, fact in roots:
+        waited_by[rank] |= set(fact.waiters)
         for waiter in fact.waiters:
-            waits_for[waiter] |= {_rank(fact)} - {waiter}
-    roots = [fact for fact in roots if not waits_for[_rank(fact)] - waited_by[_rank(fact)]] or roots
-    strongest = max(fact.shown for fact in roots)
-    ranks = sorted({_rank(fact) for fact in roots if fact.shown is strongest})
-    others = sorted({_rank(fact) for fact in roots} - set(ranks))
-    unseen = [
-        rank
-        for rank in ranks
-        if rank not in state.seen and not any(fact.certain or fact.expected for fact in absent if fact.who.rank == rank)
-    ]
+            waits_for[waiter] |= {rank} - {waiter}
+    roots = [(rank, fact) for rank, fact in roots if not waits_for[rank] - waited_by[rank]] or roots
+    strongest = max(fact.shown for _, fact in roots)
+    ranks = sorted({rank for rank, fact in roots if fact.shown is strongest})
+    others = {rank for rank, _ in roots} - set(ranks)
+    sure = {rank for rank, fact in absent if fact.certain or fact.expected}
+    unseen = [rank for rank in ranks if rank not in state.seen and rank not in sure]
     if unseen:
-        return Ruling(
-            reason=f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown",
-            collect=collect(state),
-        )
-    elsewhere = [
-        rank for rank in ranks if rank in samples and samples[rank].doing in {Doing.OWN, Doing.DATA, Doing.EXIT}
-    ]
-    ranks = elsewhere or ranks
-    those = [fact for fact in absent if fact.who.rank in ranks]
+        reason = f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
+        return Ruling(reason=reason, collect=collect(state))
+    elsewhere = {Doing.OWN, Doing.DATA, Doing.EXIT}
+    ranks = [rank for rank in ranks if rank in samples and samples[rank].doing in elsewhere] or ranks
+    those = [fact for rank, fact in absent if rank in ranks]
     if all(fact.moves for fact in those):
         at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
-        return Ruling(
-            reason=f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
-            "it may just be slow, or in an endless loop",
-            collect=(SAMPLE_AGAIN,),
-        )
-    weaker = [fact for fact in roots if fact.who.rank in others and not set(fact.waiters).isdisjoint(ranks)]
-    return _absence(state, ranks, those, weaker, samples)
+        waits = f"others wait for {who_words(state, ranks)}, which moved between the samples ({at})"
+        return Ruling(reason=f"{waits}: it may just be slow, or in an endless loop", collect=(SAMPLE_AGAIN,))
+    weaker = [fact for rank, fact in roots if rank in others and not set(fact.waiters).isdisjoint(ranks)]
+    one = _Absence(state, ranks, those, samples, doubted=bool(weaker))
+    problem = words.problem(
+        state, one.summary(), one.evidence(weaker), confidence=one.sure, ranks=ranks, where=one.where, fix=one.fix()
+    )  # fmt: skip
+    return Ruling(kind=one.kind, problem=problem)
 
 
-def _rank(fact: Absent) -> int:
-    assert fact.who.rank is not None
-    return fact.who.rank
-
-
-def _waits(state: RunState, absent: Absent, sample: Stacked | None) -> bool:
+def _waits(state: RunState, rank: int, absent: Absent, sample: Stacked | None) -> bool:
     """Return whether a rank that did not come waits elsewhere for others."""
     if sample is not None:
-        return sample.doing in {Doing.COLLECTIVE, Doing.DEVICE}
+        return sample.doing in WAITS
     # NCCL may not have launched what torch waits for: the device has not come to it.
     of_all = absent.shown is Shown.COUNTS and absent.operation.group_words == ALL_RANKS
-    waits = (fact for fact in state.of(_rank(absent), Waiting) if not fact.in_init)
+    waits = (fact for fact in state.of(rank, Waiting) if not fact.in_init)
     return any(not (of_all and fact.timed_out and not fact.operation.group) for fact in waits)
 
 
 def decide(state: RunState) -> Ruling:
     """Return what the evidence of a run amounts to."""
-    if state.ended_well:
+    if (state.all(Finished) or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
     differ = [fact for fact in state.all(Differ) if fact.certain]
@@ -323,7 +285,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     Of several ranks that aborted without a word, all but one are victims for sure, and the one may be elsewhere. An
     error whose line stands alone, and which may report any other, comes late.
     """
-    last = {fact.who.rank: fact for fact in state.all(ProcessState) if fact.who.rank is not None}
+    last = dict(ranked(state.all(ProcessState), ProcessState))
     frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
     if frozen and len(frozen) < len(last):
         yield Ruling(kind="stopped", problem=words.frozen(state, frozen))
@@ -367,7 +329,11 @@ def _network(state: RunState) -> Iterator[Ruling]:
     links = [fact for fact in state.all(Link) if not fact.victim]
     own = [fact for fact in links if fact.to.address in alone.values()]
     if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
-        yield Ruling(kind="transport", problem=words.wrong_interface(state, alone, [*own, *waits]))
+        hosts, shown = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
+        what = f"uses the address {shown}, which other hosts cannot reach: the wrong network interface"
+        summary, said, sure = f"NCCL on {name_list(hosts)} {what}", quotes([*own, *waits]), Confidence.MEDIUM
+        problem = words.problem(state, summary, said, confidence=sure, hosts=hosts, fix=_SET_INTERFACE)
+        yield Ruling(kind="transport", problem=problem)
     if links:
         yield Ruling(kind="transport", problem=words.link(state, links))
 
@@ -381,7 +347,7 @@ def _reasons(state: RunState) -> Iterator[str]:
         yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in hints if fact.kind == "told-to-dump")
     stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
-    ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
+    ranks = sorted({rank for rank, _ in ranked(stuck, Hint)})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
     failed = {fact.nature: fact for fact in reversed(state.all(Failed))}
     yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
@@ -404,26 +370,25 @@ def _reasons(state: RunState) -> Iterator[str]:
     yield "no failure was found, but nothing shows that the job succeeded"
 
 
-def _answers(kind: str) -> Callable[[RunState], Answer]:
-    def check(state: RunState) -> Answer:
+for code, kind in {
+    "DD601": "stuck", "DD602": "mismatch", "DD603": "early-exit", "DD604": "crash", "DD605": "killed",
+    "DD606": "stopped", "DD607": "missing", "DD608": "deadlock", "DD611": "transport",
+}.items():  # fmt: skip
+
+    @also(code)
+    def check(state: RunState, kind: str = kind) -> Answer:
         ruling = state.ruling
         if ruling.kind == kind and ruling.problem is not None:
             return judged([ruling.problem])
         return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "the cause is unknown")
 
-    return check
-
-
-for code, kind in {
-    "DD601": "stuck", "DD602": "mismatch", "DD603": "early-exit", "DD604": "crash", "DD605": "killed",
-    "DD606": "stopped", "DD607": "missing", "DD608": "deadlock", "DD611": "transport",
-}.items():  # fmt: skip
-    also(code)(_answers(kind))
-
 
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
     """Say that the cause cannot be told from what was given, and what to collect."""
-    ruling = state.ruling
-    read = about(state)
+    ruling, lacking = state.ruling, state.evidence.lacking()
+    more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
+    refused = (one.words(ranks) for one, ranks in state.refusals())
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
+    read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

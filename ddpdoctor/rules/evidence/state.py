@@ -42,7 +42,7 @@ from ddpdoctor.model.evidence import (
 )
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.evidence.calls import compare_calls, compare_stacks, compare_waits
+from ddpdoctor.rules.evidence.calls import Kind, compare_calls, compare_stacks, compare_waits, ranked
 from ddpdoctor.rules.evidence.flight import compare_flight
 
 if TYPE_CHECKING:
@@ -54,23 +54,19 @@ if TYPE_CHECKING:
 Named = TypeVar("Named", int, str)
 RAS = "ras"  # the kind of note that every report gives
 _OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
-Kind = TypeVar("Kind", bound=Fact)
 _OF_OTHERS = (Absent, Circle, Differ, Inside)  # facts about ranks whose own evidence need not have been given
 
 
 def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     """Return the facts, with notes in place of the errors after which the same writer went on or ended well."""
-    signs = [
-        fact for fact in facts if isinstance(fact, Moving) or (isinstance(fact, Finished) and not fact.process_only)
-    ]
+    signs = [one for one in facts if isinstance(one, Moving) or (isinstance(one, Finished) and not one.process_only)]
     exits = [fact.who.rank for fact in facts if isinstance(fact, Exited) and fact.code is not None]
     found: list[Fact] = []
     for fact in facts:
         failed = fact if isinstance(fact, Failed) else None
         # Somebody who is late, at the start or later, holds up the whole job as long as it lasts.
-        of_job = isinstance(fact, Absent) and fact.expected
-        if isinstance(fact, Waiting):
-            of_job = fact.in_init and not fact.timed_out
+        is_late = isinstance(fact, Absent) and fact.expected
+        of_job = is_late or (isinstance(fact, Waiting) and fact.in_init and not fact.timed_out)
         # A process may have ended by this error; what it had still to print may come after the error.
         explains = failed is not None and any(rank in (fact.who.rank, None) or fact.who.rank is None for rank in exits)
         own = of_job or failed is not None or (isinstance(fact, Exited) and fact.who == Who())
@@ -106,7 +102,11 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
-    gpus = _gpus(facts)
+    gpus: dict[tuple[str, str], int | None] = {}  # a GPU that several ranks had, one after the other, is nobody's
+    for number, seen in ranked(facts, Seen):
+        if seen.gpu:
+            key = (seen.who.host, seen.gpu)
+            gpus[key] = number if gpus.get(key, number) == number else None
     hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
     for fact in facts:
         who = fact.who
@@ -158,40 +158,24 @@ def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     if len(names) < 2 or len({pid for _, pid in pids}) not in {1, len(pids)}:
         return tuple(facts)
     ranks: dict[tuple[str, int | None], int] = {name: rank for rank, name in enumerate(names)}
-    return tuple(
-        replace(fact, who=replace(fact.who, rank=ranks.get((fact.spot.source, fact.who.pid))))
-        if isinstance(fact, Stacked) and fact.who.rank is None
-        else fact
-        for fact in facts
-    )
+    found = list(facts)
+    for at, fact in enumerate(facts):
+        if isinstance(fact, Stacked) and fact.who.rank is None:
+            rank = ranks.get((fact.spot.source, fact.who.pid))
+            found[at] = replace(fact, who=replace(fact.who, rank=rank))
+    return tuple(found)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what puts "n10" behind "n9"."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
-    """Return the rank on each GPU of a host. A GPU that several ranks had, one after the other, is nobody's."""
-    found: dict[tuple[str, str], int | None] = {}
-    for fact in facts:
-        if isinstance(fact, Seen) and fact.gpu and fact.who.rank is not None:
-            key = (fact.who.host, fact.gpu)
-            found[key] = fact.who.rank if found.get(key, fact.who.rank) == fact.who.rank else None
-    return found
-
-
 def _names(who: Who) -> list[tuple[object, ...]]:
-    """Return the names of a process, the most exact first."""
-    names: list[tuple[object, ...]] = []
     where = who.host or who.address
-    if who.pid is not None:
-        names += [("pid", where, who.pid)] if where else []
-        names.append(("pid", who.pid))
-    if who.local_rank is not None:
-        names += [("local", where, who.local_rank)] if where else []
-        names.append(("local", who.local_rank))
-    return names
+    known = [(kind, number) for kind, number in (("pid", who.pid), ("local", who.local_rank)) if number is not None]
+    return [
+        name for kind, number in known for name in ((kind, where, number), (kind, number)) if where or len(name) < 3
+    ]
 
 
 def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
@@ -208,22 +192,15 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
             folder = source.rpartition("/")[0]
             places[fact.who.local_rank].add(folder if re.search(r"attempt_\d+/\d+$", folder) else source)
     size = max(places, default=-1) + 1
-    ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
+    ranks = {rank for rank, _ in ranked(facts, Fact)}
     pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
     alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
-    return (
-        alone
-        and all(rank == local for rank, local in pairs)
-        and all(rank < size for rank in ranks)
-        and (world is None or world < 2 * size)
-    )
+    equal = all(rank == local for rank, local in pairs) and all(rank < size for rank in ranks)
+    return alone and equal and (world is None or world < 2 * size)
 
 
 def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
-    """Return whether Slurm's task numbers are ranks: with one task for each GPU they are, with one a node they are not.
-
-    If nothing speaks against it they are taken for ranks.
-    """
+    """Return whether Slurm's tasks are ranks, as with one for each GPU: nothing may speak against it."""
     facts = list(facts)
     if any(isinstance(fact, Launched) and fact.starts_several for fact in facts):
         return False
@@ -314,11 +291,9 @@ class RunState:
             self._by_rank.setdefault((fact.who.rank, type(fact)), []).append(fact)
 
     def all(self, kind: type[Kind]) -> list[Kind]:
-        """Return all facts of a kind, in the order in which they were read."""
         return self._by_kind.get(kind, [])
 
     def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
-        """Return the facts of a kind about one rank."""
         return self._by_rank.get((rank, kind), [])
 
     def samples_of(self, rank: int) -> list[Stacked]:
@@ -356,19 +331,14 @@ class RunState:
         return who.host or (named.pop() if len(named) == 1 else who.address)
 
     @property
-    def ended_well(self) -> bool:
-        """The job ended, or was seen making progress in two samples, and nothing went wrong before."""
-        return (bool(self.all(Finished)) or self.moves) and not self.went_wrong
-
-    @property
     def numbered_by(self) -> str:
         """What ranks are taken from, if no evidence tells a rank or the world size: local ranks, or Slurm's tasks."""
         if self.world is not None or any(fact.who.rank is not None for fact in self.run.facts):
             return ""
-        ranked = [fact.who for fact in self.facts if fact.who.rank is not None]
-        if not ranked:
+        known = ranked(self.facts, Fact)
+        if not known:
             return ""
-        return "Slurm's task" if any(who.task is not None for who in ranked) else "the local rank"
+        return "Slurm's task" if any(fact.who.task is not None for _, fact in known) else "the local rank"
 
     @property
     def moves(self) -> bool:
@@ -399,29 +369,19 @@ def build_run_state(evidence: Evidence) -> RunState:
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)
     hosts: dict[int, set[str]] = defaultdict(set)
-    for fact in facts:
-        if fact.who.rank is not None and fact.who.host:
-            hosts[fact.who.rank].add(fact.who.host)
+    for rank, fact in ranked(facts, Fact):
+        hosts[rank] |= {fact.who.host} if fact.who.host else set()
     seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, Launched, Restarted))}
     seen |= {dump.rank for dump in run.dumps}
     seen |= {rank for fact in facts if isinstance(fact, Inside) for rank in fact.ranks}
-    return RunState(
-        evidence=evidence,
-        run=run,
-        world=world,
-        facts=facts,
-        seen=frozenset(rank for rank in seen if rank is not None),
-        hosts={rank: next(iter(names)) for rank, names in hosts.items() if len(names) == 1},
-    )
+    named = {rank: next(iter(names)) for rank, names in hosts.items() if len(names) == 1}
+    every = frozenset(rank for rank in seen if rank is not None)
+    return RunState(evidence=evidence, run=run, world=world, facts=facts, seen=every, hosts=named)
 
 
 def last_samples(facts: Sequence[Fact]) -> dict[int, Stacked]:
     """Return the last stack of each rank's own main thread."""
-    return {
-        fact.who.rank: fact
-        for fact in facts
-        if isinstance(fact, Stacked) and fact.who.rank is not None and not fact.worker
-    }
+    return {rank: fact for rank, fact in ranked(facts, Stacked) if not fact.worker}
 
 
 FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
@@ -449,13 +409,11 @@ class Root:
     troubles: list[Trouble] = field(default_factory=list)
 
     def name(self, who: Who) -> Root:
-        """Note a rank or host that it is known to have."""
         self.ranks |= {who.rank} if who.rank is not None else set()
         self.hosts |= {who.host or who.address} if who.host or who.address else set()
         return self
 
     def take(self, other: Root) -> None:
-        """Make one failure of both."""
         self.ranks |= other.ranks
         self.hosts |= other.hosts
         self.failed += other.failed
@@ -464,7 +422,6 @@ class Root:
 
     @property
     def facts(self) -> list[Fact]:
-        """All that speaks of it, the plainest first."""
         return [*self.failed, *self.troubles, *self.exited]
 
     @property
@@ -479,7 +436,6 @@ class Root:
 
     @property
     def is_alone(self) -> bool:
-        """All that speaks of it is an error whose line stands alone."""
         return bool(self.failed) and not self.is_plain and not self.exited
 
     @property
@@ -490,13 +446,11 @@ class Root:
 
     @property
     def memory(self) -> bool:
-        """Memory ran out."""
         said = any(one.memory for one in self.failed) or any(one.memory for one in self.exited)
         return said or any(one.kind == _KILLED_FOR_MEMORY for one in self.troubles)
 
     @property
     def is_first(self) -> bool:
-        """The launcher calls it the first failure."""
         return any(one.first for one in self.exited)
 
 
@@ -596,13 +550,11 @@ def _is_own_exit(state: RunState, exited: Exited) -> bool:
     if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(Stopped)):
         return False
     rank = exited.who.rank
-    errors = state.of(rank, Failed) if rank is not None else []
-    waited = state.of(rank, Waiting) if rank is not None else []
-    follows = any(error.nature is not Nature.OWN for error in errors) or any(one.timed_out for one in waited)
-    explained = any(error.nature is Nature.OWN for error in errors)
+    natures = {error.nature for error in state.of(rank, Failed)} if rank is not None else set()
+    follows = bool(natures - {Nature.OWN}) or (rank is not None and any(w.timed_out for w in state.of(rank, Waiting)))
     if exited.signal:
         return exited.signal in FATAL and not (follows and exited.signal in {"SIGABRT", "SIGKILL"})
-    return not follows or explained
+    return not follows or Nature.OWN in natures
 
 
 def _key(fact: Fact) -> object:
@@ -706,7 +658,7 @@ def _silent(state: RunState) -> Lost | None:
     """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
     if any(isinstance(fact, Waiting) and fact.timed_out for fact in state.facts):
         return None
-    victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}
+    victims = dict(ranked(_victims(state), Fact))
     ends = {fact.who.rank for fact in state.facts if isinstance(fact, Failed | Exited | Waiting)}
     silent = state.seen - ends
     if len(victims) < 2 or len(silent) != 1:
@@ -726,7 +678,6 @@ def _victims(state: RunState) -> Iterator[Fact]:
 
 
 def _accused(state: RunState, fact: Fact) -> Iterator[_Name]:
-    """Yield the rank or host that a victim names as lost."""
     if isinstance(fact, Failed) and fact.nature is Nature.PEER_LOST:
         yield from (("host", state.host_of(Who(address=host))) for host in fact.peer_hosts)
         yield from (("rank", rank) for rank in fact.peers if not fact.peer_hosts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.evidence import (
     Doing,
@@ -27,7 +27,7 @@ from ddpdoctor.rules.evidence.state import last_samples, lost_by
 from ddpdoctor.rules.progress.states import place_words, to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.evidence import Circle, Differ, Fact, Stopped
     from ddpdoctor.model.known_errors import KnownError
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import Lost, Root, RunState
 
 
-MOST_REASONS = 12
 EARLY = 3  # our choice: a job that fails at so low a number has not exchanged anything yet
 _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
@@ -92,6 +91,11 @@ _KEEP_STDERR = (
     "save the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
 )
 _FIND_STOPPER = "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`"
+_SAME_CALLS = (
+    "make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the rank or its "
+    "data"
+)
+_SAME_ORDER = "call the collectives of all groups in the same order on all ranks; use batch_isend_irecv for exchanges"
 _STOPS = {
     "time limit": ("time limit", "request more time, or save checkpoints and resume from them"),
     "preemption": ("preemption", "save checkpoints at the scheduler's warning signal, and requeue the job"),
@@ -142,15 +146,6 @@ def collect(state: RunState) -> tuple[str, ...]:
     return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
 
 
-def about(state: RunState) -> tuple[str, ...]:
-    """Return what could not be read or was left out, and the notes of what was read."""
-    lacking = state.evidence.lacking()
-    more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
-    refused = (one.words(ranks) for one, ranks in state.refusals())
-    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
-    return (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
-
-
 def quote(fact: Fact) -> str:
     """Return where a fact stands and what it says: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
@@ -158,7 +153,6 @@ def quote(fact: Fact) -> str:
 
 
 def quotes(facts: Iterable[Fact]) -> list[str]:
-    """Return the first facts as quotes, each text once."""
     found = list(dict.fromkeys(quote(fact) for fact in facts if fact.said))
     more = [f"... and {len(found) - MOST_QUOTES} more such lines"] if len(found) > MOST_QUOTES else []
     return found[:MOST_QUOTES] + more
@@ -180,8 +174,17 @@ def places(ranks_frames: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...
     )
 
 
+def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterable[int] = (), **more: Any) -> Problem:
+    """Return a problem of ranks on their hosts, unless ``more`` names others."""
+    ranks, evidence = tuple(ranks), [*said]
+    if state.world is not None and state.seen:  # of how many ranks there is evidence
+        some = f"{len(state.seen)} of {state.world} ranks; missing: ranks {format_numbers(state.unseen)}"
+        evidence.append(f"evidence from {some if state.unseen else f'all {state.world} ranks'}")
+    fields: dict[str, Any] = {"hosts": state.hosts_of(ranks), **more}
+    return Problem(summary=summary, ranks=ranks, evidence=tuple(evidence), **fields)
+
+
 def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool) -> Problem:
-    """Return the problem of a rank that failed or was killed by itself."""
     ranks = tuple(sorted(root.ranks))
     hosts = tuple(sorted(root.hosts)) or state.hosts_of(ranks)
     stacks = [one.frames for one in root.failed] + [one.frames for one in root.exited]
@@ -189,23 +192,13 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
     who = who_words(state, ranks, hosts)
     known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
     victims = victim_words(state, ranks)
-    return Problem(
-        summary=_killed_words(root, who) if killed else _failed_words(root, who, frame),
-        confidence=_sureness(state, root, others),
-        ranks=ranks,
-        hosts=hosts,
-        where=places((rank, frame) for rank in ranks),
-        evidence=(
-            *([f"{known.means} (at fault: {known.fault})"] if known is not None else []),
-            *quotes(root.facts),
-            *_unsure_words(state, root),
-            *steps_words(state),
-            *victims,
-            *([f"later or unrelated: {quote(others[0].facts[0])}"] if others else []),
-            *coverage(state),
-        ),
-        fix=_failure_fix(root, known, killed=killed, frame=frame, followed=bool(victims or others)),
-    )
+    said = [f"{known.means} (at fault: {known.fault})"] if known is not None else []
+    said += [*quotes(root.facts), *_unsure_words(state, root), *steps_words(state), *victims]
+    said += [f"later or unrelated: {quote(others[0].facts[0])}"] if others else []
+    summary = _killed_words(root, who) if killed else _failed_words(root, who, frame)
+    fix = _failure_fix(root, known, killed=killed, frame=frame, followed=bool(victims or others))
+    sure, where = _sureness(state, root, others), places((rank, frame) for rank in ranks)
+    return problem(state, summary, said, confidence=sure, ranks=ranks, hosts=hosts, where=where, fix=fix)
 
 
 def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
@@ -281,7 +274,6 @@ def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: F
 
 
 def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
-    """Return what happened to the other ranks in consequence."""
     words = {
         Nature.PEER_LOST: "lost another rank",
         Nature.TIMED_OUT: "timed out while waiting",
@@ -295,23 +287,15 @@ def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
 
 
 def machine(state: RunState, root: Root) -> Problem:
-    """Return the problem of a machine, without a failure of a rank that it explains."""
     trouble = root.troubles[0]
     ranks, hosts = tuple(sorted(root.ranks)), tuple(sorted(root.hosts))
     where = f"{name_list(hosts)}: " if hosts else f"{rank_list(ranks)}: " if ranks else ""
-    return Problem(
-        summary=f"{where}{trouble.problem}",
-        severity=Severity.ERROR,
-        confidence=Confidence.MEDIUM,
-        ranks=ranks,
-        hosts=hosts,
-        evidence=(*quotes(root.facts), *victim_words(state, ranks), *coverage(state)),
-        fix=trouble.fix or "check the kernel log of that host: `dmesg -T`",
-    )
+    said, fix = quotes(root.facts), trouble.fix or "check the kernel log of that host: `dmesg -T`"
+    more: dict[str, Any] = {"severity": Severity.ERROR, "confidence": Confidence.MEDIUM, "hosts": hosts, "fix": fix}
+    return problem(state, where + trouble.problem, [*said, *victim_words(state, ranks)], ranks=ranks, **more)
 
 
 def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
-    """Return the problem of ranks that made different calls."""
     sides = _joined_sides(differ)
     # The ranks of the minority, or of all sides if no side has more ranks than the next.
     most = len(sides[0][1]) if sides else 0
@@ -338,21 +322,10 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     unsettled = sure is Confidence.LOW and made == "made"
     doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
     aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
-    return Problem(
-        summary=f"the ranks {made} different calls: {words}{doubt}",
-        confidence=sure,
-        ranks=odd,
-        hosts=state.hosts_of(odd),
-        where=places(lines.items()),
-        evidence=(
-            *quotes(differ),
-            *([f"they differ in: {', '.join(aspects)}"] if aspects else []),
-            *victim_words(state, odd),
-            *coverage(state),
-        ),
-        fix="make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the "
-        "rank or its data",
-    )
+    differ_in = [f"they differ in: {', '.join(aspects)}"] if aspects else []
+    summary = f"the ranks {made} different calls: {words}{doubt}"
+    said = (*quotes(differ), *differ_in, *victim_words(state, odd))
+    return problem(state, summary, said, confidence=sure, ranks=odd, where=places(lines.items()), fix=_SAME_CALLS)
 
 
 def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
@@ -380,24 +353,16 @@ def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
 
 
 def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
-    """Return the problem of ranks that wait for each other."""
     links = circles[0].links
     ranks = tuple(sorted({rank for one in circles for link in one.links for rank in (link[0], link[2])}))
     way = "; ".join(
         f"rank {one} is waiting in {operation.words()} for rank {other}" for one, operation, other in links[:6]
     )
-    return Problem(
-        summary=f"{rank_list(ranks)} are waiting for each other: {way}",
-        confidence=Confidence.MEDIUM,
-        ranks=ranks,
-        hosts=state.hosts_of(ranks),
-        evidence=(*quotes(circles), *coverage(state)),
-        fix="call the collectives of all groups in the same order on all ranks; use batch_isend_irecv for exchanges",
-    )
+    summary = f"{rank_list(ranks)} are waiting for each other: {way}"
+    return problem(state, summary, quotes(circles), confidence=Confidence.MEDIUM, ranks=ranks, fix=_SAME_ORDER)
 
 
 def frozen(state: RunState, ranks: list[int]) -> Problem:
-    """Return the problem of ranks whose processes are stopped."""
     samples = last_samples(state.facts)
     pids = sorted({fact.who.pid for rank in ranks for fact in state.of(rank, ProcessState) if fact.who.pid})
     where = " ".join(map(str, pids)) if pids else "PID"
@@ -405,19 +370,14 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
         sample.doing is Doing.COLLECTIVE for rank, sample in samples.items() if rank not in ranks
     )
     on = f" on {name_list(state.hosts_of(ranks))}" if pids and state.hosts_of(ranks) else ""
-    return Problem(
-        summary=f"{who_words(state, ranks)}: the process is stopped (state T); the others are waiting for it",
-        confidence=Confidence.HIGH if others_wait else Confidence.MEDIUM,
-        ranks=tuple(ranks),
-        hosts=state.hosts_of(ranks),
-        where=places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples),
-        evidence=tuple(coverage(state)),
-        fix=f"continue it: `kill -CONT {where}`{on}; find out who stopped it: a debugger, Ctrl-Z, a suspended job",
-    )
+    summary = f"{who_words(state, ranks)}: the process is stopped (state T); the others are waiting for it"
+    fix = f"continue it: `kill -CONT {where}`{on}; find out who stopped it: a debugger, Ctrl-Z, a suspended job"
+    sure = Confidence.HIGH if others_wait else Confidence.MEDIUM
+    lines = places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples)
+    return problem(state, summary, (), confidence=sure, ranks=ranks, where=lines, fix=fix)
 
 
 def link(state: RunState, links: Sequence[Link]) -> Problem:
-    """Return the problem of a network, or of what a host offers to it."""
     targets: dict[str, list[Link]] = defaultdict(list)
     for one in links:
         far = state.host_of(one.to)
@@ -427,84 +387,42 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
     named = bool(host) and (local or len({one.who.host for one in those}) > 1)
     first, who = those[0], those[0].who
     speaker = who.host or who.address or (f"rank {who.rank}" if who.rank is not None else "a host")
-    return Problem(
-        summary=f"{speaker}: {first.problem}",
-        confidence=Confidence.MEDIUM,
-        hosts=(host,) if named else (),
-        evidence=(*quotes(links), *victim_words(state, ()), *coverage(state)),
-        fix=first.fix,
-    )
-
-
-def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[Fact]) -> Problem:
-    """Return the problem of hosts whose address leads only to themselves."""
-    hosts = tuple(sorted(alone))
-    addresses = name_list(sorted(set(alone.values())))
-    return Problem(
-        summary=f"NCCL on {name_list(hosts)} uses the address {addresses}, which other hosts cannot reach: the wrong "
-        "network interface",
-        confidence=Confidence.MEDIUM,
-        hosts=hosts,
-        evidence=(*quotes(facts), *coverage(state)),
-        fix="set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)",
-    )
+    said, hosts = (*quotes(links), *victim_words(state, ())), (host,) if named else ()
+    summary = f"{speaker}: {first.problem}"
+    return problem(state, summary, said, confidence=Confidence.MEDIUM, hosts=hosts, fix=first.fix)
 
 
 def lost(state: RunState, one: Lost) -> Problem:
-    """Return the problem of a process that others have lost, and of which no more is known."""
     ranks = (one.rank,) if one.rank is not None else ()
     hosts = (one.host,) if one.host else ()
-    return Problem(
-        summary=f"{who_words(state, ranks, hosts)} may have ended first: {len(one.facts)} other processes lost their "
-        "connection to it, and it reports no lost connection; the reason is unknown",
-        confidence=Confidence.LOW,
-        ranks=ranks,
-        hosts=hosts,
-        evidence=(*quotes(one.facts), *victim_words(state, ranks), *coverage(state)),
-        fix="; ".join(collect(state)),
+    summary = (
+        f"{who_words(state, ranks, hosts)} may have ended first: {len(one.facts)} other processes lost their "
+        "connection to it, and it reports no lost connection; the reason is unknown"
     )
+    said, fix = (*quotes(one.facts), *victim_words(state, ranks)), "; ".join(collect(state))
+    return problem(state, summary, said, confidence=Confidence.LOW, ranks=ranks, hosts=hosts, fix=fix)
 
 
 def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
-    """Return the problem of a job that somebody outside stopped."""
     by, fix = _STOPS.get(facts[0].by, (facts[0].by, _FIND_STOPPER))
-    return Problem(
-        summary=f"the job was stopped from outside: {by}; no earlier failure was found",
-        evidence=(*quotes(facts), *steps_words(state), *coverage(state)),
-        fix=fix,
-    )
+    summary = f"the job was stopped from outside: {by}; no earlier failure was found"
+    return problem(state, summary, (*quotes(facts), *steps_words(state)), fix=fix)
 
 
 def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
-    """Return the problem of a collective that all have entered, and that does not complete."""
     one = facts[0]
-    return Problem(
-        summary=f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
-        "but it does not complete: the network or a rank's device may be at fault",
-        confidence=Confidence.LOW,
-        evidence=(
-            *quotes(facts),
-            *quotes(fact for fact in state.all(Waiting) if fact.timed_out),
-            "no rank is behind, so the faulty link or device is unknown",
-            *coverage(state),
-        ),
-        fix="; ".join(collect(state)),
+    limits = quotes(fact for fact in state.all(Waiting) if fact.timed_out)
+    said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
+    summary = (
+        f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
+        "but it does not complete: the network or a rank's device may be at fault"
     )
+    return problem(state, summary, said, confidence=Confidence.LOW, fix="; ".join(collect(state)))
 
 
 def steps_words(state: RunState) -> list[str]:
-    """Say which step was the last one that a log tells of."""
     logged = [fact for fact in state.all(Moving) if fact.step is not None]
     if not logged:
         return []
     last = max(logged, key=lambda fact: fact.step or 0)
     return [f"the last logged step: {last.step} ({quote(last)})"]
-
-
-def coverage(state: RunState) -> list[str]:
-    """Say of how many ranks evidence was given."""
-    if state.world is None or not state.seen:
-        return []
-    if not state.unseen:
-        return [f"evidence from all {state.world} ranks"]
-    return [f"evidence from {len(state.seen)} of {state.world} ranks; missing: ranks {format_numbers(state.unseen)}"]
