@@ -122,8 +122,8 @@ def judge_batches(shares: Shares) -> Answer:
     problem = Problem(
         severity=Severity.ERROR,
         ranks=shorter,
-        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {most} batches, but {rank_list(shorter)} "
-        f"{verb(shorter, 'has', 'have')} {least}: the job hangs or fails in the last batch",
+        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {count_of(most, 'batch', 'batches')}, but "
+        f"{rank_list(shorter)} {verb(shorter, 'has', 'have')} {least}: the job hangs or fails in the last batch",
         evidence=(f"{shares.plan.samples} samples are split over {shares.plan.world_size} ranks without padding",),
         fix="use DistributedSampler, which repeats samples until all ranks have the same number; or use "
         "drop_last=True or DDP's join()",
