@@ -35,7 +35,10 @@ def check_last_batch(shares: Shares) -> Answer:
     evidence: tuple[str, ...] = ()
     if without:
         severity = Severity.ERROR
-        summary = f"{'no rank' if is_each else 'not every rank'} has a batch, so an epoch trains nothing"
+        summary = "no rank has a batch, so an epoch trains nothing"
+        if not is_each:
+            it = verb(short, "it", "them")
+            summary = f"{rank_list(short)} {verb(short, 'has', 'have')} no batch, so an epoch trains nothing on {it}"
         evidence = (f"a rank draws {one.drawn} of {plan.samples} samples, for batches of {plan.batch_size}",)
         fix = "find out why the dataset is empty: check its path, split and filter"
         if plan.samples:
