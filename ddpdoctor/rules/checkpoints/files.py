@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def some(names: Sequence[str], noun: str) -> str:
-    """Return "1 tensor (a)", "9 tensors (a, b, c, d and 5 more)"."""
     return f"{count_of(len(names), noun)} ({first_names(names)})"
 
 
@@ -204,21 +203,18 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, exact: int, s
 
 
 def match_names(weights: Weights, expected: Expected) -> tuple[int, int]:
-    """Return how many tensors of the model a state dict would fill: as it is, and without prefixes in its names."""
     wanted = {tensor.name: tensor.shape for tensor in expected.tensors}
     exact = sum(wanted.get(tensor.name) == tensor.shape for tensor in weights.tensors)
     return exact, sum(wanted.get(strip(tensor.name)) == tensor.shape for tensor in weights.tensors)
 
 
 def strip(name: str) -> str:
-    """Return a name without wrapper prefixes, both at its beginning and inside."""
     parts = name.split(".")
     kept = [part for part in parts if part not in WRAPPERS[1:]]
     return ".".join(kept[1:] if kept and kept[0] == "module" and len(kept) > 1 else kept)
 
 
 def _wrapper(name: str) -> str:
-    """Return the wrapper prefix that a name begins with, such as "module._orig_mod.", or ""."""
     found = re.match(rf"(?:(?:{'|'.join(WRAPPERS)})\.)+", name)
     return found[0] if found else ""
 
@@ -409,7 +405,6 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
 
 
 def _without(file: FileSeen, prefix: str) -> dict[str, str]:
-    """Return the digest of each tensor by its name without the prefix, or "" for one that could not be read."""
     listed = () if file.contents is None else file.contents.tensors
     digests = {tensor.name: "" for tensor in listed} | (file.digests or {})
     return {name.removeprefix(prefix): digest for name, digest in digests.items()}

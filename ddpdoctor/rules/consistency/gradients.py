@@ -59,7 +59,6 @@ def check_gradients(job: Job) -> Answer:
 
 
 def why_gradients_differ(sighting: Sighting) -> DriftCause:
-    """Return the likely cause of gradients that differ after the reduction."""
     blame = blame_of(sighting.difference.splits)
     one = blame.ground is Ground.MAJORITY
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
@@ -114,7 +113,6 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
 
 
 def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield the causes that keep DDP from reducing gradients, the likeliest first."""
     # Without a forward, and with fewer reductions than steps since the last equal state, or since the start.
     counts = {each.rank: (each.reductions, each.steps) for each in sighting.before}
     bypassed = []
@@ -161,7 +159,6 @@ def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield the causes that change gradients after DDP reduced them, the likeliest first."""
     has_majority = blame_of(sighting.difference.splits).ground is Ground.MAJORITY
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
@@ -222,12 +219,10 @@ def check_local_gradients(job: Job) -> Answer:
 
 
 def _members(rank: Rank, name: str) -> tuple[int, ...]:
-    """Return the ranks of a group as this rank recorded them, or nothing if it did not."""
     return next((group.ranks for group in rank.groups if group.name == name), ())
 
 
 def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[NonFiniteStep]:
-    """Return the steps of one model, the earliest first."""
     by_step: dict[int, dict[int, NonFinite]] = {}
     for rank, one in seen:
         by_step.setdefault(one.step, {})[rank.rank] = one
@@ -324,22 +319,18 @@ class NonFiniteStep:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks, sorted."""
         return tuple(sorted(self.by_rank))
 
     @property
     def first(self) -> NonFinite:
-        """Return what the lowest of the ranks saw."""
         return self.by_rank[min(self.by_rank)]
 
     @property
     def used(self) -> bool:
-        """Return whether training used these gradients."""
         return any(seen.used for seen in self.by_rank.values())
 
     @property
     def origins(self) -> set[Origin]:
-        """Return what was the first to be non-finite, over all ranks."""
         return {seen.origin for seen in self.by_rank.values()}
 
 

@@ -69,7 +69,6 @@ _DECOUPLED = frozenset({"AdamW"})  # optimizers whose weight decay does not go t
 
 
 def why_parameters_differ(sighting: Sighting) -> DriftCause:
-    """Return the likely cause of parameters that differ."""
     for cause in chain(_reduction_causes(sighting), _optimizer_causes(sighting)):
         return cause
     never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
@@ -90,7 +89,6 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
 
 
 def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield what gradients show: that they differ, or that not every step used reduced ones."""
     earlier = next(
         (
             one
@@ -133,7 +131,6 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield what optimizers show: other settings, parameters that they reach without DDP, or another state."""
     values = sighting.values
     if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
         last = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
@@ -191,7 +188,6 @@ def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> t
 
 
 def state_follows_parameters(values: Sequence[Values]) -> bool:
-    """Return whether the state depends on the parameters, because weight decay is added to the gradient."""
     return any(
         each.optimizer.rpartition(".")[2] not in _DECOUPLED
         and any(name.rpartition(".")[2] == _DECAY and _is_on(text) for name, text in each.settings)
@@ -409,7 +405,6 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
 
 
 def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
-    """Report the first step at which settings were seen to differ."""
     if excuse_of_model(replica, What.PARAMETER):
         return None
     streams = [stream for stream in replica.streams if stream.clock is StreamClock.STEP]
@@ -505,6 +500,5 @@ def _summary(difference: ModelDifference) -> str:
 
 
 def _have(what: Mapping[int, str]) -> list[str]:
-    """Return "rank 2 has ..." for each of the first few different values, with all ranks that have it."""
     sides = list(grouped((words, number) for number, words in what.items()).items())[: say.MAX_CLASSES]
     return [f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {words}" for words, ranks in sides]

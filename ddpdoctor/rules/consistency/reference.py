@@ -113,7 +113,6 @@ def ratio(error: float, allowed: float) -> float:
 
 
 def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
-    """Return why a step's gradient is not that of one process: the first cause that explains all parameters."""
     if step.missing:
         return Problem(
             summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient "
@@ -146,7 +145,6 @@ def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "roundi
 
 
 def _not_the_mean(reference: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if DDP's gradient is rank 0's own for all or some parameters, or a multiple of the mean."""
     if _agree(step.tensors, "local"):
         return Problem(
             summary="it equals the gradient of rank 0's own batch, so gradients were not reduced at all",
@@ -195,7 +193,6 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
 
 
 def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if the ranks' parts add up to the whole once BatchNorm takes no batch statistics."""
     known = [one for one in step.tensors if one.without_batchnorm is not None]
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
     if not reference.batchnorm or not known or not same:

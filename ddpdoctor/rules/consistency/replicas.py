@@ -90,7 +90,6 @@ def sightings(replica: ReplicaStreams, what: What) -> list[Sighting]:
 
 
 def values_at(stream: Stream, number: int | None) -> tuple[Values, ...]:
-    """Return what ranks wrote at a comparison, or nothing if that was not kept."""
     return next((values for at, values in stream.values if at == number), ())
 
 
@@ -135,7 +134,6 @@ class Survey:
 
 
 def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
-    """Return the differences of a kind that count. ``why`` returns the cause of each."""
     found: list[FoundDifference] = []
     excuses: list[str] = []
     compared = False
@@ -163,7 +161,6 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
 
 
 def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
-    """Return the findings, or "passed", or why nothing can be said. ``noun`` names what was to be compared."""
     found = tuple(findings)
     if found or survey_.compared:
         return judged(found)
@@ -171,7 +168,6 @@ def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) ->
 
 
 def why_nothing(job: Job, noun: str) -> str:
-    """Return why no tensors of a kind were compared."""
     if job.consistency is None:
         return "replicas were not compared"
     if not job.consistency.check_every:
@@ -188,7 +184,6 @@ def why_nothing(job: Job, noun: str) -> str:
 
 
 def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
-    """Return why tensors of a kind may differ in a model at any time, or "" if they may not."""
     values = all_values(replica.streams)
     if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
         return "local SGD: ranks differ by design until their parameters are averaged"
@@ -257,18 +252,15 @@ class DriftBlame:
 
     @property
     def confidence(self) -> Confidence:
-        """Return how sure it is that these ranks are to blame."""
         return Confidence.LOW if self.ground is Ground.NONE else Confidence.HIGH
 
 
 def seen(values: Iterable[Values]) -> DriftBlame | None:
-    """Blame ranks that were seen to do something wrong. Return None if there are none."""
     ranks = tuple(sorted(each.rank for each in values))
     return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
 
 
 def blame_outvoted(sides: Collection[Collection[int]]) -> DriftBlame:
-    """Blame the ranks outside the majority, or all ranks if no side has more than half."""
     return DriftBlame(ranks=outvoted(sides), ground=Ground.MAJORITY if majority_of(sides) else Ground.NONE)
 
 
@@ -312,13 +304,11 @@ class FoundDifference:
 
 
 def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
-    """Return a finding for each cause. ``nouns`` names what differs, such as "gradients"."""
     by_cause = grouped((one.cause.name, one) for one in found)
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
 def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return the hosts of ranks, or nothing if the job has only one node."""
     if job.nnodes <= 1:
         return ()
     wanted = set(ranks)
@@ -338,7 +328,6 @@ def model_words(job: Job, replica: ReplicaStreams) -> list[str]:
 
 
 def row_words(row: TensorRow) -> str:
-    """Return the name of a tensor, with its part if it is optimizer state."""
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
@@ -383,7 +372,6 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
 
 
 def _equal_until(sighting: Sighting) -> str:
-    """Return when the tensors were last equal, and when they first differed."""
     at = {
         StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
         StreamClock.FORWARD: "after",

@@ -116,7 +116,6 @@ def _alike(ranks: Iterable[int], same: Callable[[int, int], bool]) -> tuple[int,
 
 
 def _duplicates(shared: Shared, number: int, passes: Mapping[int, EpochSeen], *, all_samples: bool) -> Answer:
-    """Answer that these ranks, and no others, had the same samples in a pass."""
     ranks = tuple(passes)
     loader, epoch = shared.seen[ranks[0]], passes[ranks[0]]
     # Whether digests of delivered data were available, not only descriptions of datasets
@@ -161,7 +160,6 @@ def _duplicates(shared: Shared, number: int, passes: Mapping[int, EpochSeen], *,
 
 
 def _cause_and_fix(loader: LoaderSeen, samplers: list[SamplerSeen | None]) -> tuple[str, str]:
-    """Return why ranks with these samplers get the same samples, and what to do about it on the first of them."""
     known = [sampler for sampler in samplers if sampler is not None and sampler.replicas is not None]
     numbers = {sampler.rank for sampler in known}
     if loader.iterable:
@@ -237,7 +235,6 @@ def _judge_epochs(shared: Shared) -> Answer:
 
 
 def _same_order(shared: Shared, passes: Mapping[int, list[EpochSeen]]) -> Answer:
-    """Answer that the passes of each rank had one order."""
     rank, loader = shared.ranks[0], shared.first()
     seen, sampler = passes[rank], loader.sampler
     count = loader.passes if len(seen) == len(loader.epochs) else len(seen)
@@ -315,7 +312,6 @@ def _judge_shards(shared: Shared) -> Answer:
 
 
 def _cut_twice(shared: Shared) -> Answer | None:
-    """Return the answer if the data is divided among the ranks a second time after each rank has its share."""
     by_rank = [loader.cuts for _, loader in sorted(shared.seen.items())]
     if not shared.is_whole or len({tuple((cut.what, cut.type) for cut in cuts) for cuts in by_rank}) > 1:
         return None
@@ -476,7 +472,6 @@ def _whole_passes(shared: Shared) -> dict[int, dict[int, EpochSeen]]:
 def _judge_samplers(
     shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]], samplers: Mapping[int, SamplerSeen]
 ) -> Answer:
-    """Judge samplers that expose their parameters."""
     if answer := _missing_shares(shared, samplers) or _other_parts(shared, samplers):
         return answer
     samples = shared.first().samples or 0
@@ -565,7 +560,6 @@ def _disagreement(
 
 
 def _judge_drawn(shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Answer:
-    """Judge shares by sums alone: they must be the same in each pass and not make up the dataset."""
     samples = shared.first().samples or 0
     whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
     if not shared.is_whole or not whole:
@@ -613,7 +607,6 @@ def _sampler_words(shared: Shared) -> str:
 
 
 def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> str:
-    """Compare what was drawn with the dataset, and estimate how many samples independent shares leave out."""
     samples = shared.first().samples
     if not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
         return ""
@@ -657,7 +650,6 @@ def _judge_uneven(shared: Shared) -> Answer:
 
 
 def _uneven(shared: Shared, number: int, passes: Mapping[int, EpochSeen], short: tuple[int, ...]) -> Answer:
-    """Answer that some ranks reached the end of their batches in a pass, while others had more."""
     batches = {rank: epoch.batches for rank, epoch in passes.items()}
     most = max(batches.values())
     longest = sorted(rank for rank, count in batches.items() if count == most)

@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 
 def class_name(path: str) -> str:
-    """Return a class name without its module."""
     return path.rpartition(".")[2]
 
 
 def drawn_words(epoch: EpochSeen) -> str:
-    """Return what a rank drew in a pass, so that it can be checked by hand."""
     state = "" if epoch.complete else ", not finished"
     return (
         f"drew {count_of(epoch.drawn, 'index', 'indices')} in {count_of(epoch.batches, 'batch', 'batches')}"
@@ -133,7 +131,6 @@ class Shared:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
         return self.replicas.size
 
     @property
@@ -146,7 +143,6 @@ class Shared:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that used it, sorted."""
         return tuple(sorted(self.seen))
 
     @property
@@ -155,11 +151,9 @@ class Shared:
         return len(self.seen) == self.size
 
     def first(self) -> LoaderSeen:
-        """Return the loader as the lowest rank recorded it."""
         return self.seen[self.ranks[0]]
 
     def passes(self) -> dict[int, dict[int, EpochSeen]]:
-        """Return the passes that two or more ranks made, by number and rank."""
         found: dict[int, dict[int, EpochSeen]] = {}
         for rank in self.ranks:
             for epoch in self.seen[rank].epochs:
@@ -167,11 +161,9 @@ class Shared:
         return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
 
     def is_counted(self, epoch: EpochSeen) -> bool:
-        """Return whether a pass was for training, or the user named the loader."""
         return was_trained(epoch) or not self.replicas.trained_only
 
     def skipped(self, reason: str) -> Answer:
-        """Answer why this loader cannot be judged."""
         return skipped(f"{self.name}: {reason}")
 
     def failed(
@@ -240,7 +232,6 @@ def _is_trained(shared: Shared) -> bool:
 
 
 def was_trained(epoch: EpochSeen) -> bool:
-    """Return whether a pass was for training. One backward is not enough unless the pass had only one batch."""
     enough = epoch.backwards > 1 or (epoch.complete and epoch.batches == 1)
     return epoch.trained and enough and epoch.backwards >= MIN_TRAINED_SHARE * epoch.batches
 
@@ -291,7 +282,6 @@ MIN_SAMPLES = 4
 
 
 def sum_of_all(samples: int) -> int:
-    """Return 0 + 1 + ... + (samples - 1)."""
     return samples * (samples - 1) // 2
 
 
@@ -367,7 +357,6 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
 
 
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
-    """Return whether all leaves of the first batches are equal, for data without indices."""
     mine, others = _numbered(one.batch_digests), _numbered(other.batch_digests)
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
 
@@ -409,7 +398,6 @@ def _numbered(digests: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:
-    """Add exact counts to the findings from sums."""
     words = [_count_words(one) for one in _counted(replicas) if one.unique is not None][:1]
     return replace(answer, problems=tuple(replace(one, evidence=(*words, *one.evidence)) for one in answer.problems))
 

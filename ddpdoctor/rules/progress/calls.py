@@ -77,12 +77,10 @@ class TimelineEntry(NamedTuple):
 
     @property
     def site(self) -> Frame | None:
-        """The user's line."""
         return self.kind.site
 
     @property
     def key(self) -> Hashable:
-        """The operation and the line. Patterns are made of these."""
         return key_of(self.kind)
 
 
@@ -175,7 +173,6 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
 
 
 def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
-    """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
     if last - cursor > MAX_GAP:
         return 0
     entry = TimelineEntry(rank, phase.kind, native=True, place=phase.place)
@@ -185,7 +182,6 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
 
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
-    """Return the records of a group that have a number, in the order in which they began."""
     log = pack_calls(state.rank.recent_calls)[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
@@ -207,7 +203,6 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
 
 
 def _uses(kind: CallKind, name: str, state: RankState) -> bool:
-    """Return whether records of a kind have numbers of this group; without a name it is the default group."""
     if kind.op == "work_wait":
         return False
     return kind.group == name or (not kind.group and name == default_name(state.rank))
@@ -261,7 +256,6 @@ class Parting:
 
     @property
     def repeats(self) -> bool:
-        """Whether the rank makes the call of a line again, and the others went on from there."""
         if self.before is None or self.went_on is None or self.is_earlier:
             return False
         return self.went_on.op not in NATIVE_PHASES and line_key(self.went_on) == line_key(self.before)
@@ -280,7 +274,6 @@ class _Act:
 
     @property
     def is_collective(self) -> bool:
-        """Whether all ranks had to do it."""
         return bool(self.took) or self.kind.op not in NATIVE_PHASES
 
     def is_like(self, other: _Act) -> bool:
@@ -325,7 +318,6 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
 
 
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
-    """Return whether ``ours`` matches ``theirs`` after a few extra acts of its own, and not the other way around."""
     for more in range(1, MOST_SHIFT + 1):
         if _go_alike(ours, theirs[more:]):
             return False
@@ -442,9 +434,18 @@ class Conflict:
     passed: bool  # the calls matched and went through, but they shifted later calls, which then disagreed
     left: tuple[int, ...] = ()  # ranks that never made such a call and whose scripts have ended
 
+    @property
+    def departing(self) -> list[TimelineEntry]:
+        """The calls of the ranks to blame."""
+        return [part for part in self.parts if part.rank in self.blame.ranks]
+
+    @property
+    def agreeing(self) -> list[TimelineEntry]:
+        """The calls of the others."""
+        return [part for part in self.parts if part.rank not in self.blame.ranks]
+
 
 def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
-    """Return what must be equal on all ranks. The shape is part of it for the operations in ``shaped``."""
     kind = entry.kind
     if entry.native:
         return "forward" if kind.op in FORWARDS else kind.op
@@ -457,7 +458,6 @@ def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
 def find_conflict(
     states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
 ) -> Conflict | None:
-    """Return the earliest disagreement in a group that a rank waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
         members = [states[m] for m in group.members if m in states]
         most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
@@ -507,7 +507,6 @@ def find_misread(
 
 
 def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int | None:
-    """Return the lowest number under which two ranks have different collectives."""
     signatures: dict[int, Hashable] = {}
     first: dict[int, Hashable] = {}
     differing: int | None = None

@@ -16,7 +16,7 @@ from ddpdoctor.model.words import format_memory, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
+from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
 from ddpdoctor.rules.progress.states import (
@@ -137,7 +137,6 @@ def _of_host(job: JobState, rank: Rank, text: str) -> tuple[Clue, ...]:
 
 
 def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
-    """Say how much memory a rank and its children used, and the limit."""
     if rank.causes is None or rank.causes.memory is None:
         return
     space, whose = _limit(job, rank)
@@ -151,7 +150,6 @@ def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
 
 
 def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
-    """Return the memory limit that applies: the cgroup's if it has one, else the whole machine's."""
     host = causes_at(job.facts, rank.host)
     if host is None:
         return None, ""
@@ -201,7 +199,7 @@ def check_early_exit(job: JobState) -> Answer:
     at = f", last seen {place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
     by_signal = grouped((job.ranks[n].exit_signal, n) for n in blamed if job.ranks[n].exit_signal)
-    fix = fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
+    fix = turning.fix if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
     if first.exit_signal:
         fix = (
             f"do not exit in the handler of {first.exit_signal}: set a flag there, all_reduce it (MAX) at the end of "
@@ -218,7 +216,7 @@ def check_early_exit(job: JobState) -> Answer:
         where=where,
         summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
-            *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
+            *([turning.words(say.who(job, blamed))] if turning is not None else ()),
             *[
                 f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} left by an exit call in the script's handler of "
                 f"{name}"
@@ -234,7 +232,6 @@ def check_early_exit(job: JobState) -> Answer:
 
 
 def _way_out(rank: Rank) -> Frame | None:
-    """Return the line by which a rank left: its exit call, else its last call, else the last line seen."""
     last = _last_located(rank)
     return rank.exit_call or (last.site if last is not None else None) or rank.last_place
 
@@ -354,7 +351,6 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
 
 
 def _then_words(root: Failure) -> list[str]:
-    """Say what the rank did with its error, if it did not end at once."""
     said = []
     if root.then is not None:
         said.append(

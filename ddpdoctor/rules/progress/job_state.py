@@ -56,7 +56,6 @@ _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
 
 
 def others_of(facts: Job) -> tuple[NodeSeen, ...]:
-    """Return all members but the one whose view this is."""
     members = facts.members
     return tuple(node for node in members.nodes if node.number != members.own) if members is not None else ()
 
@@ -93,7 +92,6 @@ def lost_nodes(facts: Job, time_ns: int) -> tuple[NodeSeen, ...]:
 
 
 def is_alone(facts: Job) -> bool:
-    """Return whether this is the view of one node that hears nothing from any other."""
     return facts.members is not None and facts.members.alone_since_ns is not None
 
 
@@ -111,19 +109,16 @@ def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
 
 
 def reported_ranks(facts: Job, node: NodeSeen) -> tuple[int, ...]:
-    """Return the ranks that a member is known to have."""
     is_rank = facts.members is not None and facts.members.of_ranks
     return node.ranks or ((node.number,) if is_rank else ())
 
 
 def causes_at(facts: Job, host: str) -> HostCauses | None:
-    """Return what all processes of a host share."""
     seen = next((one.causes for one in facts.elsewhere if one.host == host), None)
     return seen if seen is not None or (facts.host and host != facts.host) else facts.host_causes
 
 
 def machines_of(facts: Job) -> tuple[Node, ...]:
-    """Return the machines that were read, starting with the machine of the node whose view this is."""
     machines = (facts.machine, *(seen.machine for seen in facts.elsewhere))
     return tuple(machine for machine in machines if machine is not None)
 
@@ -164,7 +159,6 @@ class JobState:
 
     @property
     def living(self) -> tuple[int, ...]:
-        """Ranks that have a process, or had one when the job was stopped."""
         return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
 
     @property
@@ -185,12 +179,10 @@ class JobState:
 
     @property
     def time_ns(self) -> int:
-        """The time for which the job is judged: when somebody began to stop it, else now."""
         return self.facts.stopping_since_ns if self.facts.stopping_since_ns is not None else self.facts.now_ns
 
     @property
     def timeout_ns(self) -> int:
-        """The hang timeout."""
         return int(self.facts.hang_timeout_s * 1e9)
 
     @property
@@ -249,7 +241,6 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
 
 def build_job_state(facts: Job) -> JobState:
-    """Compute the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
     ranks = _without_completed(without_pulled_down(with_given_up(map(settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
@@ -338,7 +329,6 @@ def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
 
 
 def _first_op(state: RankState) -> str | None:
-    """Return the first call that failed on a rank, which may have made another one since; else the one it waits in."""
     failed = (raised.in_call for raised in state.rank.raised if raised.in_call is not None and raised.thread_is_main)
     return next(failed, state.call.op if state.call is not None else None)
 

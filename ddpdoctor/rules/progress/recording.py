@@ -37,7 +37,6 @@ def read_losses(table: str) -> Mapping[str, str]:
 
 
 def losses_of(failures: str) -> tuple[str, ...]:
-    """Return what the recorder's failures lose, one sentence each; ``failures`` is the text from a rank."""
     lost = read_losses("failures")
     parts = dict.fromkeys(failure.partition(":")[0] for failure in failures.split("; "))
     return tuple(f"{part} failed, so {loss}" for part in parts if (loss := lost.get(part.partition(" ")[0])))

@@ -79,7 +79,6 @@ _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?
 
 
 def is_file(frame: Frame, *parts: str) -> bool:
-    """Return whether the frame's file has one of these parts in its path."""
     path = frame.file.replace("\\", "/")
     return any(part in path for part in parts)
 
@@ -91,17 +90,14 @@ def main_frames(rank: Rank | Child) -> tuple[Frame, ...]:
 
 
 def innermost_user(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code."""
     return next((frame for frame in reversed(frames) if frame.user), None)
 
 
 def waits_in_library(frames: Sequence[Frame]) -> bool:
-    """Return whether a thread is in a lock, a join, a queue or a pipe of the standard library."""
     return bool(frames) and is_file(frames[-1], *_WAITING_FILES)
 
 
 def to_place(rank: int, frame: Frame) -> Place:
-    """Return a frame as a rank's place."""
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
@@ -137,17 +133,14 @@ def own_error(rank: Rank) -> Raised | None:
 
 
 def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:
-    """Return at most two different places."""
     return tuple(dict.fromkeys(to_place(rank, frame) for frame in frames if frame is not None))[:MAX_PLACES]
 
 
 def file_name(path: str) -> str:
-    """Return the last part of a path."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def line_of(frame: Frame | Place | None) -> str:
-    """Return "train.py:12", or "an unknown line"."""
     return f"{file_name(frame.file)}:{frame.line}" if frame is not None else "an unknown line"
 
 
@@ -161,7 +154,6 @@ def place_words(frame: Frame | Place | None) -> str:
 
 
 def call_words(call: Call | CallKind | None) -> str:
-    """Return what was called: operation, dtype and shape."""
     if call is None:
         return "a collective"
     name = call.op if call.api in ("", call.op) else f"{call.api} ({call.op})"
@@ -171,7 +163,6 @@ def call_words(call: Call | CallKind | None) -> str:
 
 
 def peer_words(call: Call | None) -> str:
-    """Return " from rank 1" or " to rank 1" for a point-to-point call, "" for any other."""
     way = _WAYS.get(call.op) if call is not None else None
     return f" {way} rank {call.peer}" if way and call is not None and call.peer is not None else ""
 
@@ -236,9 +227,13 @@ class RankState:
     error: Raised | None = field(init=False)  # the exception that ended its main thread
 
     def __post_init__(self) -> None:
-        """Say whether it waits, and by what its script ended."""
         object.__setattr__(self, "waiting", self.doing in WAITING)
         object.__setattr__(self, "error", final_error(self.rank))
+
+    @property
+    def op(self) -> str:
+        """The operation of its call; every rank that waits is in one."""
+        return self.call.op if self.call is not None else ""
 
     def since(self, now_ns: int) -> int | None:
         """Return how many nanoseconds it has been in its call."""
@@ -246,12 +241,10 @@ class RankState:
 
 
 def is_collective(op: str) -> bool:
-    """Return whether an operation is a collective, not a phase or point-to-point."""
     return op not in _NOT_COLLECTIVES and op not in POINT_TO_POINT
 
 
 def final_error(rank: Rank) -> Raised | None:
-    """Return the exception that ended the rank's main thread."""
     return next((r for r in reversed(rank.raised) if r.uncaught and r.thread_is_main), None)
 
 
@@ -367,7 +360,6 @@ def _doing_in(call: Call) -> Activity:
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
-    """Return the call that holds up the main thread, or with ``main=False`` another thread: the last one begun."""
     calls = [
         call
         for call in open_calls
@@ -387,7 +379,6 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
 
 
 def _native_doing(rank: Rank, call: Call) -> Activity:
-    """Decide whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
     frames = main_frames(rank)
     if call.op == "backward":
         log = pack_calls(rank.recent_calls)
@@ -401,7 +392,6 @@ def _native_doing(rank: Rank, call: Call) -> Activity:
 
 
 def _failed_state(rank: Rank) -> RankState:
-    """Say where a failed rank was: waiting in a collective, or in its own code."""
     call = call_at_failure(rank)
     doing = Activity.FAILED
     if call is not None:
@@ -574,7 +564,6 @@ class Failure:
     by_itself: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Say what ended it."""
         error, rank = self.error, self.rank
         limit = error is None and rank.ended_by_thread is not None
         of_ranks = error.of_ranks if error is not None else ()
@@ -610,7 +599,6 @@ class Failure:
 
 
 def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure, ...]:
-    """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
     stopping, interrupted = facts.stopping_since_ns, facts.interrupted_by is not None
@@ -634,7 +622,6 @@ def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure,
 
 
 def failure_line(failure: Failure) -> Frame | None:
-    """Return the user's line that shows a failure best."""
     rank = failure.rank
     batch = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
     if batch is not None and is_lost_worker(failure):
@@ -681,7 +668,6 @@ def error_of_helper(failure: Failure) -> HelperError | None:
 
 
 def is_lost_worker(failure: Failure) -> bool:
-    """Return whether a loader worker died: torch raises that from a signal handler, wherever the rank is."""
     frames = failure.error.frames if failure.error is not None else ()
     return bool(frames) and is_file(frames[-1], _WORKER_HANDLER)
 

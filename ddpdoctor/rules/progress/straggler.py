@@ -101,7 +101,6 @@ class Late:
     pacing: Pacing
 
     def matters(self, cost_ms: float) -> bool:
-        """Return whether so long a wait in each step is worth a finding."""
         return cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
 
 
@@ -439,7 +438,6 @@ def _finding(job: JobState, late: Late) -> Problem:
 
 
 def _waits(late: Late) -> list[str]:
-    """Return who came last how often, and who waited how long."""
     by_count = grouped((times, number) for number, times in late.last_in.items())
     found = [
         f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps"
@@ -456,7 +454,6 @@ def _waits(late: Late) -> list[str]:
 
 
 def _worker_words(job: JobState, late: Late) -> list[str]:
-    """Return how long loader workers take for a batch, on the late ranks and on the others, if both have workers."""
     groups = [[job.ranks[number].fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
     own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
     if not own or not theirs:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"
 # Answers that only a running and reachable host can give.
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
+_LOOK_AT_NETWORK = "ip -s link show; nft list ruleset; dmesg"
 _NOT_REACHED = {
     Contact.UNRESOLVED: "the name does not resolve here",
     Contact.NO_ANSWER: "no response",
@@ -71,7 +72,6 @@ def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tu
 
 
 def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:
-    """Return the known hosts of nodes, each once."""
     return tuple(dict.fromkeys(node.host for node in nodes if node.host))
 
 
@@ -85,13 +85,15 @@ def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
     return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
 
 
-def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:
-    """Return the attempts to connect to a host."""
-    return tuple(attempt for attempt in reached if host and host in (attempt.host, attempt.address))
+def _attempts_at(facts: Job, node: NodeSeen) -> list[Connecting]:
+    return [attempt for attempt in facts.reached if node.host and node.host in (attempt.host, attempt.address)]
+
+
+def _answers(facts: Job, node: NodeSeen) -> bool:
+    return any(attempt.contact in _UP for attempt in _attempts_at(facts, node))
 
 
 def reached_words(reached: Iterable[Connecting]) -> list[str]:
-    """Return one sentence for each attempt to connect."""
     return [f"connecting from here to {describe(attempt)}" for attempt in reached]
 
 
@@ -100,7 +102,6 @@ def _first_failing(facts: Job) -> Connecting | None:
 
 
 def reach_fix(attempt: Connecting, here: str) -> str:
-    """Return what to do about an address that ``here`` cannot reach."""
     place = f"{attempt.host}:{attempt.port}"
     if attempt.contact is Contact.UNRESOLVED:
         return f"run `getent hosts {attempt.host}` on {here}; add the name to DNS or /etc/hosts"
@@ -115,8 +116,7 @@ def reach_fix(attempt: Connecting, here: str) -> str:
 
 
 def judge_lost(job: JobState) -> Answer:
-    """Report the nodes that went silent, if the remaining ranks cannot go on without them."""
-    facts, waiters = job.facts, job.waits.waiters
+    facts = job.facts
     stands = job.waited_long() and set(job.living) <= job.quiet
     if not job.states:
         stands = facts.now_ns - facts.launched_ns >= job.timeout_ns
@@ -124,40 +124,35 @@ def judge_lost(job: JobState) -> Answer:
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     # A member that hears nothing from the first node also hears nothing about the nodes that only the first reported
     # on: those that answer are not lost, unless all answer or none was tried.
-    lost = tuple(node for node in job.lost if not (is_alone(facts) and _answers(job, node))) or job.lost
+    lost = tuple(node for node in job.lost if not (is_alone(facts) and _answers(facts, node))) or job.lost
     others = others_of(facts)
-    tried = [attempts_at(facts.reached, node.host) for node in others]
-    hosts = {node.host for node in others}
-    cut_off = is_alone(facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
+    silent = all(_attempts_at(facts, node) and not _answers(facts, node) for node in others)
+    cut_off = is_alone(facts) and len({node.host for node in others}) > 1 and silent
     own = (facts.host,) if cut_off and facts.host else ()
     unseen = tuple(sorted(set(range(job.world)) - set(job.states)))
     seen = []
     for node in lost:
-        who = node_words(facts, (node,))
-        seen += [f"{who}: {node.why}"] if node.why else []
-        ranks = ranks_of(facts, (node,), ()) if node.ranks else unseen
-        if ranks and (node.ranks or len(job.lost) == 1):
-            seen.append(f"{who} has {rank_list(ranks)}")
-    calls = {state.call.op for n in waiters if (state := job.states[n]).call is not None}
-    inside = f" in {calls.pop()}" if len(calls) == 1 else ""
-    waiting = f"; {rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for it{inside}" if waiters else ""
+        seen += [f"{node_words(facts, (node,))}: {node.why}"] if node.why else []
+        ranks = ranks_of(facts, (node,), ()) if node.ranks else unseen if len(job.lost) == 1 else ()
+        seen += [f"{node_words(facts, (node,))} has {rank_list(ranks)}"] if ranks else []
+    waiters = say.waiters_words(job, (), "it")
+    waiting = f"; {waiters}" if waiters else ""
     whole, where = node_words(facts, lost), name_list(hosts_of_nodes(lost)) or "the node"
-    quiet = seconds(max(job.time_ns - (node.heard_ns or job.time_ns) for node in lost))
+    silent_ns = [job.time_ns - (node.heard_ns or job.time_ns) for node in lost]
     left = [node.status for node in lost if node.presence is Presence.LEFT]
-    heard = f": no message from {'it' if len(lost) == 1 else 'them'} {quiet}".rstrip() if quiet else ""
-    summary = f"{whole} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
-    fix = (
-        f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: ip -s link show; "
-        "nft list ruleset; dmesg"
-    )
-    if left:
-        summary = f"{whole} exited with status {left[0]} before its ranks sent a report{waiting}"
-    if all(_answers(job, node) for node in lost):
-        summary = f"the job on {whole} is gone, but the host responds{waiting}"
-        fix = f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
+    fix = f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: {_LOOK_AT_NETWORK}"
     if cut_off:
         summary = f"this node ({facts.host}) is cut off: {name_list(hosts_of_nodes(others))} do not respond"
-        fix = f"check the network of {facts.host}: ip -s link show; nft list ruleset; dmesg"
+        fix = f"check the network of {facts.host}: {_LOOK_AT_NETWORK}"
+    elif all(_answers(facts, node) for node in lost):
+        summary = f"the job on {whole} is gone, but the host responds{waiting}"
+        fix = f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
+    elif left:
+        summary = f"{whole} exited with status {left[0]} before its ranks sent a report{waiting}"
+    else:
+        quiet = seconds(max(silent_ns))
+        heard = f": no message from {'it' if len(lost) == 1 else 'them'} {quiet}" if quiet else ""
+        summary = f"{whole} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
     finding = Problem(
         # With only one other node, either may be the one that is cut off.
         confidence=Confidence.MEDIUM if is_alone(facts) and not cut_off else Confidence.HIGH,
@@ -175,14 +170,10 @@ def judge_lost(job: JobState) -> Answer:
     )
     # A node will not come back if it said that it left, or was silent for the whole hang timeout.
     gone = all(
-        node.presence is Presence.LEFT or job.time_ns - (node.heard_ns or job.time_ns) >= job.timeout_ns
-        for node in lost
+        node.presence is Presence.LEFT or quiet_ns >= job.timeout_ns
+        for node, quiet_ns in zip(lost, silent_ns, strict=True)
     )
     return judged([finding], certain=job.stands_still(()) and not job.is_ending(), may_resume=not gone)
-
-
-def _answers(job: JobState, node: NodeSeen) -> bool:
-    return any(attempt.contact in _UP for attempt in attempts_at(job.facts.reached, node.host))
 
 
 def _judge_launchers(job: JobState) -> Answer:
@@ -245,7 +236,6 @@ def _judge_launchers(job: JobState) -> Answer:
 
 
 def _judge_launcher_alone(facts: Job, waited: str) -> Answer:
-    """Report that this node's launcher waits for other nodes, which the node itself cannot see."""
     if facts.node_rank is None or not facts.local_ranks_expected or facts.world_size is None:
         return unknown("the ranks of this node are unknown")
     first = facts.node_rank * facts.local_ranks_expected
@@ -435,14 +425,12 @@ def _serves(store: StoreSought) -> bool:
 
 
 def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
-    """Return whether the host's sockets were read, and none listens on the store's port."""
     if causes is None or causes.connections is None or not causes.connections.listening:
         return False
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
 
 
 def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) -> tuple[list[str], str]:
-    """Return who should serve the store and at which address, and what to do."""
     found = []
     host, _, port = (store.given or "").rpartition(":")
     given, used = ("127.0.0.1" if name == "localhost" else name for name in (host, store.host))
@@ -481,7 +469,6 @@ def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) ->
 
 
 def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
-    """Return what happens to the connections."""
     causes = rank.causes
     if causes is None:
         return []
@@ -608,7 +595,6 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
 
 
 def _all_stuck(job: JobState) -> Answer:
-    """Judge a job in which no rank waits for another."""
     blamed = tuple(n for n in job.living if job.states[n].doing in _HOLDS_UP)
     if not blamed or not job.was_left_running() or not set(blamed) <= job.quiet:
         return passed()

@@ -135,7 +135,6 @@ def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
 
 
 def queued_behind(job: JobState) -> tuple[int, ...]:
-    """Return the ranks whose device still runs earlier work while another rank's device waits in the collective."""
     found = []
     for position in stalled_in(job):
         states = _device_states(job, (position,))
@@ -324,7 +323,6 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
 
 
 def _given_up(message: str) -> str | None:
-    """Return which collective NCCL's watchdog or Gloo gave up, by the text of an exception."""
     watchdog = _WATCHDOG.search(message)
     if watchdog is not None:
         limit = f" after {int(watchdog['limit']) / 1000:.0f} s" if watchdog["limit"] else ""
@@ -359,7 +357,6 @@ def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
 
 
 def _connections(job: JobState) -> dict[int, Connections]:
-    """Return the connections of each rank, as far as they were read."""
     causes = ((number, job.ranks[number].causes) for number in sorted(job.states))
     return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 

@@ -154,7 +154,6 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
 
 
 def is_limit_over(job: JobState) -> bool:
-    """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
     waits = ((job.states[number], limit_s * 1e9 + GRACE_NS) for number, limit_s in limits_of(job).items())
     return any(
         state.call is not None and state.call.op not in _OWN_LIMITS and (state.since(job.time_ns) or 0) >= over_ns
@@ -163,7 +162,6 @@ def is_limit_over(job: JobState) -> bool:
 
 
 def limit_words(job: JobState) -> list[str]:
-    """Return torch's limit and how much of it is left, for the wait that ends first."""
     found = []
     for number, limit_s in limits_of(job).items():
         state = job.states[number]
@@ -184,7 +182,6 @@ def limit_words(job: JobState) -> list[str]:
 
 
 def long_words(duration_s: float) -> str:
-    """Return "30 min", "29 min 52 s", "45 s", "2 h"."""
     hours, rest = divmod(round(duration_s), 3600)
     minutes, seconds = divmod(rest, 60)
     parts = [f"{value} {unit}" for value, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if value]
@@ -208,7 +205,6 @@ def limits_of(job: JobState) -> dict[int, float]:
 
 
 def find_late(job: JobState) -> tuple[int, ...]:
-    """Return the ranks that came to a collective after another had given up waiting for them there."""
     limits = limits_of(job) if job.failures else {}
     gave_up: dict[CallPosition, int] = {}
     for failure in job.failures:
@@ -235,7 +231,6 @@ def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
 
 
 def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
-    """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
     waiters = [failure for failure in job.failures if failure.rank.rank not in late]
     on_device = came_late(job.ranks.values())
     first = waiters[0].rank.rank
@@ -270,7 +265,6 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
 
 
 def busy_fix(job: JobState) -> str:
-    """Return what to do about work that takes long."""
     limits = limits_of(job).values()
     beyond = f"more than {long_words(min(limits))}" if limits else "longer than torch's own timeout"
     return (
@@ -290,7 +284,6 @@ class Busy:
 
 
 def busy_at(job: JobState, number: int) -> Busy | None:
-    """Return what a rank works at, or None if it does not work or is known to wait for something else."""
     rank = job.ranks[number]
     causes = rank.causes
     if causes is None or causes.work is None or causes.waits_for_lock is not None or causes.lock_file is not None:
@@ -340,7 +333,6 @@ def _rate(bytes_s: float | None) -> str:
 
 
 def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    """Return the lock that a rank waits for, and who holds it."""
     frames = main_frames(rank)
     # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
     # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
@@ -471,7 +463,6 @@ def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
 
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
-    """Return what the process of a living rank shows about why it makes no progress, the surest first."""
     rank = job.ranks[number]
     causes = rank.causes
     frames = main_frames(rank)
@@ -528,7 +519,6 @@ def _lost_helpers(rank: Rank) -> Iterator[Clue]:
 
 
 def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
-    """Find a debugger's prompt, or a read of the standard input: nobody can type into a rank."""
     asks = next((f for f in frames if f.function in _ASKS and not f.user and is_file(f, *_DEBUGGERS)), None)
     fix = (
         "remove the breakpoint, or attach a debugger from outside; torch.distributed.breakpoint(rank) stops one rank "
@@ -558,7 +548,6 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
 
 
 def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
     waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Activity.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):

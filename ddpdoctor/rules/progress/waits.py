@@ -115,18 +115,15 @@ def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
 
 
 def dim_words(group: Group) -> str:
-    """Return the name of a group's mesh dimension; torch calls unnamed ones ``dim_0`` and so on."""
     number = group.mesh_dim.removeprefix("dim_")
     return f"mesh dimension {number}" if number.isdigit() else group.mesh_dim
 
 
 def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:
-    """Return the group of this name that the rank is in; an unknown name means all ranks."""
     return table.get((rank.rank, name)) or Group(name, tuple(range(world)))
 
 
 def own_state(rank: Rank, name: str) -> GroupState | None:
-    """Return the group as this rank sees it."""
     return next((state for state in rank.groups if state.name == name), None)
 
 
@@ -193,7 +190,6 @@ class Waits:
 def find_waits(
     states: Mapping[int, RankState], positions: Mapping[int, CallPosition], world: int
 ) -> Waits:  # fmt: skip
-    """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     needed = needed_in_init(states, world)
     last: dict[Group, int | None] = {}  # of each group with waiters the last number waited for, if any is known
@@ -234,7 +230,6 @@ def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
 
 
 def groups_made(rank: Rank) -> int:
-    """Return how often a rank has called ``new_group``."""
     ended = sum(count for kind, count in pack_calls(rank.recent_calls).counts.items() if kind.op == "new_group")
     return ended + sum(call.op == "new_group" for call in rank.open_calls)
 
