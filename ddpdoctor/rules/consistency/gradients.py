@@ -76,10 +76,8 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
     more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
     return DriftCause(
         name="changed after the reduction",
-        words=(
-            f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
-            f"ranks{more})"
-        ),
+        words=f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
+        f"ranks{more})",
         fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
         "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
         at_the_step=True,

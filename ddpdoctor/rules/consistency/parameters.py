@@ -343,20 +343,16 @@ def _why(sighting: Sighting) -> DriftCause:
         return DriftCause(
             name="not sent",
             words="DDP broadcast rank 0's buffers without these: they were replaced or registered after wrapping",
-            fix=(
-                "register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
-                "new ones"
-            ),
+            fix="register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
+            "new ones",
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
     what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
     return DriftCause(
         name="kept apart",
         words=f"with broadcast_buffers=False, each rank keeps {what}",
-        fix=(
-            "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
-            "'*running_*'"
-        ),
+        fix="keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
+        "'*running_*'",
     )
 
 

@@ -176,10 +176,8 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
     if losses and all(math.isclose(one, scale * part, rel_tol=NEAR) for one, part in losses):
         return Problem(
-            summary=(
-                f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
-                "the mean"
-            ),
+            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
+            "the mean",
             fix="return the same loss as in one process: DDP divides by the world size",
             evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
         )
@@ -213,10 +211,8 @@ def _weighted(step: ReferenceStep) -> Problem | None:
     world = len(step.weights)
     if all(abs(weight - 1) <= NEAR for weight in step.weights):
         return Problem(
-            summary=(
-                f"it is 1/{world} of the expected one: the loss is a sum over samples, and DDP takes the mean over "
-                f"{world} ranks"
-            ),
+            summary=f"it is 1/{world} of the expected one: the loss is a sum over samples, and DDP takes the mean over "
+            f"{world} ranks",
             fix=f"return the mean over samples, or multiply the sum by the world size ({world})",
         )
     if max(step.weights) - min(step.weights) <= NEAR:
@@ -228,10 +224,8 @@ def _weighted(step: ReferenceStep) -> Problem | None:
     shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
     uneven = len(set(step.samples)) > 1
     return Problem(
-        summary=(
-            "it is a mean of means: in one process the ranks' parts have different weights, but DDP weights them "
-            "equally"
-        ),
+        summary="it is a mean of means: in one process the ranks' parts have different weights, but DDP weights them "
+        "equally",
         fix="divide the sum of the loss by the number of samples or tokens of all ranks (all_reduce the count), times "
         "the world size",
         evidence=(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import wraps
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
@@ -22,7 +23,6 @@ from ddpdoctor.rules.progress.calls import (
     find_difference,
 )
 from ddpdoctor.rules.progress.states import (
-    NATIVE_PHASES,
     OVER,
     Activity,
     Failure,
@@ -152,10 +152,10 @@ class JobState:
     root_failure: Failure | None = None
     # Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
     # progress.
-    quiet: frozenset[int]
+    quiet: frozenset[int] = frozenset()
     early: tuple[int, ...]
     lost: tuple[NodeSeen, ...]  # nodes that came and then went silent
-    cause: Cause
+    cause: Cause = Cause.NONE
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -232,12 +232,7 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
         untold = call.device_state is DeviceState.UNTOLD and call.seq is not None and call.op not in ROOTED
         return untold and begun.get(call.group, 0) >= (call.seq or 0)
 
-    return tuple(
-        replace(rank, open_calls=tuple(call for call in rank.open_calls if not is_over(call)))
-        if any(map(is_over, rank.open_calls))
-        else rank
-        for rank in ranks
-    )
+    return tuple(replace(rank, open_calls=tuple(filterfalse(is_over, rank.open_calls))) for rank in ranks)
 
 
 def build_job_state(facts: Job) -> JobState:
@@ -279,10 +274,8 @@ def build_job_state(facts: Job) -> JobState:
         conflict=conflict,
         difference=find_difference(tuple(by_number.values()), table, world),
         failures=failures,
-        quiet=frozenset(),
         early=early,
         lost=lost,
-        cause=Cause.NONE,
     )
     progress_ns = {
         n: max(job.ranks[n].last_progress_ns or 0, job.ranks[n].started_ns or 0, facts.launched_ns) for n in job.living
@@ -328,9 +321,9 @@ def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
     )
 
 
-def _first_op(state: RankState) -> str | None:
+def _first_op(state: RankState) -> str:
     failed = (raised.in_call for raised in state.rank.raised if raised.in_call is not None and raised.thread_is_main)
-    return next(failed, state.call.op if state.call is not None else None)
+    return next(failed, state.op)
 
 
 def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
@@ -369,10 +362,7 @@ def _cause(job: JobState) -> Cause:
     if job.lost and not job.early and conflict is None and in_call and not held_up and missed:
         return Cause.NODE_LOST
     # Different models explain it if the trouble is in DDP, and no rank failed or was late by itself.
-    in_ddp = any(
-        state.doing is Activity.NATIVE and state.call is not None and state.call.op in NATIVE_PHASES
-        for state in job.states.values()
-    )
+    in_ddp = any(state.doing is Activity.NATIVE for state in job.states.values())
     alive = any(job.states[n].doing not in OVER for n in waits.blockers)
     if job.difference is not None and in_ddp and in_call and not (root is None and conflict is None and alive):
         return Cause.MODEL

@@ -162,7 +162,7 @@ def _said(job: JobState, number: int) -> ReducerSaid | None:
 def _users(job: JobState) -> list[int]:
     """Return the ranks whose backward found all gradients: they were in it and waited for the others."""
     failed = {f.rank.rank for f in job.failures if f.call is not None and f.call.op == "backward"}
-    native = {n for n, s in job.states.items() if s.doing is Activity.NATIVE and s.call and s.call.op == "backward"}
+    native = {n for n, state in job.states.items() if state.doing is Activity.NATIVE and state.op == "backward"}
     return [n for n in sorted(failed | native) if _said(job, n) is None]
 
 

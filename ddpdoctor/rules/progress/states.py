@@ -103,11 +103,9 @@ def to_place(rank: int, frame: Frame) -> Place:
 
 def lines_seen(samples: tuple[StackSample, ...]) -> tuple[Frame, ...]:
     """Return up to two lines of the function that the main thread was last in, the most frequent first."""
-    stacks = [stack for sample in samples for stack in sample.stacks if stack.is_main]
-    outside = [[frame for frame in stack.frames if not is_file(frame, _TORCH)] for stack in stacks]
-    found = (
-        innermost_user(stack.frames) or next(iter(own[-1:]), None) for stack, own in zip(stacks, outside, strict=True)
-    )
+    stacks = [stack.frames for sample in samples for stack in sample.stacks if stack.is_main]
+    outside = (next((frame for frame in reversed(seen) if not is_file(frame, _TORCH)), None) for seen in stacks)
+    found = (innermost_user(seen) or own for seen, own in zip(stacks, outside, strict=True))
     frames = [frame for frame in found if frame is not None]
     if not frames:
         return ()
@@ -347,15 +345,14 @@ def _living_state(rank: Rank, call: Call | None) -> RankState:
         return RankState(
             rank=rank, doing=Activity.COLLECTIVE if is_collective(awaited.op) else Activity.PEER, call=awaited
         )
-    if call.op in NATIVE_PHASES:
-        return RankState(rank=rank, doing=_native_doing(rank, call), call=call)
-    return RankState(rank=rank, doing=_doing_in(call), call=call)
+    doing = _native_doing(rank, call) if call.op in NATIVE_PHASES else _doing_in(call)
+    return RankState(rank=rank, doing=doing, call=call)
 
 
 def _doing_in(call: Call) -> Activity:
     by_phase = {"init_process_group": Activity.INIT, "new_group": Activity.NEW_GROUP, "next_batch": Activity.DATA}
-    if call.op in POINT_TO_POINT:
-        return Activity.PEER
+    if call.op in POINT_TO_POINT or call.op in NATIVE_PHASES:
+        return Activity.PEER if call.op in POINT_TO_POINT else Activity.NATIVE
     return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call.op) else Activity.USER)
 
 
@@ -393,9 +390,7 @@ def _native_doing(rank: Rank, call: Call) -> Activity:
 
 def _failed_state(rank: Rank) -> RankState:
     call = call_at_failure(rank)
-    doing = Activity.FAILED
-    if call is not None:
-        doing = Activity.NATIVE if call.op in NATIVE_PHASES else _doing_in(call)
+    doing = _doing_in(call) if call is not None else Activity.FAILED
     return RankState(rank=rank, doing=doing if doing in WAITING else Activity.FAILED, call=call)
 
 
@@ -429,9 +424,7 @@ def call_at_failure(rank: Rank) -> Call | None:
         return _awaited(
             [*rank.open_calls, *failed, *((log[at],) if at < len(log) and log.indexes[at] == index else ())], call
         )
-    if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
-        return call
-    return None
+    return call if call is not None and _doing_in(call) in WAITING else None
 
 
 def _raised_by_torch(error: Raised) -> bool:
@@ -544,7 +537,7 @@ def _limit_s(rank: Rank, call: Call) -> float | None:
 
 def _waited_s(rank: Rank, call: Call) -> float | None:
     known = rank.ended_ns is not None and call.started_ns > 0
-    return (rank.ended_ns - call.started_ns) / 1e9 if known and rank.ended_ns is not None else None
+    return ((rank.ended_ns or 0) - call.started_ns) / 1e9 if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,21 +549,22 @@ class Failure:
     error: Raised | None
     call: Call | None  # the call, needing other ranks, in which it failed, or None if it failed on its own
     then: Call | None = None  # the call that it made while it handled its error, and that the others do not make
-    # Whether another thread of the script ended it, as a watchdog does that finds no progress.
-    by_own_limit: bool = field(init=False)
-    # Whether a signal or an unknown reason ended the process, and no exception was seen.
-    by_signal: bool = field(init=False)
-    # Whether it failed outside all calls that need others, and not because of another rank's error.
-    by_itself: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        error, rank = self.error, self.rank
-        limit = error is None and rank.ended_by_thread is not None
-        of_ranks = error.of_ranks if error is not None else ()
-        alone = self.call is None and (not of_ranks or rank.rank in of_ranks)
-        object.__setattr__(self, "by_own_limit", limit)
-        object.__setattr__(self, "by_signal", error is None and rank.life in (Life.SIGNALED, Life.GONE) and not limit)
-        object.__setattr__(self, "by_itself", alone and not limit)
+    @property
+    def by_own_limit(self) -> bool:
+        """Whether another thread of the script ended it, as a watchdog does that finds no progress."""
+        return self.error is None and self.rank.ended_by_thread is not None
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal or an unknown reason ended the process, and no exception was seen."""
+        return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE) and not self.by_own_limit
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether it failed outside all calls that need others, and not because of another rank's error."""
+        of_ranks = self.error.of_ranks if self.error is not None else ()
+        return self.call is None and (not of_ranks or self.rank.rank in of_ranks) and not self.by_own_limit
 
     @property
     def by_watchdog(self) -> bool:

@@ -296,40 +296,39 @@ def busy_at(job: JobState, number: int) -> Busy | None:
     # Which bytes the rank moves, the surest evidence first.
     if receiving is not None and receiving.bytes_s >= BUSY_BYTES_S:
         return Busy(f"receives {_rate(receiving.bytes_s)} from {receiving.remote}")
-    for does, way, bytes_s in (("writes", "to", work.written_bytes_s), ("reads", "from", work.read_bytes_s)):
-        if (bytes_s or 0) >= BUSY_BYTES_S:
-            return Busy(f"{does} {_rate(bytes_s)}{f' {way} {where}' if where else ''}")
+    if moved := _moved(work, where):
+        return Busy(moved)
     for child in causes.working_children:
-        who, moved = f"its child {child.name} (process {child.pid})", child.work
-        if _is_computing(moved):
-            return Busy(f"{who} {_core_words(moved)} of a core", by_child=True)
-        for does, bytes_s in (("writes", moved.written_bytes_s), ("reads", moved.read_bytes_s)):
-            if (bytes_s or 0) >= BUSY_BYTES_S:
-                return Busy(f"{who} {does} {_rate(bytes_s)}", by_child=True)
-    if not _is_computing(work):
+        if does := _computed(child.work) or _moved(child.work):
+            return Busy(f"its child {child.name} (process {child.pid}) {does}", by_child=True)
+    computed = _computed(work)
+    if not computed:
         return None
     since = seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
     if (rank.cpu_share or 0) >= BUSY_CORES and since:
-        return Busy(f"has used {rank.cpu_share:.0%} of a core {since}", may_spin=True)
-    return Busy(f"{_core_words(work)} of a core", may_spin=True)
+        computed = f"has used {rank.cpu_share:.0%} of a core {since}"
+    return Busy(computed, may_spin=True)
 
 
-def _is_computing(work: Work) -> bool:
-    return work.cores >= BUSY_CORES or (work.wanted or 0) >= BUSY_WANTED
+def _moved(work: Work, where: str = "") -> str:
+    for does, way, bytes_s in (("writes", "to", work.written_bytes_s), ("reads", "from", work.read_bytes_s)):
+        if bytes_s is not None and bytes_s >= BUSY_BYTES_S:
+            return f"{does} {_rate(bytes_s)}{f' {way} {where}' if where else ''}"
+    return ""
 
 
-def _core_words(work: Work) -> str:
-    """Return "uses 97%"; on a crowded machine that gives it little CPU time, also say how much it wants."""
-    if work.cores >= BUSY_CORES or work.wanted is None:
-        return f"uses {work.cores:.0%}"
-    return f"wants {work.wanted:.0%} but gets {work.cores:.0%}"
+def _computed(work: Work) -> str:
+    """Return "uses 97% of a core", and on a crowded machine how much it wants; "" if it hardly computes."""
+    if work.cores >= BUSY_CORES:
+        return f"uses {work.cores:.0%} of a core"
+    crowded = work.wanted is not None and work.wanted >= BUSY_WANTED
+    return f"wants {work.wanted:.0%} but gets {work.cores:.0%} of a core" if crowded else ""
 
 
-def _rate(bytes_s: float | None) -> str:
-    value = bytes_s or 0.0
-    if value >= 1e9:
-        return f"{value / 1e9:.1f} GB/s"
-    return f"{value / 1e6:.0f} MB/s" if value >= 1e7 else f"{value / 1e6:.1f} MB/s"
+def _rate(bytes_s: float) -> str:
+    if bytes_s >= 1e9:
+        return f"{bytes_s / 1e9:.1f} GB/s"
+    return f"{bytes_s / 1e6:.{0 if bytes_s >= 1e7 else 1}f} MB/s"
 
 
 def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
