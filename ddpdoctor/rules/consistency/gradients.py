@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin, StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.words import first_names, group_alike, grouped, rank_list
+from ddpdoctor.model.words import first_names, grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped
 from ddpdoctor.rules.consistency.replicas import (
     DriftCause,
-    Ground,
     all_values,
     blame_of,
-    blame_outvoted,
+    disagreement,
     hosts_of,
     model_words,
     problems_of,
     replicas_of,
     ruling,
     seen,
-    sides_words,
     step_of,
     survey,
     values_at,
@@ -60,7 +58,7 @@ def check_gradients(job: Job) -> Answer:
 
 def why_gradients_differ(sighting: Sighting) -> DriftCause:
     blame = blame_of(sighting.difference.splits)
-    one = blame.ground is Ground.MAJORITY
+    one = blame.is_known
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
     if sighting.replica.mesh_dims:
         return DriftCause(
@@ -97,7 +95,7 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
     splits = sighting.difference.splits
     blame = seen(each for each in sighting.values if each.unreduced)
     differs = [split.row.name in names for split in splits]
-    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).ground is Ground.MAJORITY):
+    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).is_known):
         return None
     named = _first_few(names)
     return DriftCause(
@@ -157,7 +155,7 @@ def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
-    has_majority = blame_of(sighting.difference.splits).ground is Ground.MAJORITY
+    has_majority = blame_of(sighting.difference.splits).is_known
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
     if own and not has_majority:
@@ -167,14 +165,14 @@ def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
             fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
             evidence=(f"the script registered the communication hook {', '.join(own)}",),
         )
-    sides = group_alike({each.rank: each.scale for each in sighting.values if each.scale is not None})
-    if len(sides) > 1:
+    scales = disagreement({each.rank: each.scale for each in sighting.values if each.scale is not None})
+    if scales is not None:
         yield DriftCause(
             name="scaled apart",
-            words=f"the gradient scaler's scale is {sides_words(sides)}",
+            words=f"the gradient scaler's scale is {scales[0]}",
             fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
             "update() on all ranks after each step()",
-            blame=blame_outvoted([ranks for _, ranks in sides]),
+            blame=scales[1],
             at_the_step=True,
         )
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
@@ -357,19 +355,11 @@ MAKE_ANEW = "create the optimizer from model.parameters() after you move, replac
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer has tensors that are not parameters of the model")
 def check_stale_optimizer(job: Job) -> Answer:
     """Report parameters that never change while optimizers step with tensors that are not the model's own."""
-    found = [
-        one
-        for replica in replicas_of(job)
-        for stream in replica.streams
-        if (one := _stale_finding(job, replica, stream))
-    ]
+    streams = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
+    found = [one for replica, stream in streams if (one := _stale_finding(job, replica, stream))]
     if found:
         return judged([min(found, key=lambda one: (one.severity or Severity.ERROR).order)])
-    followed = any(
-        stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
-        for replica in replicas_of(job)
-        for stream in replica.streams
-    )
+    followed = any(stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds for _, stream in streams)
     return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
 
 
@@ -451,10 +441,10 @@ def check_random_state(job: Job) -> Answer:
     ]
     if not drops_out:
         return skipped(why_nothing(job, "models that train with dropout"))
-    same = [(replica, stream) for replica, stream in drops_out if stream.compared == stream.same_random]
-    if not same:
+    same = next((pair for pair in drops_out if pair[1].compared == pair[1].same_random), None)
+    if same is None:
         return passed()
-    replica, stream = same[0]
+    replica, stream = same
     return found(
         ranks=stream.ranks,
         summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "

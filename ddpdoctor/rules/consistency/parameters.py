@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.words import first_names, group_alike, grouped, majority_of, rank_list, verb
+from ddpdoctor.model.words import first_names, grouped, majority_of, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
 from ddpdoctor.rules.consistency.replicas import (
-    WHO_IS_UNKNOWN,
     DriftBlame,
     DriftCause,
     FoundDifference,
-    Ground,
     all_values,
     blame_of,
-    blame_outvoted,
+    disagreement,
     excuse_of_model,
     hosts_of,
     is_aligned,
@@ -29,7 +27,6 @@ from ddpdoctor.rules.consistency.replicas import (
     replicas_of,
     ruling,
     seen,
-    sides_words,
     sightings,
     survey,
     values_at,
@@ -44,7 +41,7 @@ from ddpdoctor.rules.registry import also, rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.consistency import TensorRow, Values
+    from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
     from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
@@ -74,10 +71,8 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
     never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
     splits = sighting.difference.splits
     blame = blame_of(splits)
-    if blame.ground is Ground.MAJORITY:
-        writers = rank_list(blame.ranks)
-    else:
-        writers = "one rank" if len(splits[0].sides) == 2 else "several ranks"
+    several = "one rank" if len(splits[0].sides) == 2 else "several ranks"
+    writers = rank_list(blame.ranks) if blame.is_known else several
     unseen, see_each = _of_unseen_steps(sighting)
     return DriftCause(
         name="written",
@@ -101,15 +96,14 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
         cause = why_gradients_differ(earlier)
         blame = cause.blame or blame_of(earlier.difference.splits)
         yield replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
-    sides = group_alike({each.rank: each.steps for each in sighting.values})
-    if len(sides) > 1:
-        counts = sides_words(sides, lambda steps: f"{steps} steps")
+    uneven = disagreement({each.rank: each.steps for each in sighting.values}, lambda steps: f"{steps} steps")
+    if uneven is not None:
         yield DriftCause(
             name=UNEVEN_STEPS,
-            words=f"the ranks made different numbers of steps: {counts}",
+            words=f"the ranks made different numbers of steps: {uneven[0]}",
             fix="call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
             "local batch",
-            blame=blame_outvoted([ranks for _, ranks in sides]),
+            blame=uneven[1],
             at_the_step=True,
         )
     now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
@@ -181,25 +175,18 @@ def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> t
     for name in names:
         if name.rpartition(".")[2] in _KERNELS and not kernels:  # "lr" of "1.lr", which is that of a group
             continue
-        sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in known})
-        if len(sides) > 1:
-            found.append((f"{name} is {sides_words(sides)}", blame_outvoted([ranks for _, ranks in sides])))
+        apart = disagreement({each.rank: dict(each.settings).get(name, "not set") for each in known})
+        found += [(f"{name} is {apart[0]}", apart[1])] if apart is not None else []
     return ("; ".join(words for words, _ in found[:MAX_SETTINGS]), found[0][1]) if found else None
 
 
 def state_follows_parameters(values: Sequence[Values]) -> bool:
     return any(
         each.optimizer.rpartition(".")[2] not in _DECOUPLED
-        and any(name.rpartition(".")[2] == _DECAY and _is_on(text) for name, text in each.settings)
+        # As text, "0" or "0.0" if it is off.
+        and any(name.rpartition(".")[2] == _DECAY and text.strip("-0.") for name, text in each.settings)
         for each in values
     )
-
-
-def _is_on(text: str) -> bool:
-    try:
-        return float(text) != 0
-    except ValueError:
-        return True
 
 
 # Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
@@ -271,7 +258,7 @@ def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> Drift
 
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of BatchNorm
-# Parts of the names of tensors that ranks may have for themselves. Our choice.
+# Parts of the names of tensors that ranks may have for themselves; so they may have numbers and flags. Our choice.
 _OWN = ("rank", "seed", "rng", "expert", "shard", "local", "offset")
 # Names of memory that is written before it is read, such as a cache for generation, which training does not use.
 _SCRATCH = re.compile(r"(^|[._])(k|v|kv|key|value)_?cache|cache_?(k|v|kv)s?$|scratch|workspace", re.IGNORECASE)
@@ -303,13 +290,15 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
     kept = [split for split in splits if empty_on[split]]
     ranks = tuple(sorted({rank for split in kept for rank in empty_on[split]}))
     members = {rank for split in kept for side in split.sides for rank in side}
-    blame = DriftBlame(ranks=ranks, ground=Ground.SEEN) if len(ranks) < len(members) else blame_of(kept)
+    blame = DriftBlame(ranks=ranks) if len(ranks) < len(members) else blame_of(kept)
     if not kept:
-        kept = [split for split in splits if majority_of(split.sides) and not _is_own(split.row)]
+        numbers = [split for split in splits if split.row.shape in {(), (1,)} and "float" not in split.row.dtype]
+        own = [split for split in splits if any(word in split.row.name.lower() for word in _OWN)]
+        kept = [split for split in splits if majority_of(split.sides) and split not in numbers + own]
         blame = blame_of(kept)
         members = {rank for split in kept for side in split.sides for rank in side}
         if blame.ranks == (min(members, default=0),):
-            blame = DriftBlame(ranks=tuple(sorted(members)), ground=Ground.NONE)
+            blame = DriftBlame(ranks=tuple(sorted(members)), is_known=False)
     if not kept:
         return None
     difference = sighting.difference
@@ -330,12 +319,6 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
         sighting=replace(sighting, difference=replace(difference, splits=tuple(kept), differing=left)),
         cause=DriftCause(name="uninitialized" if ranks else "set apart", words=words, fix=fix, blame=blame),
     )
-
-
-def _is_own(row: TensorRow) -> bool:
-    """Return whether a tensor may be a rank's own: by its name, or because it is a number or flag."""
-    is_number = row.shape in {(), (1,)} and "float" not in row.dtype
-    return is_number or any(word in row.name.lower() for word in _OWN)
 
 
 def _why(sighting: Sighting) -> DriftCause:
@@ -422,7 +405,7 @@ def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
             f"{rank_list(replica.members)} at step {step}: {texts}",
             evidence=(
                 *([f"equal at step {last_good}"] if last_good is not None else []),
-                *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+                *blame.doubt,
                 *model_words(job, replica),
             ),
             fix=SAME_SETTINGS,

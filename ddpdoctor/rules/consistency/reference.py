@@ -176,8 +176,8 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
     if losses and all(math.isclose(one, scale * part, rel_tol=NEAR) for one, part in losses):
         return Problem(
-            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
-            "the mean",
+            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already "
+            "takes the mean",
             fix="return the same loss as in one process: DDP divides by the world size",
             evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
         )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.consistency import MESH, StreamClock, What
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.words import first_names, grouped, majority_of, outvoted, rank_list
+from ddpdoctor.model.words import first_names, group_alike, grouped, majority_of, outvoted, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.progress.states import to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorRow, TensorSplit, Values
     from ddpdoctor.model.facts import Job
@@ -229,47 +228,49 @@ def _joins(replica: ReplicaStreams) -> bool:
     return any(each.join for each in all_values(replica.streams))
 
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", bound="Hashable")
 MAX_SIDES = 4  # How many sides a sentence lists. Our choice.
 _ALIKE = "should have equal values along the {} dimension of the mesh"
-WHO_IS_UNKNOWN = "it is unknown which of them is correct"
-
-
-class Ground(Enum):
-    """The reason to blame these ranks."""
-
-    SEEN = "seen"  # these ranks were seen to do something wrong
-    MAJORITY = "majority"  # more than half of the ranks agree with each other but not with these
-    NONE = "none"  # it is unknown which of these ranks are right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftBlame:
-    """Ranks to blame, and why these."""
+    """Ranks to blame."""
 
     ranks: tuple[int, ...]
-    ground: Ground
+    # They were seen to do something wrong, or more than half of the ranks agree with each other but not with these.
+    is_known: bool = True
 
     @property
     def confidence(self) -> Confidence:
-        return Confidence.LOW if self.ground is Ground.NONE else Confidence.HIGH
+        """How sure it is that these ranks are to blame."""
+        return Confidence.HIGH if self.is_known else Confidence.LOW
+
+    @property
+    def doubt(self) -> list[str]:
+        """What the evidence says if it is not known."""
+        return [] if self.is_known else ["it is unknown which of them is correct"]
 
 
 def seen(values: Iterable[Values]) -> DriftBlame | None:
     ranks = tuple(sorted(each.rank for each in values))
-    return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
-
-
-def blame_outvoted(sides: Collection[Collection[int]]) -> DriftBlame:
-    return DriftBlame(ranks=outvoted(sides), ground=Ground.MAJORITY if majority_of(sides) else Ground.NONE)
+    return DriftBlame(ranks=ranks) if ranks else None
 
 
 def blame_of(splits: Iterable[TensorSplit]) -> DriftBlame:
     """Blame the ranks that are outvoted on any of the tensors that differ."""
-    each = [blame_outvoted(split.sides) for split in splits]
-    ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
-    is_known = all(blame.ground is Ground.MAJORITY for blame in each)
-    return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if is_known else Ground.NONE)
+    each = [split.sides for split in splits]
+    ranks = tuple(sorted({rank for sides in each for rank in outvoted(sides)}))
+    return DriftBlame(ranks=ranks, is_known=all(map(majority_of, each)))
+
+
+def disagreement(values: Mapping[int, Value], words: Callable[[Value], str] = str) -> tuple[str, DriftBlame] | None:
+    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame; None if all ranks say the same."""
+    sides = group_alike(values)
+    if len(sides) < 2:
+        return None
+    who = [ranks for _, ranks in sides]
+    return sides_words(sides, words), DriftBlame(ranks=outvoted(who), is_known=bool(majority_of(who)))
 
 
 def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
@@ -339,14 +340,15 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
     where = [to_place(rank, sites[rank]) for rank in blame.ranks if rank in sites]
     # With two ranks that differ there is nothing to say.
     split = sighting.difference.splits[0]
-    if all(len(side) == 1 for side in split.sides) and not split.absent_on:
-        side_words = [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
-    else:
+    side_words = []
+    if not all(len(side) == 1 for side in split.sides) or split.absent_on:
         kinds = ["the same" if at == 0 and len(side) > 1 else "others" for at, side in enumerate(split.sides)]
         sides = [
             ("none" if side == split.absent_on else kind, side) for kind, side in zip(kinds, split.sides, strict=True)
         ]
         side_words = [f"{row_words(split.row)}: {sides_words(sides)}"]
+    elif len(split.sides) > 2:
+        side_words = [f"{row_words(split.row)}: no two ranks are equal"]
     difference = sighting.difference
     names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
     few = first_names(names, count=difference.differing)
@@ -362,7 +364,7 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
             _equal_until(sighting),
             f"{difference.differing} of {difference.of} {nouns} differ: {few}",
             *side_words,
-            *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+            *blame.doubt,
             *first.cause.evidence,
             *model_words(job, sighting.replica),
             *(_also_words(one) for one in others),
