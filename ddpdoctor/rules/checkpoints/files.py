@@ -48,12 +48,11 @@ def check_damaged(seen: Checkpoints) -> Answer:
     """Report records whose checksum is wrong, and the tensors stored in them."""
     problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
+    without = [one for one in seen.files if one.checksums in NO_CHECKSUMS]
     if problems or checked:
-        without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
         more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
         return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
-    read = (one.checksums for one in seen.files if one.checksums in NO_CHECKSUMS)
-    return skipped(next((NO_CHECKSUMS[reason] for reason in read), "no checksums were read"))
+    return skipped(next((NO_CHECKSUMS[one.checksums] for one in without), "no checksums were read"))
 
 
 def _damage(one: FileSeen) -> Problem:
@@ -286,14 +285,6 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
 
 # A file with one of these was written to resume from; a file with weights alone was not.
 TRAINING = (StatePart.OPTIMIZER, StatePart.PROGRESS, StatePart.SCHEDULER, StatePart.SCALER)
-WANTED = (
-    StatePart.MODEL,
-    StatePart.OPTIMIZER,
-    StatePart.SCHEDULER,
-    StatePart.SCALER,
-    StatePart.RANDOM,
-    StatePart.PROGRESS,
-)
 RUNS_CODE = frozenset(
     {"os", "posix", "nt", "subprocess", "pty", "runpy", "shutil", "socket", "webbrowser", "importlib"}
 )
@@ -312,7 +303,7 @@ def check_resume(seen: Checkpoints) -> Answer:
 
 
 def _lacks(path: str, contents: Contents) -> Iterator[Problem]:
-    lacking = [part.value for part in WANTED if part not in contents.parts]
+    lacking = [part.value for part in StatePart if part not in contents.parts]
     if lacking:
         has = ", ".join(part.value for part in contents.parts)
         summary = f"{path} has {has}, but no {', '.join(lacking)}"

@@ -87,10 +87,8 @@ def _first_few(names: Sequence[str]) -> str:
 
 
 def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
-    """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them.
-
-    DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
-    """
+    """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them."""
+    # DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
     names = list(dict.fromkeys(name for each in sighting.values for name in each.unreduced))
     splits = sighting.difference.splits
     blame = seen(each for each in sighting.values if each.unreduced)

@@ -157,18 +157,13 @@ def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _of_unseen_steps(sighting: Sighting) -> tuple[str, str]:
-    """Return what else may have happened in steps that were not compared, and how to see each; "" if there are none.
-
-    The gradients of such a step are gone: only parameters and state show what they did.
-    """
+    # The gradients of such a step are gone: only parameters and state show what they did.
     return (_UNSEEN, _SEE_EACH) if sighting.step - (sighting.last_good or 0) > 1 else ("", "")
 
 
 def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> tuple[str, DriftBlame] | None:
-    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs.
-
-    ``kernels`` includes the settings that only choose a kernel.
-    """
+    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs."""
+    # ``kernels`` includes the settings that only choose a kernel.
     known = [each for each in values if each.settings]
     names = dict.fromkeys(name for each in known for name, _ in each.settings)
     found = []
@@ -212,10 +207,7 @@ def check_parameters(job: Job) -> Answer:
 
 
 def _since(found: FoundDifference) -> FoundDifference:
-    """Return a difference with the step at which ranks first had different step counts.
-
-    Such ranks are compared at the end only, after equally many backwards.
-    """
+    # Such ranks are compared at the end only, after equally many backwards.
     sighting = found.sighting
     if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not StreamClock.END:
         return found

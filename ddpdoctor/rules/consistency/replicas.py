@@ -49,10 +49,8 @@ class Sighting:
 
 
 def replicas_of(job: Job, *, wrapped: bool = True) -> tuple[ReplicaStreams, ...]:
-    """Return the DDP models whose replicas were compared, or those trained outside DDP, in the order of their streams.
-
-    Groups of different ranks may share a name.
-    """
+    """Return the DDP models that were compared, or those trained outside DDP, in the order of their streams."""
+    # Groups of different ranks may share a name.
     streams = job.consistency.streams if job.consistency is not None else ()
     found = grouped(
         ((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one)
@@ -98,10 +96,8 @@ def all_values(streams: Iterable[Stream]) -> list[Values]:
 
 
 def step_of(stream: Stream, number: int) -> int:
-    """Return the training step, from 1, of a comparison.
-
-    If no optimizer counts steps, a step is a backward whose gradients were reduced.
-    """
+    """Return the training step, from 1, of a comparison."""
+    # If no optimizer counts steps, a step is a backward whose gradients were reduced.
     if stream.clock is StreamClock.STEP:
         return number
     if stream.clock is StreamClock.SYNC:
@@ -111,10 +107,8 @@ def step_of(stream: Stream, number: int) -> int:
 
 
 def is_aligned(values: Iterable[Values]) -> bool:
-    """Return whether ranks had progressed equally: the same number of reduced backwards.
-
-    A rank that has made one step more or less writes its step N at another point of training than the others.
-    """
+    """Return whether ranks had progressed equally: the same number of reduced backwards."""
+    # A rank that has made one step more or less writes its step N at another point of training than the others.
     return len({each.reductions for each in values}) <= 1
 
 

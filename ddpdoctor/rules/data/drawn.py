@@ -66,10 +66,7 @@ def _judge_duplicates(shared: Shared) -> Answer:
     if any(loader.samples is not None and loader.samples < shared.size for loader in loaders):
         return shared.skipped("it has fewer samples than there are ranks")
     is_certain = False
-    for number, found in shared.passes().items():
-        passes = {rank: epoch for rank, epoch in found.items() if shared.is_counted(epoch)}
-        if len(passes) < 2:
-            continue
+    for number, passes in shared.passes(counted=True).items():
         ranks, all_samples, certain = _same_in(shared, passes)
         if ranks:
             return _duplicates(shared, number, {rank: passes[rank] for rank in ranks}, all_samples=all_samples)
@@ -78,10 +75,8 @@ def _judge_duplicates(shared: Shared) -> Answer:
 
 
 def _same_in(shared: Shared, passes: Mapping[int, EpochSeen]) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the ranks with the same samples in a pass, whether each drew the whole dataset, and whether that is sure.
-
-    Without such ranks, the last one says whether it is certain that there are none.
-    """
+    """Return the ranks with the same samples in a pass, whether each drew the whole dataset, and whether that is sure."""
+    # Without such ranks, the last one says whether it is certain that there are none.
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
         ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
         return ranks, False, all(epoch.batch_digests for epoch in passes.values())
@@ -303,7 +298,7 @@ def _judge_shards(shared: Shared) -> Answer:
         return shared.skipped("the indices of the ranks were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
         return shared.skipped("the datasets of the ranks have different or unknown lengths")
-    passes = _whole_passes(shared)
+    passes = shared.whole_passes()
     if not passes:
         return shared.skipped("no training pass was seen on all ranks")
     samplers = {rank: loader.sampler for rank, loader in shared.seen.items() if loader.sampler is not None}
@@ -363,7 +358,7 @@ def _seen_by_samplers(shared: Shared, samplers: list[Cut]) -> tuple[str, str] | 
     expected = samples / shares
     if shares <= shared.size or (samples - expected * shared.size) / shared.size < MIN_MISSING_BATCHES * batch:
         return None
-    passes = _whole_passes(shared)
+    passes = shared.whole_passes()
     if any(epoch.drawn > expected + 2 * batch for found in passes.values() for epoch in found.values()):
         return None
     for number, found in passes.items():
@@ -458,15 +453,6 @@ def _fix_of_cuts(first: Cut, again: Cut) -> str:
         return f"pass use_distributed_sampler=False to the Trainer, or {whole}"
     already = "each rank has its own part already" if first.what == "part" else f"{_cut_words(first)} divides the data"
     return f"remove {class_name(again.type)} (shuffle=True does the rest), because {already}; or {whole}"
-
-
-def _whole_passes(shared: Shared) -> dict[int, dict[int, EpochSeen]]:
-    """Return the passes that all ranks made, only those of training unless the user named the loader."""
-    return {
-        number: found
-        for number, found in shared.passes().items()
-        if len(found) == len(shared.seen) and all(map(shared.is_counted, found.values()))
-    }
 
 
 def _judge_samplers(
@@ -629,9 +615,7 @@ def _judge_uneven(shared: Shared) -> Answer:
     if any(loader.in_join for loader in loaders.values()):
         return shared.skipped("it is used inside join, which handles uneven batches")
     trained = {rank: loader.trained_batches for rank, loader in loaders.items()}
-    ended = False
-    for number, found in shared.passes().items():
-        passes = {rank: epoch for rank, epoch in found.items() if shared.is_counted(epoch)}
+    for number, passes in shared.passes(counted=True).items():
         # Ranks that ended, while another one got more batches in this pass and trained on more over all passes.
         short = tuple(
             rank
@@ -645,7 +629,7 @@ def _judge_uneven(shared: Shared) -> Answer:
         )
         if short:
             return _uneven(shared, number, passes, short)
-        ended = ended or sum(epoch.complete for epoch in found.values()) > 1
+    ended = any(sum(epoch.complete for epoch in found.values()) > 1 for found in shared.passes().values())
     return passed() if ended else shared.skipped("fewer than two ranks completed a pass")
 
 

@@ -153,12 +153,17 @@ class Shared:
     def first(self) -> LoaderSeen:
         return self.seen[self.ranks[0]]
 
-    def passes(self) -> dict[int, dict[int, EpochSeen]]:
+    def passes(self, least: int = 2, *, counted: bool = False) -> dict[int, dict[int, EpochSeen]]:
+        """Return the passes that at least so many ranks made, all or those that count, by number and rank."""
         found: dict[int, dict[int, EpochSeen]] = {}
         for rank in self.ranks:
             for epoch in self.seen[rank].epochs:
-                found.setdefault(epoch.number, {})[rank] = epoch
-        return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
+                if not counted or self.is_counted(epoch):
+                    found.setdefault(epoch.number, {})[rank] = epoch
+        return {number: found[number] for number in sorted(found) if len(found[number]) >= least}
+
+    def whole_passes(self) -> dict[int, dict[int, EpochSeen]]:
+        return self.passes(len(self.seen), counted=True)
 
     def is_counted(self, epoch: EpochSeen) -> bool:
         return was_trained(epoch) or not self.replicas.trained_only
@@ -188,11 +193,9 @@ class Shared:
 def judge_loaders(
     replicas: Replicas, judge: Callable[[Shared], Answer], healthy: str, *, of_any_job: bool = False
 ) -> Answer:
-    """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed.
-
-    ``healthy`` describes a pass. If no loader passed, return the first reason to skip. Ranks without DDP are skipped,
-    unless the rule is ``of_any_job``.
-    """
+    """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed."""
+    # ``healthy`` describes a pass. If no loader passed, return the first reason to skip. Ranks without DDP are skipped,
+    # unless the rule is ``of_any_job``.
     if not replicas.by_model and not of_any_job:
         return skipped(NO_REPLICAS)
     if replicas.size == 1:
@@ -311,11 +314,9 @@ def are_distinct(epochs: Iterable[EpochSeen]) -> bool:
 
 
 def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether ranks must have missed a sample although they drew at least as many indices as there are samples.
-
-    With exactly as many draws as samples, each must come once. Draws beyond that are repeats. For one repeat, the sum
-    shows which index it is, and the exclusive or must agree. For more, their sum must be possible.
-    """
+    """Return whether ranks must have missed a sample although they drew at least as many indices as there are samples."""
+    # With exactly as many draws as samples, each must come once. Draws beyond that are repeats. For one repeat, the sum
+    # shows which index it is, and the exclusive or must agree. For more, their sum must be possible.
     if not _are_of(samples, epochs):
         return False
     drawn = sum(epoch.drawn for epoch in epochs)
@@ -339,30 +340,24 @@ def _are_of(samples: int, epochs: Sequence[EpochSeen]) -> bool:
 
 
 def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSeen, EpochSeen]) -> bool | None:
-    """Return whether two ranks hold the same dataset, or None if that is unknown.
-
-    The same index must give the same values in at least one leaf: random augmentation changes some leaves, but not the
-    labels. If no digest helps, equal descriptions of the dataset decide.
-    """
+    """Return whether two ranks hold the same dataset, or None if that is unknown."""
+    # The same index must give the same values in at least one leaf: random augmentation changes some leaves, but not
+    # the labels. If no digest helps, equal descriptions of the dataset decide.
     one, other = passes
     described_alike = bool(loaders[0].dataset_digest) and loaders[0].dataset_digest == loaders[1].dataset_digest
-    alike = _compare(_by_leaf(one.sample_digests), _by_leaf(other.sample_digests), MIN_SAMPLES)
+    alike = _compare(_by_leaf(one.sample_digests, 2), _by_leaf(other.sample_digests, 2), MIN_SAMPLES)
     if alike is None and one.first and one.first == other.first:
-        alike = _compare(_numbered(one.batch_digests), _numbered(other.batch_digests), MIN_BATCHES)
+        alike = _compare(_by_leaf(one.batch_digests, 1), _by_leaf(other.batch_digests, 1), MIN_BATCHES)
     if alike is False:
         return None if described_alike else False
-    if alike is None and not (_has_digests(one) and _has_digests(other)):
+    if alike is None and not all(each.batch_digests or each.sample_digests for each in passes):
         return described_alike or None
     return alike
 
 
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
-    mine, others = _numbered(one.batch_digests), _numbered(other.batch_digests)
+    mine, others = (_by_leaf(each.batch_digests, 1) for each in (one, other))
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
-
-
-def _has_digests(seen: EpochSeen) -> bool:
-    return bool(seen.batch_digests or seen.sample_digests)
 
 
 def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:
@@ -377,23 +372,13 @@ def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:
     return False if leaves and all(differ) else None
 
 
-def _by_leaf(digests: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return sample digests, given as "index:leaf:digest", by leaf and index."""
+def _by_leaf(digests: Iterable[str], colons: int) -> dict[str, dict[str, str]]:
+    """Return digests by leaf and index; "leaf:digest" of a batch has none, and is numbered within the leaf."""
     found: dict[str, dict[str, str]] = {}
     for entry in digests:
-        index, _, rest = entry.partition(":")
-        leaf, _, digest = rest.partition(":")
-        found.setdefault(leaf, {})[index] = digest
-    return found
-
-
-def _numbered(digests: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return batch digests, given as "leaf:digest", by leaf and by the number of the batch within the leaf."""
-    found: dict[str, dict[str, str]] = {}
-    for entry in digests:
-        leaf, _, digest = entry.partition(":")
+        *index, leaf, digest = entry.split(":", colons)
         known = found.setdefault(leaf, {})
-        known[str(len(known))] = digest
+        known[index[0] if index else str(len(known))] = digest
     return found
 
 

@@ -276,10 +276,8 @@ def find_way(
 def find_turning(
     flows: Sequence[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
 ) -> Turning | None:
-    """Return how a rank that is to blame parted from another, or None if only the call itself is known.
-
-    ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
-    """
+    """Return how a rank that is to blame parted from another, or None if only the call itself is known."""
+    # ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     own, usual = parts
     parting = find_parting(mine, other, group, seq)
     if (
@@ -302,8 +300,10 @@ def find_turning(
         return found
     if found.detours and _is_in(usual, parting.instead_of):
         return found
-    once_more, site = None, parting.went_on.site if parting.went_on is not None else None
-    if parting.repeats and site is not None:  # the loop around it counts, if that may be longer on one rank
+    once_more, went_on, site = None, parting.went_on, parting.went_on.site if parting.went_on is not None else None
+    repeats = went_on is not None and parting.before is not None and line_key(went_on) == line_key(parting.before)
+    # It makes the call of a line again: the loop around it counts, if that may be longer on one rank.
+    if repeats and went_on is not None and went_on.op not in NATIVE_PHASES and site is not None:
         around = next((loop_around(flow, site.line) for flow in flows if flow.file == site.file), None)
         around = around if around is not None and around.kind != "fixed-for" else None
         once_more = Turning(parting=replace(parting, is_extra=True), detours=(), loop=around, call=site)
@@ -384,11 +384,9 @@ def _same_function(one: Frame, other: Frame) -> bool:
 def find_guard(
     flows: Sequence[ControlFlow], caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool
 ) -> Frame | None:
-    """Return the line of the condition around a rank's call, if another rank went around it, else None.
-
-    ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
-    it may also have left by a `return` above the call; if there is one, the result is None.
-    """
+    """Return the line of the condition around a rank's call, if another rank went around it, else None."""
+    # ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
+    # it may also have left by a `return` above the call; if there is one, the result is None.
     lines = [frame for frame in others if frame is not None]
     for frame in reversed([frame for frame in caller if frame.user]):
         flow = next((flow for flow in flows if flow.file == frame.file), None)
@@ -413,10 +411,8 @@ def find_guard(
 def blame_guarded(
     parts: Sequence[TimelineEntry], states: Mapping[int, RankState], flows: Sequence[ControlFlow]
 ) -> Blame | None:  # fmt: skip
-    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear.
-
-    If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
-    """
+    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
+    # If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
     if len(parts) != 2:
         return None
     found: dict[int, Frame] = {}
@@ -456,10 +452,9 @@ def find_lone_call(
     left: Sequence[int],
     flows: Sequence[ControlFlow],
 ) -> Conflict | None:
-    """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line.
-
-    A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made before.
-    """
+    """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line."""
+    # A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made
+    # before.
     for group in dict.fromkeys(position.group for position in positions.values()):
         callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
         gone = [states[n].rank for n in group.members if n in set(left)]
@@ -476,10 +471,7 @@ def find_lone_call(
 
 
 def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[int, TimelineEntry] | None:
-    """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
-
-    The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
-    """
+    # The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
     entries = read_timeline(state, group.name, most=MOST_RECORDS).entries
     known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
     come = max(recorded_seq(rank, group.name) for rank in gone)
@@ -502,10 +494,8 @@ def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[i
 
 
 def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
-    """Blame the callers if each rank that left came further in the script or went around a condition.
-
-    If no source was read, it is enough that each of them destroyed the group.
-    """
+    """Blame the callers if each rank that left came further in the script or went around a condition."""
+    # If no source was read, it is enough that each of them destroyed the group.
     ranks = tuple(state.rank.rank for state in callers)
     stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]
     if all(

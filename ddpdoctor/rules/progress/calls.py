@@ -117,11 +117,9 @@ def line_key(kind: CallKind) -> Hashable:
 
 
 def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
-    """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
-
-    A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
-    the group's next record.
-    """
+    """Return what a rank has under the numbers of a group, as far as its last ``most`` records show."""
+    # A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one
+    # and the group's next record.
     rank = state.rank.rank
     entries: dict[int, TimelineEntry] = {}
     count = 0
@@ -209,11 +207,9 @@ def _uses(kind: CallKind, name: str, state: RankState) -> bool:
 
 
 def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
-    """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``.
-
-    A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the other's,
-    the same count of numbers earlier or later.
-    """
+    """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``."""
+    # A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the
+    # other's, the same count of numbers earlier or later.
     # A rank that is to blame and one that is not; if exactly two may be to blame, these two.
     odd = [line for line in lines if line.rank in blamed]
     rest = [line for line in lines if line.rank not in blamed]
@@ -254,12 +250,6 @@ class Parting:
     is_earlier: bool = False  # both ranks have gone on since, so the difference shows later
     is_extra: bool = False  # ``went_on`` is an extra call, after which the rank did what was due
 
-    @property
-    def repeats(self) -> bool:
-        if self.before is None or self.went_on is None or self.is_earlier:
-            return False
-        return self.went_on.op not in NATIVE_PHASES and line_key(self.went_on) == line_key(self.before)
-
 
 @dataclass(frozen=True, slots=True)
 class _Act:
@@ -281,10 +271,9 @@ class _Act:
 
 
 def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
-    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group.
-
-    Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another line.
-    """
+    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group."""
+    # Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another
+    # line.
     mine, others = _acts(one, group), _acts(other, group)
     keys = [{act.key for acts in found.values() for act in acts} for found in (mine, others)]
     shared = keys[0] & keys[1]
@@ -332,10 +321,8 @@ def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
 
 
 def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
-    """Return what a rank did, by how many collectives its group had begun before.
-
-    A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
-    """
+    """Return what a rank did, by how many collectives its group had begun before."""
+    # A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
     found: dict[int, list[_Act]] = defaultdict(list)
     records = read_events(state, group, RING_RECORDS)
     events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective(event.kind.op)]
@@ -386,12 +373,10 @@ def find_blame(
 def _familiarity(
     line: GroupCalls, part: TimelineEntry, seq: int, most: int, *, one_line: bool
 ) -> tuple[float, bool, bool] | None:
-    """Return how likely the call is by the rank's own history, and whether the rank made it before.
-
-    The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
-    reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
-    `else:`. Return None if the history is too short.
-    """
+    """Return how likely the call is by the rank's own history, and whether the rank made it before."""
+    # The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
+    # reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
+    # `else:`. Return None if the history is too short.
     before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
     if len(before) < ENOUGH:
         return None
@@ -481,10 +466,8 @@ def find_conflict(
 def find_misread(
     states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
 ) -> Conflict | None:
-    """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes.
-
-    Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
-    """
+    """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes."""
+    # Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
     dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
     for number, state in states.items():
         for kind in pack_calls(state.rank.recent_calls).counts:

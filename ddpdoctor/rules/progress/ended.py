@@ -323,11 +323,9 @@ def _failed(job: JobState, root: Failure) -> Problem:
 
 
 def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
-    """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process.
-
-    An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
-    with another pid there; one of another pid may be another job's.
-    """
+    """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process."""
+    # An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
+    # with another pid there; one of another pid may be another job's.
     rank = root.rank
     of_device = root.error is not None and DEVICE_ERROR.search(root.error.message) is not None
     if rank.started_ns is None or not (of_device or root.by_signal):

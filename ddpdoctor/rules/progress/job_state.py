@@ -70,11 +70,9 @@ def never_came(facts: Job) -> tuple[NodeSeen, ...]:
 
 
 def lost_nodes(facts: Job, time_ns: int) -> tuple[NodeSeen, ...]:
-    """Return the members that went silent, or left with an error without sending what their ranks did.
-
-    A node that was lost before the ranks of this attempt began does not count, unless its ranks are still missing.
-    If it is not known which ranks it has, any missing rank may be one of them.
-    """
+    """Return the members that went silent, or left with an error without sending what their ranks did."""
+    # A node that was lost before the ranks of this attempt began does not count, unless its ranks are still missing. If
+    # it is not known which ranks it has, any missing rank may be one of them.
     began_ns = min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=0) - BEATS_NS
     missing = set(range(world_of(facts))) - {rank.rank for rank in facts.ranks}
 
@@ -199,10 +197,8 @@ class JobState:
         return self.facts.ended and self.facts.interrupted_by is None
 
     def is_ending(self) -> bool:
-        """Return whether all living ranks are ending, and have been for less than the hang timeout.
-
-        After a failure elsewhere this takes seconds on a crowded host. It is no hang.
-        """
+        """Return whether all living ranks are ending, and have been for less than the hang timeout."""
+        # After a failure elsewhere this takes seconds on a crowded host. It is no hang.
         there = [state for state in self.states.values() if state.rank.life is Life.RUNNING]
         left = [max(s.error.time_ns if s.error is not None else 0, s.rank.main_ended_ns or 0) for s in there]
         return bool(left) and all(self.time_ns - at < self.timeout_ns for at in left)
@@ -220,10 +216,7 @@ class JobState:
 
 
 def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
-    """Drop device calls that may have completed, by their own rank's account, and have by that of an idle peer.
-
-    What completes for one rank has data of all. The device of the other then works on something of its own.
-    """
+    # What completes for one rank has data of all. The device of the other then works on something of its own.
     begun: dict[str, int] = {}
     for group in (group for rank in ranks if rank.device_idle for group in rank.groups):
         begun[group.name] = max(begun.get(group.name, 0), group.enqueued)
@@ -290,11 +283,8 @@ def build_job_state(facts: Job) -> JobState:
 
 
 def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
-    """Return the failures of ranks that raised an error and, while they handled it, made a call that no other makes.
-
-    That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not if
-    a rank failed by itself or holds the others up, or if the others are in the same call.
-    """
+    # That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not
+    # if a rank failed by itself or holds the others up, or if the others are in the same call.
     own: dict[int, Raised] = {}  # the script's errors that ranks handled when they made the call they are or failed in
     for n, state in job.states.items():
         last = state.error

@@ -321,10 +321,7 @@ def _fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, unev
 
 
 def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], before: str = "") -> str:
-    """Return "rank 0 is in reduce (train.py:6)", or what it called if that call went through.
-
-    ``before`` says what each rank did before that.
-    """
+    # ``before`` says what each rank did before that.
     return ", ".join(
         f"{say.who(job, ranks)} {before}{'called' if conflict.passed else verb(ranks, 'is in', 'are in')} {what}"
         for what, ranks in _call_classes(parts).items()
@@ -332,10 +329,8 @@ def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], b
 
 
 def _call_classes(parts: Sequence[TimelineEntry]) -> dict[str, list[int]]:
-    """Return the ranks of each call, as it was, at its line, with the properties that must be equal on all ranks.
-
-    These are " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named.
-    """
+    """Return the ranks of each call, as it was, at its line, with the properties that must be equal on all ranks."""
+    # These are " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named.
     found: dict[str, list[int]] = {}
     for part in parts:
         kind, what = part.kind, part.kind.op

@@ -174,10 +174,8 @@ def seconds(duration_ns: int | None) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``.
-
-    torch's errors of NCCL name their own source first; NCCL's words stand behind "Last error:".
-    """
+    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``."""
+    # torch's errors of NCCL name their own source first; NCCL's words stand behind "Last error:".
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     quoted = lines.index(_LAST_ERROR) + 1 if _LAST_ERROR in lines[:-1] else 0
     line = lines[quoted] if lines else ""
@@ -275,15 +273,13 @@ def aborted_at_exit(rank: Rank) -> bool:
 
 
 def settle(rank: Rank) -> Rank:
-    """Return a rank without samples that are out of date.
-
-    A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
-    """
+    """Return a rank without samples that are out of date."""
     # On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
     calls = (*rank.open_calls, *rank.recent_calls[-1:])
     last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
     fresh = tuple(sample for sample in rank.samples if sample.time_ns >= last)
     rank = rank if len(fresh) == len(rank.samples) else replace(rank, samples=fresh)
+    # A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
     asked = rank.exit_asked
     if asked is None or asked in GOOD_EXITS or not aborted_at_exit(rank):
         return rank
@@ -428,11 +424,8 @@ def call_at_failure(rank: Rank) -> Call | None:
 
 
 def _raised_by_torch(error: Raised) -> bool:
-    """Return whether, by its innermost frame, a collective may have raised this, not the user's or a layer's own code.
-
-    A recorded collective leaves frames of torch.distributed. DDP's forward leaves frames of its own file. A backward
-    leaves autograd's, under which C++ does everything. The end of a loader worker is raised wherever the rank is.
-    """
+    # A recorded collective leaves frames of torch.distributed. DDP's forward leaves frames of its own file. A backward
+    # leaves autograd's, under which C++ does everything. The end of a loader worker is raised wherever the rank is.
     if not error.frames:
         return True
     last = error.frames[-1]
@@ -450,10 +443,8 @@ def waited_its_limit(rank: Rank, call: Call) -> bool:
 
 
 def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    """Return ranks so that those that only died because of a peer's watchdog do not count as failures.
-
-    They keep the state that they had before, at the line that their final dump shows.
-    """
+    """Return ranks so that those that only died because of a peer's watchdog do not count as failures."""
+    # They keep the state that they had before, at the line that their final dump shows.
     ranks = tuple(ranks)
     if not any(_is_outside(rank) and any(waited_its_limit(rank, call) for call in _on_device(rank)) for rank in ranks):
         return ranks
@@ -466,13 +457,11 @@ def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 
 
 def with_given_up(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    """Return ranks so that they wait in the collective that torch gave up at its limit, if it ended them for that.
-
-    At the limit nccl2, which is NCCL's backend in torch 2.15, aborts the communicator, so that the host goes on to the
-    next call, and some seconds later the process. Under DETAIL it writes no dump of what was pending. But the host of
-    each rank then left the same collective for the next one just when that limit had passed, and soon after that a
-    thread without Python ended a rank. Unless all of that holds for all ranks, they are returned unchanged.
-    """
+    """Return ranks so that they wait in the collective that torch gave up at its limit, if it ended them for that."""
+    # At the limit nccl2, which is NCCL's backend in torch 2.15, aborts the communicator, so that the host goes on to
+    # the next call, and some seconds later the process. Under DETAIL it writes no dump of what was pending. But the
+    # host of each rank then left the same collective for the next one just when that limit had passed, and soon after
+    # that a thread without Python ended a rank. Unless all of that holds for all ranks, they are returned unchanged.
     ranks = tuple(ranks)
     given_up = [_given_up(rank) for rank in ranks]
     if not any(map(_is_outside, ranks)) or len({(call.group, call.seq) if call else None for call in given_up}) > 1:
@@ -498,12 +487,10 @@ def _given_up(rank: Rank) -> Call | None:
 
 
 def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
-    """Return the ranks that made a collective after another one had waited there until torch's limit.
-
-    The watchdog ends the other one a minute later. Until then the late rank completes that collective with it, and may
-    go on to wait in a later one, where it seems to be the waiter. Each comes with its call, that other rank and its
-    call.
-    """
+    """Return the ranks that made a collective after another one had waited there until torch's limit."""
+    # The watchdog ends the other one a minute later. Until then the late rank completes that collective with it, and
+    # may go on to wait in a later one, where it seems to be the waiter. Each comes with its call, that other rank and
+    # its call.
     ranks = tuple(ranks)
     found: dict[int, tuple[Call, Rank, Call]] = {}
     for waiter in ranks:
@@ -568,10 +555,8 @@ class Failure:
 
     @property
     def by_watchdog(self) -> bool:
-        """Whether NCCL's watchdog seems to have ended it: in a thread that runs no Python, after a long wait.
-
-        Then it only waited in vain, and the cause is elsewhere.
-        """
+        """Whether NCCL's watchdog seems to have ended it: in a thread that runs no Python, after a long wait."""
+        # Then it only waited in vain, and the cause is elsewhere.
         rank = self.rank
         if self.error is not None or not _is_outside(rank):
             return False
@@ -640,10 +625,8 @@ def first_line_of(failure: Failure) -> Frame | None:
 
 
 def error_of_helper(failure: Failure) -> HelperError | None:
-    """Return the error of the child whose bad end the rank reports, or of the thread that then ended the rank.
-
-    It is None if the rank reports something else. Of several, it is the one that failed first by itself.
-    """
+    """Return the error of the child whose bad end the rank reports, or of the thread that then ended the rank."""
+    # It is None if the rank reports something else. Of several, it is the one that failed first by itself.
     error = failure.error
     if failure.call is not None or failure.by_signal or failure.by_own_limit:
         return None
@@ -684,10 +667,8 @@ def is_same_bug(root: Failure, other: Failure) -> bool:
 
 
 def all_gave_up(failures: Iterable[Failure], states: Mapping[int, RankState]) -> bool:
-    """Return whether every rank was in a call that needs others, and one of them did wait for its time limit.
-
-    The text alone is not enough: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once if a peer died.
-    """
+    """Return whether every rank was in a call that needs others, and one of them did wait for its time limit."""
+    # The text alone is not enough: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once if a peer died.
     if not all(state.waiting for state in states.values()):
         return False
     for failure in failures:

@@ -281,11 +281,9 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
 
 
 def shares_busy_cores(rank: Rank, others: Sequence[Rank], cost_ms: float) -> bool:
-    """Return whether a rank is behind only because it waits for a core, as the other ranks do too.
-
-    Which of them is behind then changes with what else runs on the machine. A loader that does not compute counts
-    too, if the main thread waits for a core as long: the loader's workers wait for the same cores.
-    """
+    """Return whether a rank is behind only because it waits for a core, as the other ranks do too."""
+    # Which of them is behind then changes with what else runs on the machine. A loader that does not compute counts
+    # too, if the main thread waits for a core as long: the loader's workers wait for the same cores.
     reason = find_slow_reason(rank, others, cost_ms)
     times = [other.speed.core_time for other in others if other.speed is not None]
     waits = [time.queued_ms / time.elapsed_ms if time is not None and time.elapsed_ms else 0.0 for time in times]

@@ -57,10 +57,8 @@ _NOT_REACHED = {
 
 
 def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen.
-
-    A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
-    """
+    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen."""
+    # A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
     found: set[int] = set()
     each = facts.local_ranks_expected
     for node in nodes:
@@ -177,11 +175,8 @@ def judge_lost(job: JobState) -> Answer:
 
 
 def _judge_launchers(job: JobState) -> Answer:
-    """Report the nodes that the launcher waits for, so that no rank has started anywhere.
-
-    What this node sees of them says why, if that can be known. If every node is here, the launchers look for each other
-    in different places.
-    """
+    # What this node sees of them says why, if that can be known. If every node is here, the launchers look for each
+    # other in different places.
     facts = job.facts
     if facts.now_ns - facts.launched_ns < facts.hang_timeout_s * 1e9:
         return unknown("the launcher has not waited for the whole --hang-timeout yet")
@@ -377,10 +372,8 @@ ALONE_PATIENCE = 4
 
 
 def left_file_problem(job: JobState) -> Problem | None:
-    """Report ranks that meet in a file with the addresses of an earlier job's ranks, or return None if none do.
-
-    It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
-    """
+    """Report ranks that meet in a file with the addresses of an earlier job's ranks, or return None if none do."""
+    # It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
     ranks = [job.ranks[n] for n in sorted(job.states) if job.ranks[n].meeting is not None]
     if not ranks or not job.sees_all or any(job.ranks[n].steps for n in job.states):
         return None

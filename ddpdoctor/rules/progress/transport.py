@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import DeviceState
@@ -118,10 +119,8 @@ def closed(job: JobState) -> tuple[int, ...] | None:
 
 
 def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
-    """Return the pending collectives that all ranks of their group have come to: the earliest one of each group.
-
-    A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
-    """
+    """Return the pending collectives that all ranks of their group have come to: the earliest one of each group."""
+    # A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     positions = sorted(job.positions.items())
     by_group = grouped((one.group, number) for number, one in positions if number in one.group.members)
     found = []
@@ -152,10 +151,9 @@ def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, 
 
 
 def find_targets(job: JobState) -> Targets:
-    """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out.
-
-    If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one set.
-    """
+    """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out."""
+    # If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one
+    # set.
     edges = wait_edges(job.states, job.positions)
     absent = frozenset(range(job.world)) - job.states.keys()
     lacking: dict[Hashable, frozenset[int]] = {}
@@ -259,29 +257,23 @@ def _has_several_hosts(job: JobState) -> bool:
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
     """Report connections on which the kernel keeps resending, and which ranks they join."""
     owner = {end: number for number, one in _connections(job).items() for end in one.ends}
-    shown = 0
-    for number, connections in _connections(job).items():
-        for one in connections.stalled:
-            if shown == MOST_LINES:
-                return
-            shown += 1
-            peer = owner.get(one.remote)
-            to = f"rank {peer}" if peer is not None else "a process outside this host or container"
-            here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
-            way = f"between {here} and {there}" if here != there else f"from {here} to itself"
-            yield Clue(
-                said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
-                f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
-                fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
-                "the link (ip -s link show)",
-            )
+    every = ((number, one) for number, connections in _connections(job).items() for one in connections.stalled)
+    for number, one in islice(every, MOST_LINES):
+        peer = owner.get(one.remote)
+        to = f"rank {peer}" if peer is not None else "a process outside this host or container"
+        here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
+        way = f"between {here} and {there}" if here != there else f"from {here} to itself"
+        yield Clue(
+            said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
+            f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
+            fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
+            "the link (ip -s link show)",
+        )
 
 
 def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
-    """Return which interfaces of the ranks' connections are down or gone, and which are in use or would be.
-
-    The user should first compare the latter with the intended ones.
-    """
+    """Return which interfaces of the ranks' connections are down or gone, and which are in use or would be."""
+    # The user should first compare the latter with the intended ones.
     down, ways = [], []
     several = _has_several_hosts(job)
     networks = [(one, network) for one in machines_of(job.facts) if (network := known(one.network)) is not None]
@@ -332,10 +324,7 @@ def _given_up(message: str) -> str | None:
 
 
 def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
-    """Return what was seen, the strongest evidence first: connections, machines, NCCL's lines, time-out messages.
-
-    The machine is judged by the rules of `check-env` themselves, so that both say the same about it.
-    """
+    # The machine is judged by the rules of `check-env` themselves, so that both say the same about it.
     down, ways = _interface_clues(job)
     found = [*down, *_stalled_connections(job)]
     rules = {rule.code: rule for rule in rules_of("environment")}

@@ -113,10 +113,8 @@ _HELPERS = {
 
 
 def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
-    """Return the errors of helpers that a rank may wait for, the last first.
-
-    Not those after which it long trained on, and none if it just sleeps.
-    """
+    """Return the errors of helpers that a rank may wait for, the last first."""
+    # Not those after which it long trained on, and none if it just sleeps.
     frames = main_frames(rank)
     if frames and frames[-1].function == "sleep" and is_file(frames[-1], "/asyncio/"):
         return ()
@@ -125,11 +123,9 @@ def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
 
 
 def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
-    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for.
-
-    The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
-    that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
-    """
+    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
+    # The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
+    # that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
     own = lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
     stack = main_frames(rank)
     in_library = waits_in_library(stack)

@@ -75,11 +75,9 @@ def default_name(rank: Rank) -> str:
 
 
 def native_group(state: RankState) -> str:
-    """Return the name of the group in which a phase of DDP makes its collectives: the model's group, if recorded.
-
-    A backward is recorded with the group of the model that ran last. If several models have groups of their own, it is
-    the group whose counter has moved since.
-    """
+    """Return the name of the group in which a phase of DDP makes its collectives: the model's group, if recorded."""
+    # A backward is recorded with the group of the model that ran last. If several models have groups of their own, it
+    # is the group whose counter has moved since.
     call = state.call
     noted = (call.group if call is not None else "") or default_name(state.rank)
     if call is None or call.op != "backward" or len({model.group for model in state.rank.models} | {noted}) == 1:
@@ -101,10 +99,8 @@ def _has_moved(rank: Rank, name: str, since: int | None) -> bool:
 
 
 def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
-    """Return a group as the user knows it: by its mesh dimension and its members.
-
-    torch's own name is added if other groups have the same members.
-    """
+    """Return a group as the user knows it: by its mesh dimension and its members."""
+    # torch's own name is added if other groups have the same members.
     twins = [other for other in among if other.members == group.members and other != group]
     name = f" ({group.name})" if twins else ""
     if group.members == tuple(range(world)):
@@ -140,11 +136,9 @@ def recorded_seq(rank: Rank, name: str) -> int:
 
 
 def native_seq(state: RankState, name: str) -> int | None:
-    """Return the number of the C++ collective that the rank waits in, or None if it is not known.
-
-    If a process did not answer, only its records say how far the group was when the phase began. Under DETAIL, the
-    group's counter does not yet include the collective that is pending in the fingerprint check.
-    """
+    """Return the number of the C++ collective that the rank waits in, or None if it is not known."""
+    # If a process did not answer, only its records say how far the group was when the phase began. Under DETAIL, the
+    # group's counter does not yet include the collective that is pending in the fingerprint check.
     group = own_state(state.rank, name)
     if group is None or group.enqueued < 0:
         return None
@@ -235,10 +229,9 @@ def groups_made(rank: Rank) -> int:
 
 
 def waiting_peers(states: Mapping[int, RankState], *, met: bool) -> dict[int, int]:
-    """Return the ranks that wait in a point-to-point call, each with its peer.
-
-    ``met``: those whose peer waits in the other half of the same transfer; else those whose other half is not pending.
-    """
+    """Return the ranks that wait in a point-to-point call, each with its peer."""
+    # ``met``: those whose peer waits in the other half of the same transfer; else those whose other half is not
+    # pending.
     calls = {n: state.call for n, state in states.items() if state.doing is Activity.PEER and state.call is not None}
     every = ((n, call) for n, state in states.items() for call in state.rank.open_calls)  # all parts of a batch
     pending = {(n, call.peer, call.op) for n, call in every if call.op in POINT_TO_POINT}
@@ -279,10 +272,8 @@ def find_circles(
 
 
 def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
-    """Return the links from each waiting rank to its pending call, and from each call to whom it lacks.
-
-    A call may also lead to an earlier call of its group, which then comes before it in the mapping.
-    """
+    """Return the links from each waiting rank to its pending call, and from each call to whom it lacks."""
+    # A call may also lead to an earlier call of its group, which then comes before it in the mapping.
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
     by_group = grouped((position.group, position.seq) for position in positions.values())
     for group, numbers in by_group.items():

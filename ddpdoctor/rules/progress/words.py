@@ -191,10 +191,8 @@ def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
-    """Return which other ranks failed, and with what; texts that differ only in numbers appear once.
-
-    ``also`` is empty if the blamed ranks did not fail themselves.
-    """
+    """Return which other ranks failed, and with what; texts that differ only in numbers appear once."""
+    # ``also`` is empty if the blamed ranks did not fail themselves.
     merged = grouped(
         ((f", in {f.call.op}" if f.call is not None else "", without_numbers(how_words(f))), f)
         for f in failures
