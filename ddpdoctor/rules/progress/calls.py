@@ -159,9 +159,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         _fill(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            entry = TimelineEntry(
-                state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
-            )
+            entry = TimelineEntry(rank, kind_of(call), native=False, place=call.index, unrecorded=call.native)
             entries.setdefault(call.seq, entry)
     kinds = {id(event.kind): event for event in reversed(events)}
     first_places: dict[Hashable, int] = {}
@@ -421,12 +419,10 @@ class Conflict:
 
     @property
     def departing(self) -> list[TimelineEntry]:
-        """The calls of the ranks to blame."""
         return [part for part in self.parts if part.rank in self.blame.ranks]
 
     @property
     def agreeing(self) -> list[TimelineEntry]:
-        """The calls of the others."""
         return [part for part in self.parts if part.rank not in self.blame.ranks]
 
 
@@ -525,16 +521,12 @@ def _with_unnumbered(
     pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
     found = []
     for line in lines:
-        state = states[line.rank]
-        call = state.call
-        mine = positions.get(line.rank)
-        counts = call is not None and call.op in NATIVE_PHASES and call.begun is None
-        if state.doing is not Activity.NATIVE or call is None or not counts or mine is None or mine.group != group:
-            found.append(line)
-            continue
-        entry = TimelineEntry(line.rank, kind_of(call), native=True, place=call.index)
-        above = recorded_seq(state.rank, group.name)
-        missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
+        state, mine, missing = states[line.rank], positions.get(line.rank), {}
+        in_group = state.doing is Activity.NATIVE and mine is not None and mine.group == group
+        if in_group and mine is not None and state.call is not None and state.call.begun is None:
+            entry = TimelineEntry(line.rank, kind_of(state.call), native=True, place=state.call.index)
+            above = recorded_seq(state.rank, group.name)
+            missing = {seq: entry for seq in pending if above < seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))
     return found
 
