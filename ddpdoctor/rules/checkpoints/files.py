@@ -371,7 +371,12 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
         if first.digests is None or other.digests is None:
             continue
         prefixes = align_names([first.digests, other.digests])
-        left, right = (_without(one, prefix) for one, prefix in zip((first, other), prefixes, strict=True))
+        sides = []
+        for file, prefix in zip((first, other), prefixes, strict=True):  # "": a tensor that could not be read
+            listed = dict.fromkeys((one.name for one in file.contents.tensors) if file.contents is not None else (), "")
+            digests = {**listed, **(file.digests or {})}
+            sides.append({name.removeprefix(prefix): digest for name, digest in digests.items()})
+        left, right = sides
         names = [name for name in {**left, **right} if "" not in (left.get(name), right.get(name))]
         differing = [name for name in names if left.get(name) != right.get(name)]
         count = count_of(len(names), "tensor")
@@ -393,12 +398,6 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
                 evidence=tuple(f"{file.path} has them under {key!r}" for file, key in keys if key),
                 fix="save both in the same way, or load the part under that key",
             )
-
-
-def _without(file: FileSeen, prefix: str) -> dict[str, str]:
-    listed = () if file.contents is None else file.contents.tensors
-    digests = {tensor.name: "" for tensor in listed} | (file.digests or {})
-    return {name.removeprefix(prefix): digest for name, digest in digests.items()}
 
 
 @rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")

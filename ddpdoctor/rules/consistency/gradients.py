@@ -207,9 +207,7 @@ def check_local_gradients(job: Job) -> Answer:
     # Groups of different ranks may share a name.
     pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
     found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
-    models = list(found.values())
-    findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
-    return judged(finding for finding in findings if finding is not None)
+    return judged(_judge(job, _sightings(job, looked, seen)) for seen in found.values())
 
 
 def _members(rank: Rank, name: str) -> tuple[int, ...]:
@@ -234,7 +232,7 @@ def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]])
     ]
 
 
-def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
+def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
         cause = sightings[used[0]]
@@ -242,16 +240,14 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
         # A rank that ended in between never saw that its gradients were used, but the others have NaN in parameters.
         if cause.origins == {Origin.PARAMETER} and before is not None and before.step == cause.step - 1:
             cause = before
-        sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
         if cause.origins == {Origin.PARAMETER}:
-            used_words = (
+            summary = (
                 f"{rank_list(cause.ranks)} had inf or NaN in parameters before the backward of step {cause.step}, but "
                 "no earlier local gradient had"
             )
-        else:
-            spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
-            used_words = f"{_computed(cause)}; {spread}"
-        return _nonfinite_finding(job, cause, Severity.ERROR, sureness, used_words)
+            return _nonfinite_finding(job, cause, Severity.ERROR, summary, Confidence.MEDIUM)
+        spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+        return _nonfinite_finding(job, cause, Severity.ERROR, f"{_computed(cause)}; {spread}")
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
         cause = scaled[0]
@@ -262,13 +258,12 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
                 f"the gradient scaler skipped {longest} steps in a row up to step {cause.step}: the gradients of "
                 f"{rank_list(cause.ranks)} have inf or NaN at any scale"
             )
-        return _nonfinite_finding(job, cause, Severity.WARNING, Confidence.HIGH, summary)
-    summary = f"{_computed(sightings[0])}; no optimizer used it"
-    return _nonfinite_finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
+        return _nonfinite_finding(job, cause, Severity.WARNING, summary)
+    return _nonfinite_finding(job, sightings[0], Severity.INFO, f"{_computed(sightings[0])}; no optimizer used it")
 
 
 def _nonfinite_finding(
-    job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str
+    job: Job, cause: NonFiniteStep, severity: Severity, summary: str, confidence: Confidence = Confidence.HIGH
 ) -> Problem:
     lines = []
     for rank in cause.ranks[:MAX_RANKS]:
@@ -288,7 +283,7 @@ def _nonfinite_finding(
         lines.append(f"this happened in {often} backwards so far")
     return Problem(
         severity=severity,
-        confidence=sureness,
+        confidence=confidence,
         summary=summary,
         ranks=cause.ranks,
         hosts=hosts_of(job, cause.ranks),

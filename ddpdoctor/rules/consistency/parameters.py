@@ -432,7 +432,6 @@ def check_built_models(job: Job) -> Answer:
 def models_problem(
     difference: ModelDifference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()
 ) -> Problem:
-    """Return the finding for models that differ; ``more`` is further evidence about the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
     have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})

@@ -91,7 +91,6 @@ def values_at(stream: Stream, number: int | None) -> tuple[Values, ...]:
 
 
 def all_values(streams: Iterable[Stream]) -> list[Values]:
-    """Return what ranks wrote at all comparisons that were kept."""
     return [values for stream in streams for _, those in stream.values for values in those]
 
 
@@ -237,12 +236,10 @@ class DriftBlame:
 
     @property
     def confidence(self) -> Confidence:
-        """How sure it is that these ranks are to blame."""
         return Confidence.HIGH if self.is_known else Confidence.LOW
 
     @property
     def doubt(self) -> list[str]:
-        """What the evidence says if it is not known."""
         return [] if self.is_known else ["it is unknown which of them is correct"]
 
 
@@ -268,7 +265,6 @@ def disagreement(values: Mapping[int, Value], words: Callable[[Value], str] = st
 
 
 def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
-    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2"."""
     shown = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
     more = [f"{len(sides) - MAX_SIDES} more different values"] if len(sides) > MAX_SIDES else []
     return ", ".join([*shown, *more])

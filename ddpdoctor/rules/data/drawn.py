@@ -75,7 +75,7 @@ def _judge_duplicates(shared: Shared) -> Answer:
 
 
 def _same_in(shared: Shared, passes: Mapping[int, EpochSeen]) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the ranks with the same samples in a pass, whether each drew the whole dataset, and whether that is sure."""
+    """Return the ranks with the same samples, whether each drew the whole dataset, and whether that is sure."""
     # Without such ranks, the last one says whether it is certain that there are none.
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
         ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))

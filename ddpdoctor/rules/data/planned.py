@@ -85,7 +85,6 @@ def judge_duplicates(shares: Shares) -> Answer:
     if plan.sharing is not Sharing.NONE or plan.world_size == 1:
         return judged([], f"every sample goes to one rank; {repeated} are repeated to make the shares equal")
     problem = Problem(
-        severity=Severity.ERROR,
         ranks=tuple(one.rank for one in shares.ranks),
         summary=f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
         "process",
@@ -123,7 +122,6 @@ def judge_batches(shares: Shares) -> Answer:
     longer = tuple(one.rank for one in shares.ranks if one.batches == most)
     shorter = tuple(one.rank for one in shares.ranks if one.batches == least)
     problem = Problem(
-        severity=Severity.ERROR,
         ranks=shorter,
         summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {count_of(most, 'batch', 'batches')}, but "
         f"{rank_list(shorter)} {verb(shorter, 'has', 'have')} {least}: the job hangs or fails in the last batch",

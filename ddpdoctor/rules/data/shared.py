@@ -135,7 +135,6 @@ class Shared:
 
     @property
     def name(self) -> str:
-        """The words for it: "the DataLoader (train.py:12)"."""
         loader = self.first()
         if loader.site is None:
             return f"the DataLoader of {class_name(loader.dataset)}"
@@ -147,7 +146,6 @@ class Shared:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was seen on all ranks of the group."""
         return len(self.seen) == self.size
 
     def first(self) -> LoaderSeen:
@@ -223,15 +221,16 @@ def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
         if len(using) > 1 and len(counts) == 1:
             rows = zip(*using.values(), strict=True)
             paired += (Shared(replicas=replicas, seen=dict(zip(using, row, strict=True))) for row in rows)
-    return tuple(shared for shared in paired if not replicas.trained_only or _is_trained(shared))
-
-
-def _is_trained(shared: Shared) -> bool:
-    """Return whether at least two ranks used it for training, or rank 0 for all."""
-    loaders = shared.seen.values()
-    if any(cut.what == "loader" for cut in shared.first().cuts):
-        return any(epoch.trained and epoch.backwards > 1 for loader in loaders for epoch in loader.epochs)
-    return sum(any(map(was_trained, loader.epochs)) for loader in loaders) > 1
+    if not replicas.trained_only:
+        return tuple(paired)
+    found = []
+    for shared in paired:
+        loaders = shared.seen.values()
+        used = sum(any(map(was_trained, loader.epochs)) for loader in loaders) > 1
+        if any(cut.what == "loader" for cut in shared.first().cuts):  # rank 0 reads for all
+            used = any(epoch.trained and epoch.backwards > 1 for loader in loaders for epoch in loader.epochs)
+        found += [shared] if used else []
+    return tuple(found)
 
 
 def was_trained(epoch: EpochSeen) -> bool:
@@ -314,7 +313,7 @@ def are_distinct(epochs: Iterable[EpochSeen]) -> bool:
 
 
 def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether ranks must have missed a sample although they drew at least as many indices as there are samples."""
+    """Return whether ranks must have missed a sample although they drew at least as many indices as there are."""
     # With exactly as many draws as samples, each must come once. Draws beyond that are repeats. For one repeat, the sum
     # shows which index it is, and the exclusive or must agree. For more, their sum must be possible.
     if not _are_of(samples, epochs):

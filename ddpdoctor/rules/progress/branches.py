@@ -55,7 +55,6 @@ class Route:
 
 
 def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
-    """Return the loop around the call that the rank is no longer in."""
     loop = loop_around(flow, route.left_out)
     is_out = route.returned or (route.after is not None and loop is not None and not loop.holds(route.after))
     return loop if is_out else None
@@ -176,11 +175,6 @@ class Turning:
         return (turned_at.site,) if turned_at is not None and turned_at.site is not None else ()
 
     @property
-    def loop_ended(self) -> bool:
-        skips = any(one.skips_round for one in self.detours)
-        return self.loop is not None and not skips and any(one.ends_loop for one in self.detours)
-
-    @property
     def reduced_nothing(self) -> bool:
         """Whether the rank made the call that was due, but DDP did not reduce in it."""
         went_on, due = self.parting.went_on, self.parting.instead_of
@@ -212,7 +206,6 @@ class Turning:
 
     @property
     def fix(self) -> str:
-        """What to do about it."""
         loop = self.loop
         if loop is None and self.parting.is_extra:
             return ALIKE
@@ -252,7 +245,6 @@ class Guard:
 
     @property
     def fix(self) -> str:
-        """What to do about it."""
         return (
             f"let all ranks take the same branch at {line_of(self.line)}: decide it on one rank and broadcast the "
             "decision"

@@ -18,7 +18,7 @@ from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
-from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
+from ddpdoctor.rules.progress.mismatch import COMPLAINTS, SPLITS_FIT, names_words, other_words, reducer_clues
 from ddpdoctor.rules.progress.states import (
     Activity,
     Failure,
@@ -81,7 +81,6 @@ TEARDOWN_CPU_S = 10.0
 
 
 def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
-    """Return what was measured, if a rank ran out of memory or may have."""
     rank, error = failure.rank, failure.error
     at_error = rank.causes.at_error if rank.causes is not None else None
     # /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone
@@ -298,7 +297,6 @@ def _failed(job: JobState, root: Failure) -> Problem:
     return say.problem_of(
         job,
         blamed,
-        severity=Severity.ERROR,
         confidence=Confidence.HIGH if alone else Confidence.LOW if root.by_signal else Confidence.MEDIUM,
         where=tuple(sorted(where, key=lambda place: place.rank)),
         summary=_summary(root, say.who(job, raisers), raisers, where),
@@ -370,8 +368,8 @@ def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Plac
     if (raised := first or error) is not None:
         whose = f"a {helper.who.value} of {who}" if helper is not None else who
         how = "passed on an error from a child process: " if first is None and raised.from_child else "raised "
-        reducer = raised.reducer if first is None else None
-        message = reducer_summary(reducer) if reducer is not None else first_line(raised.message)
+        reducer, message = raised.reducer if first is None else None, first_line(raised.message)
+        message = COMPLAINTS[reducer.what].format(names_words(reducer)) if reducer is not None else message
         return f"{whose} {how}{raised.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
         return f"{who} exited with {say.how_words(root).removeprefix('exit ')}" + (f" {at}" if where else "")
@@ -422,8 +420,7 @@ def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
     if root.by_watchdog:
         return (
             'search every rank\'s log for "Watchdog caught collective operation timeout": the rank with the lowest '
-            "last "
-            "completed collective held up the others; run again with a --hang-timeout below torch's timeout"
+            "last completed collective held up the others; run again with a --hang-timeout below torch's timeout"
         )
     if root.rank.signal in _FATAL_DUMP:
         full = "; SIGBUS may mean a full /dev/shm or a truncated mapped file" if root.rank.signal == "SIGBUS" else ""

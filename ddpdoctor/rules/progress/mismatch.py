@@ -34,6 +34,12 @@ _SAYS = {
     Fault.STATIC: "Your training graph has changed in this iteration",
     Fault.TWICE: "Expected to mark a variable ready only once",
 }
+COMPLAINTS = {
+    Fault.UNFINISHED: "the previous backward left {} without a gradient, and DDP is waiting for it",
+    Fault.STATIC: "the previous backward left {} without a gradient that had one in the first step, with "
+    "static_graph=True, and DDP is waiting for it",
+    Fault.TWICE: "DDP got the gradient of {} twice in one backward",
+}
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
 SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
 _EITHER = (
@@ -66,14 +72,6 @@ _INSIDE = (
 def _reducer_fix(fault: Fault) -> str:
     known = find_known(_SAYS[fault])
     return known.fix if known is not None else ""
-
-
-def reducer_summary(said: ReducerSaid) -> str:
-    named = names_words(said)
-    if said.what is Fault.TWICE:
-        return f"DDP got the gradient of {named} twice in one backward"
-    static = " that had one in the first step, with static_graph=True" if said.what is Fault.STATIC else ""
-    return f"the previous backward left {named} without a gradient{static}, and DDP is waiting for it"
 
 
 def names_words(said: ReducerSaid) -> str:
@@ -126,8 +124,7 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
         blamed,
         where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),
         summary=f"backward on {say.who(job, blamed)} ({line_of(said.site)}) left {names_words(said)} without a "
-        f"gradient, so DDP skipped the reduction that {rank_list(waiting)} {verb(waiting, 'is', 'are')} "
-        "waiting in",
+        f"gradient, so DDP skipped the reduction that {rank_list(waiting)} {verb(waiting, 'is', 'are')} waiting in",
         evidence=(
             f"{rank_list(blamed)}: {_took_another_branch(waiting)}",
             *(f"{rank_list([part.rank])}: now in {part.kind.op} ({line_of(part.site)})" for part in conflict.parts),
@@ -154,7 +151,6 @@ def _took_another_branch(users: Sequence[int]) -> str:
 
 
 def _said(job: JobState, number: int) -> ReducerSaid | None:
-    """Return what the reducer of a rank complained about, when it failed or before."""
     rank = job.ranks[number]
     return next((raised.reducer for raised in reversed(rank.raised) if raised.reducer is not None), rank.unfinished)
 
@@ -243,13 +239,13 @@ def _lines(
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None
     if isinstance(way, Turning):
-        return [shown, *way.lines] if way.loop_ended else [*way.lines, shown]
+        skips, ends = (any(getattr(one, name) for one in way.detours) for name in ("skips_round", "ends_loop"))
+        return [shown, *way.lines] if way.loop is not None and ends and not skips else [*way.lines, shown]
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
     return [way.line if way is not None else None, shown, error]
 
 
 def _hook_words(job: JobState, parts: Sequence[TimelineEntry]) -> list[str]:
-    """Return which gradients ranks reduce in a hook of their own."""
     found = []
     hooked = [part for part in parts if _hook_of(job, part)]
     for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():

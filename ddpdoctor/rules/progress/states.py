@@ -124,7 +124,6 @@ def other_threads(rank: Rank | Child, *, skip_idle: bool = True) -> tuple[Stack,
 
 
 def own_error(rank: Rank) -> Raised | None:
-    """Return the first of the script's own errors that the main thread was handling, or None."""
     handled = rank.handled
     found = handled and (handled.first if handled.in_call else handled.first or handled)
     return found if found is not None and found.type not in _NO_ERRORS else None
@@ -232,7 +231,6 @@ class RankState:
         return self.call.op if self.call is not None else ""
 
     def since(self, now_ns: int) -> int | None:
-        """Return how many nanoseconds it has been in its call."""
         return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
 
 
@@ -437,7 +435,6 @@ def _raised_by_torch(error: Raised) -> bool:
 
 
 def waited_its_limit(rank: Rank, call: Call) -> bool:
-    """Return whether a rank ended after it had waited in a call for about torch's limit."""
     limit_s, waited_s = _limit_s(rank, call), _waited_s(rank, call)
     return limit_s is not None and waited_s is not None and waited_s >= NEARLY * limit_s
 
@@ -650,7 +647,6 @@ def is_lost_worker(failure: Failure) -> bool:
 
 
 def is_same_bug(root: Failure, other: Failure) -> bool:
-    """Return whether a failure is the root's own bug on another rank."""
     ends = [one.error.type if one.error else f"{one.rank.signal}/{one.rank.exit_code}" for one in (root, other)]
     if other.time_ns - root.time_ns > TOGETHER_NS or ends[0] != ends[1]:
         return False

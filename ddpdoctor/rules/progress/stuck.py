@@ -57,7 +57,7 @@ _NOT_REACHED = {
 
 
 def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen."""
+    """Return the ranks of nodes: those they reported, else by their numbers, else all that nobody has seen."""
     # A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
     found: set[int] = set()
     each = facts.local_ranks_expected
@@ -192,40 +192,34 @@ def _judge_launchers(job: JobState) -> Answer:
     )
     unresolved = bad is not None and bad.contact is Contact.UNRESOLVED
     own = (facts.host,) if unresolved and facts.host else ()
-    if not absent:
+    hosts = hosts_of_nodes(absent)
+    if absent:
+        summary = f"{node_words(facts, absent)} never joined; the launcher on this node has waited {waited}".rstrip()
+        gone = {node.number for node in never_came(facts)}
+        came = [node.host or str(node.number) for node in facts.members.nodes if node.number not in gone]
+        seen = [f"{len(came)} of {facts.members.expected} nodes joined: {name_list(came)}"] if came else []
+        if is_alone(facts):
+            seen = ["this node got no message from any other node; their own reports show what they see"]
+            summary = f"{why}: {summary}" if bad is not None else summary
+        where = f" on {name_list(hosts)}" if hosts else " there"
+        fix = f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}"
+    else:
         count = len(others_of(facts)) + 1
         summary = f"all {count} nodes are up, but their launchers have not completed the rendezvous {waited}".rstrip()
-        elsewhere = [f"on {one.host}, {words}" for one in facts.elsewhere for words in reached_words(one.reached)]
-        finding = Problem(
-            confidence=Confidence.MEDIUM,
-            hosts=own,
-            summary=f"{summary}: {why}" if bad else summary,
-            evidence=(*reached_words(facts.reached), *elsewhere),
-            fix=reach_fix(bad, here)
-            if bad is not None
-            else f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}",
-        )
-        return judged([finding], certain=True, may_resume=True)
-    summary = f"{node_words(facts, absent)} never joined; the launcher on this node has waited {waited}".rstrip()
-    gone = {node.number for node in never_came(facts)}
-    came = [node.host or str(node.number) for node in facts.members.nodes if node.number not in gone]
-    joined = [f"{len(came)} of {facts.members.expected} nodes joined: {name_list(came)}"] if came else []
-    if is_alone(facts):
-        joined = ["this node got no message from any other node; their own reports show what they see"]
-    where = f" on {name_list(hosts_of_nodes(absent))}" if hosts_of_nodes(absent) else " there"
+        summary = f"{summary}: {why}" if bad is not None else summary
+        seen = [f"on {one.host}, {words}" for one in facts.elsewhere for words in reached_words(one.reached)]
+        fix = f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}"
     finding = Problem(
-        confidence=Confidence.MEDIUM if is_alone(facts) else Confidence.HIGH,
+        confidence=Confidence.HIGH if absent and not is_alone(facts) else Confidence.MEDIUM,
         ranks=ranks_of(facts, absent, ()),
-        hosts=own or hosts_of_nodes(absent),
-        summary=f"{why}: {summary}" if is_alone(facts) and bad is not None else summary,
+        hosts=own or hosts,
+        summary=summary,
         evidence=(
             *(f"{node_words(facts, (node,))}: {node.why}" for node in absent if node.why),
             *reached_words(facts.reached),
-            *joined,
+            *seen,
         ),
-        fix=reach_fix(bad, here)
-        if is_alone(facts) and bad is not None
-        else f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}",
+        fix=reach_fix(bad, here) if bad is not None and (is_alone(facts) or not absent) else fix,
     )
     return judged([finding], certain=True, may_resume=True)
 
@@ -374,15 +368,15 @@ ALONE_PATIENCE = 4
 def left_file_problem(job: JobState) -> Problem | None:
     """Report ranks that meet in a file with the addresses of an earlier job's ranks, or return None if none do."""
     # It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
-    ranks = [job.ranks[n] for n in sorted(job.states) if job.ranks[n].meeting is not None]
-    if not ranks or not job.sees_all or any(job.ranks[n].steps for n in job.states):
+    meetings = {n: meeting for n in sorted(job.states) if (meeting := job.ranks[n].meeting) is not None}
+    if not meetings or not job.sees_all or any(job.ranks[n].steps for n in job.states):
         return None
-    first = min(ranks, key=lambda rank: rank.init_ns or 0)
-    seen = ranks if len({rank.host for rank in ranks}) > 1 else [first]
-    if not all(rank.meeting is not None and rank.meeting.size_bytes for rank in seen):
+    first = min(meetings, key=lambda n: job.ranks[n].init_ns or 0)
+    several = len({job.ranks[n].host for n in meetings}) > 1
+    if not all(meetings[n].size_bytes for n in (meetings if several else [first])):
         return None
-    path = first.meeting.path if first.meeting is not None else ""
-    blamed = tuple(rank.rank for rank in ranks if rank.meeting is not None and rank.meeting.path == path)
+    path = meetings[first].path
+    blamed = tuple(n for n, meeting in meetings.items() if meeting.path == path)
     where: tuple[Place, ...] = ()
     for n in blamed:
         calls = [call for call in job.ranks[n].open_calls if call.op == "init_process_group"]
@@ -393,14 +387,12 @@ def left_file_problem(job: JobState) -> Problem | None:
     return say.problem_of(
         job,
         blamed,
-        confidence=Confidence.HIGH,
         where=where,
         summary=f"{say.who(job, blamed)} {verb(blamed, 'meets', 'meet')} in {path}{at}, which existed before the start "
         "and holds the addresses of an earlier job",
         evidence=(
             "the file was not empty when the first rank opened it; torch removes it only after a job that ends well",
-            *say.classes(job, blamed),
-            *say.others(job, blamed),
+            *say.all_classes(job, blamed),
             *say.cascade_words(job.failures, (), also=""),
         ),
         fix=f"remove {path} before each start, give each start a file of its own, or call init_process_group() "
@@ -551,12 +543,7 @@ def _nobody_held(job: JobState) -> Answer:
         where=where,
         summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a store at "
         f"{', '.join(sorted(ends))} that does not respond",
-        evidence=(
-            *served_by,
-            *_answer_words(job.ranks[blamed[0]], store),
-            *say.classes(job, blamed),
-            *say.others(job, blamed),
-        ),
+        evidence=(*served_by, *_answer_words(job.ranks[blamed[0]], store), *say.all_classes(job, blamed)),
         fix=fix,
         step=None,
     )
@@ -564,7 +551,6 @@ def _nobody_held(job: JobState) -> Answer:
 
 
 def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
-    """Report ranks whose device still runs work queued before a collective that the others are in."""
     sites = {n: say.line_at(job.states[n]) for n in blamed}
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
     at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
@@ -579,7 +565,7 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
         summary=f"{say.who(job, blamed)} {mine}{at}, but {device}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             "torch times the kernels: the other ranks' kernels have started, and these have not",
-            *say.classes(job, blamed), *say.others(job, blamed), *limit_words(job),
+            *say.all_classes(job, blamed), *limit_words(job),
         ),
         fix="use a profiler to find a slow kernel before that call on these ranks; check for a throttled or hung GPU "
         "with nvidia-smi and `ddpdoctor check-env`",
@@ -640,7 +626,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{does}{left}"
-    seen = [*say.classes(job, blamed), *say.others(job, blamed), *say.handled_words(job, blamed)]
+    seen = [*say.all_classes(job, blamed), *say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     idle = () if waiters else tuple(n for n in blamed if job.ranks[n].device_idle)
     if idle:

@@ -12,7 +12,6 @@ from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.states import (
-    NATIVE_PHASES,
     NEARLY,
     Activity,
     call_words,
@@ -194,7 +193,7 @@ def limits_of(job: JobState) -> dict[int, float]:
         if state.doing is Activity.INIT and state.call is not None:
             limits[number] = state.rank.init_timeout_s
         elif state.doing is not Activity.NEW_GROUP and state.call is not None:
-            name = native_group(state) if state.call.op in NATIVE_PHASES else state.call.group
+            name = native_group(state) if state.doing is Activity.NATIVE else state.call.group
             own = own_state(state.rank, name)
             limits[number] = own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}

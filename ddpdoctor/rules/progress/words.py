@@ -97,6 +97,11 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
     return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 
 
+def all_classes(job: JobState, blamed: Iterable[int]) -> list[str]:
+    """Return what the blamed ranks do, then what the others do."""
+    return [*classes(job, blamed), *others(job, blamed)]
+
+
 def others(job: JobState, blamed: Iterable[int]) -> list[str]:
     return classes(job, [n for n in sorted(job.states) if n not in set(blamed)])
 
@@ -272,7 +277,6 @@ class Clue:
 
 
 def sentences(found: Mapping[int, Iterable[Clue]]) -> list[str]:
-    """Return what was seen of each rank, in the given order; what several ranks share is said once."""
     merged = grouped((clue.said, number) for number, clues in found.items() for clue in clues)
     return [f"{rank_list(numbers)}: {said}" for said, numbers in merged.items()]
 
