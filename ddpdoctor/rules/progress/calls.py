@@ -305,17 +305,13 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
 
 
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
+    # Whether it goes on like the others after a few extra acts of its own, and not the other way around.
     for more in range(1, MOST_SHIFT + 1):
-        if _go_alike(ours, theirs[more:]):
-            return False
-        if _go_alike(ours[more:], theirs):
-            return True
+        for one, other, is_extra in ((ours, theirs[more:], False), (ours[more:], theirs, True)):
+            pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
+            if pairs and all(mine.is_like(its) for mine, its in pairs):
+                return is_extra
     return False
-
-
-def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
-    pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
-    return bool(pairs) and all(mine.is_like(theirs) for mine, theirs in pairs)
 
 
 def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:

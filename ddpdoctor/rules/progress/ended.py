@@ -91,8 +91,7 @@ def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
         if rank.signal == "SIGBUS":
             return tuple(_of_shared(shared))
         space, _ = _limit(job, rank)
-        filled = space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes
-        killed = rank.signal == "SIGKILL" and rank.oom_killed is not False and (rank.oom_killed or filled)
+        killed = rank.signal == "SIGKILL" and rank.oom_killed is not False and (rank.oom_killed or _is_full(space))
         return tuple(_use(job, rank)) if killed else ()
     text = f"{error.type}: {error.message}"
     if error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
