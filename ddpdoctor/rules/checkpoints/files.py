@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def some(names: Sequence[str], noun: str) -> str:
-    """Return "1 tensor (a)", "9 tensors (a, b, c, d and 5 more)"."""
     return f"{count_of(len(names), noun)} ({first_names(names)})"
 
 
@@ -49,12 +48,11 @@ def check_damaged(seen: Checkpoints) -> Answer:
     """Report records whose checksum is wrong, and the tensors stored in them."""
     problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
+    without = [one for one in seen.files if one.checksums in NO_CHECKSUMS]
     if problems or checked:
-        without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
         more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
         return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
-    read = (one.checksums for one in seen.files if one.checksums in NO_CHECKSUMS)
-    return skipped(next((NO_CHECKSUMS[reason] for reason in read), "no checksums were read"))
+    return skipped(next((NO_CHECKSUMS[one.checksums] for one in without), "no checksums were read"))
 
 
 def _damage(one: FileSeen) -> Problem:
@@ -204,21 +202,18 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, exact: int, s
 
 
 def match_names(weights: Weights, expected: Expected) -> tuple[int, int]:
-    """Return how many tensors of the model a state dict would fill: as it is, and without prefixes in its names."""
     wanted = {tensor.name: tensor.shape for tensor in expected.tensors}
     exact = sum(wanted.get(tensor.name) == tensor.shape for tensor in weights.tensors)
     return exact, sum(wanted.get(strip(tensor.name)) == tensor.shape for tensor in weights.tensors)
 
 
 def strip(name: str) -> str:
-    """Return a name without wrapper prefixes, both at its beginning and inside."""
     parts = name.split(".")
     kept = [part for part in parts if part not in WRAPPERS[1:]]
     return ".".join(kept[1:] if kept and kept[0] == "module" and len(kept) > 1 else kept)
 
 
 def _wrapper(name: str) -> str:
-    """Return the wrapper prefix that a name begins with, such as "module._orig_mod.", or ""."""
     found = re.match(rf"(?:(?:{'|'.join(WRAPPERS)})\.)+", name)
     return found[0] if found else ""
 
@@ -290,14 +285,6 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
 
 # A file with one of these was written to resume from; a file with weights alone was not.
 TRAINING = (StatePart.OPTIMIZER, StatePart.PROGRESS, StatePart.SCHEDULER, StatePart.SCALER)
-WANTED = (
-    StatePart.MODEL,
-    StatePart.OPTIMIZER,
-    StatePart.SCHEDULER,
-    StatePart.SCALER,
-    StatePart.RANDOM,
-    StatePart.PROGRESS,
-)
 RUNS_CODE = frozenset(
     {"os", "posix", "nt", "subprocess", "pty", "runpy", "shutil", "socket", "webbrowser", "importlib"}
 )
@@ -316,7 +303,7 @@ def check_resume(seen: Checkpoints) -> Answer:
 
 
 def _lacks(path: str, contents: Contents) -> Iterator[Problem]:
-    lacking = [part.value for part in WANTED if part not in contents.parts]
+    lacking = [part.value for part in StatePart if part not in contents.parts]
     if lacking:
         has = ", ".join(part.value for part in contents.parts)
         summary = f"{path} has {has}, but no {', '.join(lacking)}"
@@ -384,7 +371,12 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
         if first.digests is None or other.digests is None:
             continue
         prefixes = align_names([first.digests, other.digests])
-        left, right = (_without(one, prefix) for one, prefix in zip((first, other), prefixes, strict=True))
+        sides = []
+        for file, prefix in zip((first, other), prefixes, strict=True):  # "": a tensor that could not be read
+            listed = dict.fromkeys((one.name for one in file.contents.tensors) if file.contents is not None else (), "")
+            digests = {**listed, **(file.digests or {})}
+            sides.append({name.removeprefix(prefix): digest for name, digest in digests.items()})
+        left, right = sides
         names = [name for name in {**left, **right} if "" not in (left.get(name), right.get(name))]
         differing = [name for name in names if left.get(name) != right.get(name)]
         count = count_of(len(names), "tensor")
@@ -406,13 +398,6 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
                 evidence=tuple(f"{file.path} has them under {key!r}" for file, key in keys if key),
                 fix="save both in the same way, or load the part under that key",
             )
-
-
-def _without(file: FileSeen, prefix: str) -> dict[str, str]:
-    """Return the digest of each tensor by its name without the prefix, or "" for one that could not be read."""
-    listed = () if file.contents is None else file.contents.tensors
-    digests = {tensor.name: "" for tensor in listed} | (file.digests or {})
-    return {name.removeprefix(prefix): digest for name, digest in digests.items()}
 
 
 @rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")

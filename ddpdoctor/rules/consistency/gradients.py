@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin, StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.words import first_names, group_alike, grouped, rank_list
+from ddpdoctor.model.words import first_names, grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped
 from ddpdoctor.rules.consistency.replicas import (
     DriftCause,
-    Ground,
     all_values,
     blame_of,
-    blame_outvoted,
+    disagreement,
     hosts_of,
     model_words,
     problems_of,
     replicas_of,
     ruling,
     seen,
-    sides_words,
     step_of,
     survey,
     values_at,
@@ -59,9 +57,8 @@ def check_gradients(job: Job) -> Answer:
 
 
 def why_gradients_differ(sighting: Sighting) -> DriftCause:
-    """Return the likely cause of gradients that differ after the reduction."""
     blame = blame_of(sighting.difference.splits)
-    one = blame.ground is Ground.MAJORITY
+    one = blame.is_known
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
     if sighting.replica.mesh_dims:
         return DriftCause(
@@ -77,10 +74,8 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
     more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
     return DriftCause(
         name="changed after the reduction",
-        words=(
-            f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
-            f"ranks{more})"
-        ),
+        words=f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
+        f"ranks{more})",
         fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
         "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
         at_the_step=True,
@@ -92,15 +87,13 @@ def _first_few(names: Sequence[str]) -> str:
 
 
 def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
-    """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them.
-
-    DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
-    """
+    """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them."""
+    # DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
     names = list(dict.fromkeys(name for each in sighting.values for name in each.unreduced))
     splits = sighting.difference.splits
     blame = seen(each for each in sighting.values if each.unreduced)
     differs = [split.row.name in names for split in splits]
-    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).ground is Ground.MAJORITY):
+    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).is_known):
         return None
     named = _first_few(names)
     return DriftCause(
@@ -114,7 +107,6 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
 
 
 def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield the causes that keep DDP from reducing gradients, the likeliest first."""
     # Without a forward, and with fewer reductions than steps since the last equal state, or since the start.
     counts = {each.rank: (each.reductions, each.steps) for each in sighting.before}
     bypassed = []
@@ -161,8 +153,7 @@ def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield the causes that change gradients after DDP reduced them, the likeliest first."""
-    has_majority = blame_of(sighting.difference.splits).ground is Ground.MAJORITY
+    has_majority = blame_of(sighting.difference.splits).is_known
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
     if own and not has_majority:
@@ -172,14 +163,14 @@ def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
             fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
             evidence=(f"the script registered the communication hook {', '.join(own)}",),
         )
-    sides = group_alike({each.rank: each.scale for each in sighting.values if each.scale is not None})
-    if len(sides) > 1:
+    scales = disagreement({each.rank: each.scale for each in sighting.values if each.scale is not None})
+    if scales is not None:
         yield DriftCause(
             name="scaled apart",
-            words=f"the gradient scaler's scale is {sides_words(sides)}",
+            words=f"the gradient scaler's scale is {scales[0]}",
             fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
             "update() on all ranks after each step()",
-            blame=blame_outvoted([ranks for _, ranks in sides]),
+            blame=scales[1],
             at_the_step=True,
         )
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
@@ -216,18 +207,14 @@ def check_local_gradients(job: Job) -> Answer:
     # Groups of different ranks may share a name.
     pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
     found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
-    models = list(found.values())
-    findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
-    return judged(finding for finding in findings if finding is not None)
+    return judged(_judge(job, _sightings(job, looked, seen)) for seen in found.values())
 
 
 def _members(rank: Rank, name: str) -> tuple[int, ...]:
-    """Return the ranks of a group as this rank recorded them, or nothing if it did not."""
     return next((group.ranks for group in rank.groups if group.name == name), ())
 
 
 def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[NonFiniteStep]:
-    """Return the steps of one model, the earliest first."""
     by_step: dict[int, dict[int, NonFinite]] = {}
     for rank, one in seen:
         by_step.setdefault(one.step, {})[rank.rank] = one
@@ -245,7 +232,7 @@ def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]])
     ]
 
 
-def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
+def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
         cause = sightings[used[0]]
@@ -253,16 +240,14 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
         # A rank that ended in between never saw that its gradients were used, but the others have NaN in parameters.
         if cause.origins == {Origin.PARAMETER} and before is not None and before.step == cause.step - 1:
             cause = before
-        sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
         if cause.origins == {Origin.PARAMETER}:
-            used_words = (
+            summary = (
                 f"{rank_list(cause.ranks)} had inf or NaN in parameters before the backward of step {cause.step}, but "
                 "no earlier local gradient had"
             )
-        else:
-            spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
-            used_words = f"{_computed(cause)}; {spread}"
-        return _nonfinite_finding(job, cause, Severity.ERROR, sureness, used_words)
+            return _nonfinite_finding(job, cause, Severity.ERROR, summary, Confidence.MEDIUM)
+        spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+        return _nonfinite_finding(job, cause, Severity.ERROR, f"{_computed(cause)}; {spread}")
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
         cause = scaled[0]
@@ -273,13 +258,12 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
                 f"the gradient scaler skipped {longest} steps in a row up to step {cause.step}: the gradients of "
                 f"{rank_list(cause.ranks)} have inf or NaN at any scale"
             )
-        return _nonfinite_finding(job, cause, Severity.WARNING, Confidence.HIGH, summary)
-    summary = f"{_computed(sightings[0])}; no optimizer used it"
-    return _nonfinite_finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
+        return _nonfinite_finding(job, cause, Severity.WARNING, summary)
+    return _nonfinite_finding(job, sightings[0], Severity.INFO, f"{_computed(sightings[0])}; no optimizer used it")
 
 
 def _nonfinite_finding(
-    job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str
+    job: Job, cause: NonFiniteStep, severity: Severity, summary: str, confidence: Confidence = Confidence.HIGH
 ) -> Problem:
     lines = []
     for rank in cause.ranks[:MAX_RANKS]:
@@ -299,7 +283,7 @@ def _nonfinite_finding(
         lines.append(f"this happened in {often} backwards so far")
     return Problem(
         severity=severity,
-        confidence=sureness,
+        confidence=confidence,
         summary=summary,
         ranks=cause.ranks,
         hosts=hosts_of(job, cause.ranks),
@@ -324,22 +308,18 @@ class NonFiniteStep:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks, sorted."""
         return tuple(sorted(self.by_rank))
 
     @property
     def first(self) -> NonFinite:
-        """Return what the lowest of the ranks saw."""
         return self.by_rank[min(self.by_rank)]
 
     @property
     def used(self) -> bool:
-        """Return whether training used these gradients."""
         return any(seen.used for seen in self.by_rank.values())
 
     @property
     def origins(self) -> set[Origin]:
-        """Return what was the first to be non-finite, over all ranks."""
         return {seen.origin for seen in self.by_rank.values()}
 
 
@@ -368,19 +348,11 @@ MAKE_ANEW = "create the optimizer from model.parameters() after you move, replac
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer has tensors that are not parameters of the model")
 def check_stale_optimizer(job: Job) -> Answer:
     """Report parameters that never change while optimizers step with tensors that are not the model's own."""
-    found = [
-        one
-        for replica in replicas_of(job)
-        for stream in replica.streams
-        if (one := _stale_finding(job, replica, stream))
-    ]
+    streams = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
+    found = [one for replica, stream in streams if (one := _stale_finding(job, replica, stream))]
     if found:
         return judged([min(found, key=lambda one: (one.severity or Severity.ERROR).order)])
-    followed = any(
-        stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
-        for replica in replicas_of(job)
-        for stream in replica.streams
-    )
+    followed = any(stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds for _, stream in streams)
     return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
 
 
@@ -462,10 +434,10 @@ def check_random_state(job: Job) -> Answer:
     ]
     if not drops_out:
         return skipped(why_nothing(job, "models that train with dropout"))
-    same = [(replica, stream) for replica, stream in drops_out if stream.compared == stream.same_random]
-    if not same:
+    same = next((pair for pair in drops_out if pair[1].compared == pair[1].same_random), None)
+    if same is None:
         return passed()
-    replica, stream = same[0]
+    replica, stream = same
     return found(
         ranks=stream.ranks,
         summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "

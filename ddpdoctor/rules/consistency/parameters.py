@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.words import first_names, group_alike, grouped, majority_of, rank_list, verb
+from ddpdoctor.model.words import first_names, grouped, majority_of, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
 from ddpdoctor.rules.consistency.replicas import (
-    WHO_IS_UNKNOWN,
     DriftBlame,
     DriftCause,
     FoundDifference,
-    Ground,
     all_values,
     blame_of,
-    blame_outvoted,
+    disagreement,
     excuse_of_model,
     hosts_of,
     is_aligned,
@@ -29,7 +27,6 @@ from ddpdoctor.rules.consistency.replicas import (
     replicas_of,
     ruling,
     seen,
-    sides_words,
     sightings,
     survey,
     values_at,
@@ -44,7 +41,7 @@ from ddpdoctor.rules.registry import also, rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.consistency import TensorRow, Values
+    from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
     from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
@@ -69,16 +66,13 @@ _DECOUPLED = frozenset({"AdamW"})  # optimizers whose weight decay does not go t
 
 
 def why_parameters_differ(sighting: Sighting) -> DriftCause:
-    """Return the likely cause of parameters that differ."""
     for cause in chain(_reduction_causes(sighting), _optimizer_causes(sighting)):
         return cause
     never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
     splits = sighting.difference.splits
     blame = blame_of(splits)
-    if blame.ground is Ground.MAJORITY:
-        writers = rank_list(blame.ranks)
-    else:
-        writers = "one rank" if len(splits[0].sides) == 2 else "several ranks"
+    several = "one rank" if len(splits[0].sides) == 2 else "several ranks"
+    writers = rank_list(blame.ranks) if blame.is_known else several
     unseen, see_each = _of_unseen_steps(sighting)
     return DriftCause(
         name="written",
@@ -90,7 +84,6 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
 
 
 def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield what gradients show: that they differ, or that not every step used reduced ones."""
     earlier = next(
         (
             one
@@ -103,15 +96,14 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
         cause = why_gradients_differ(earlier)
         blame = cause.blame or blame_of(earlier.difference.splits)
         yield replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
-    sides = group_alike({each.rank: each.steps for each in sighting.values})
-    if len(sides) > 1:
-        counts = sides_words(sides, lambda steps: f"{steps} steps")
+    uneven = disagreement({each.rank: each.steps for each in sighting.values}, lambda steps: f"{steps} steps")
+    if uneven is not None:
         yield DriftCause(
             name=UNEVEN_STEPS,
-            words=f"the ranks made different numbers of steps: {counts}",
+            words=f"the ranks made different numbers of steps: {uneven[0]}",
             fix="call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
             "local batch",
-            blame=blame_outvoted([ranks for _, ranks in sides]),
+            blame=uneven[1],
             at_the_step=True,
         )
     now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
@@ -133,7 +125,6 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
-    """Yield what optimizers show: other settings, parameters that they reach without DDP, or another state."""
     values = sighting.values
     if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
         last = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
@@ -166,44 +157,31 @@ def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 def _of_unseen_steps(sighting: Sighting) -> tuple[str, str]:
-    """Return what else may have happened in steps that were not compared, and how to see each; "" if there are none.
-
-    The gradients of such a step are gone: only parameters and state show what they did.
-    """
+    # The gradients of such a step are gone: only parameters and state show what they did.
     return (_UNSEEN, _SEE_EACH) if sighting.step - (sighting.last_good or 0) > 1 else ("", "")
 
 
 def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> tuple[str, DriftBlame] | None:
-    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs.
-
-    ``kernels`` includes the settings that only choose a kernel.
-    """
+    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs."""
+    # ``kernels`` includes the settings that only choose a kernel.
     known = [each for each in values if each.settings]
     names = dict.fromkeys(name for each in known for name, _ in each.settings)
     found = []
     for name in names:
         if name.rpartition(".")[2] in _KERNELS and not kernels:  # "lr" of "1.lr", which is that of a group
             continue
-        sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in known})
-        if len(sides) > 1:
-            found.append((f"{name} is {sides_words(sides)}", blame_outvoted([ranks for _, ranks in sides])))
+        apart = disagreement({each.rank: dict(each.settings).get(name, "not set") for each in known})
+        found += [(f"{name} is {apart[0]}", apart[1])] if apart is not None else []
     return ("; ".join(words for words, _ in found[:MAX_SETTINGS]), found[0][1]) if found else None
 
 
 def state_follows_parameters(values: Sequence[Values]) -> bool:
-    """Return whether the state depends on the parameters, because weight decay is added to the gradient."""
     return any(
         each.optimizer.rpartition(".")[2] not in _DECOUPLED
-        and any(name.rpartition(".")[2] == _DECAY and _is_on(text) for name, text in each.settings)
+        # As text, "0" or "0.0" if it is off.
+        and any(name.rpartition(".")[2] == _DECAY and text.strip("-0.") for name, text in each.settings)
         for each in values
     )
-
-
-def _is_on(text: str) -> bool:
-    try:
-        return float(text) != 0
-    except ValueError:
-        return True
 
 
 # Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
@@ -229,10 +207,7 @@ def check_parameters(job: Job) -> Answer:
 
 
 def _since(found: FoundDifference) -> FoundDifference:
-    """Return a difference with the step at which ranks first had different step counts.
-
-    Such ranks are compared at the end only, after equally many backwards.
-    """
+    # Such ranks are compared at the end only, after equally many backwards.
     sighting = found.sighting
     if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not StreamClock.END:
         return found
@@ -275,7 +250,7 @@ def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> Drift
 
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of BatchNorm
-# Parts of the names of tensors that ranks may have for themselves. Our choice.
+# Parts of the names of tensors that ranks may have for themselves; so they may have numbers and flags. Our choice.
 _OWN = ("rank", "seed", "rng", "expert", "shard", "local", "offset")
 # Names of memory that is written before it is read, such as a cache for generation, which training does not use.
 _SCRATCH = re.compile(r"(^|[._])(k|v|kv|key|value)_?cache|cache_?(k|v|kv)s?$|scratch|workspace", re.IGNORECASE)
@@ -307,13 +282,15 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
     kept = [split for split in splits if empty_on[split]]
     ranks = tuple(sorted({rank for split in kept for rank in empty_on[split]}))
     members = {rank for split in kept for side in split.sides for rank in side}
-    blame = DriftBlame(ranks=ranks, ground=Ground.SEEN) if len(ranks) < len(members) else blame_of(kept)
+    blame = DriftBlame(ranks=ranks) if len(ranks) < len(members) else blame_of(kept)
     if not kept:
-        kept = [split for split in splits if majority_of(split.sides) and not _is_own(split.row)]
+        numbers = [split for split in splits if split.row.shape in {(), (1,)} and "float" not in split.row.dtype]
+        own = [split for split in splits if any(word in split.row.name.lower() for word in _OWN)]
+        kept = [split for split in splits if majority_of(split.sides) and split not in numbers + own]
         blame = blame_of(kept)
         members = {rank for split in kept for side in split.sides for rank in side}
         if blame.ranks == (min(members, default=0),):
-            blame = DriftBlame(ranks=tuple(sorted(members)), ground=Ground.NONE)
+            blame = DriftBlame(ranks=tuple(sorted(members)), is_known=False)
     if not kept:
         return None
     difference = sighting.difference
@@ -336,31 +313,21 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
     )
 
 
-def _is_own(row: TensorRow) -> bool:
-    """Return whether a tensor may be a rank's own: by its name, or because it is a number or flag."""
-    is_number = row.shape in {(), (1,)} and "float" not in row.dtype
-    return is_number or any(word in row.name.lower() for word in _OWN)
-
-
 def _why(sighting: Sighting) -> DriftCause:
     if sighting.stream.clock is StreamClock.SYNC:
         return DriftCause(
             name="not sent",
             words="DDP broadcast rank 0's buffers without these: they were replaced or registered after wrapping",
-            fix=(
-                "register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
-                "new ones"
-            ),
+            fix="register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
+            "new ones",
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
     what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
     return DriftCause(
         name="kept apart",
         words=f"with broadcast_buffers=False, each rank keeps {what}",
-        fix=(
-            "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
-            "'*running_*'"
-        ),
+        fix="keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
+        "'*running_*'",
     )
 
 
@@ -409,7 +376,6 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
 
 
 def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
-    """Report the first step at which settings were seen to differ."""
     if excuse_of_model(replica, What.PARAMETER):
         return None
     streams = [stream for stream in replica.streams if stream.clock is StreamClock.STEP]
@@ -431,7 +397,7 @@ def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
             f"{rank_list(replica.members)} at step {step}: {texts}",
             evidence=(
                 *([f"equal at step {last_good}"] if last_good is not None else []),
-                *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+                *blame.doubt,
                 *model_words(job, replica),
             ),
             fix=SAME_SETTINGS,
@@ -466,7 +432,6 @@ def check_built_models(job: Job) -> Answer:
 def models_problem(
     difference: ModelDifference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()
 ) -> Problem:
-    """Return the finding for models that differ; ``more`` is further evidence about the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
     have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})
@@ -505,6 +470,5 @@ def _summary(difference: ModelDifference) -> str:
 
 
 def _have(what: Mapping[int, str]) -> list[str]:
-    """Return "rank 2 has ..." for each of the first few different values, with all ranks that have it."""
     sides = list(grouped((words, number) for number, words in what.items()).items())[: say.MAX_CLASSES]
     return [f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {words}" for words, ranks in sides]

@@ -113,7 +113,6 @@ def ratio(error: float, allowed: float) -> float:
 
 
 def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
-    """Return why a step's gradient is not that of one process: the first cause that explains all parameters."""
     if step.missing:
         return Problem(
             summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient "
@@ -146,7 +145,6 @@ def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "roundi
 
 
 def _not_the_mean(reference: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if DDP's gradient is rank 0's own for all or some parameters, or a multiple of the mean."""
     if _agree(step.tensors, "local"):
         return Problem(
             summary="it equals the gradient of rank 0's own batch, so gradients were not reduced at all",
@@ -178,10 +176,8 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
     if losses and all(math.isclose(one, scale * part, rel_tol=NEAR) for one, part in losses):
         return Problem(
-            summary=(
-                f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
-                "the mean"
-            ),
+            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already "
+            "takes the mean",
             fix="return the same loss as in one process: DDP divides by the world size",
             evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
         )
@@ -195,7 +191,6 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
 
 
 def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
-    """Return the cause if the ranks' parts add up to the whole once BatchNorm takes no batch statistics."""
     known = [one for one in step.tensors if one.without_batchnorm is not None]
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
     if not reference.batchnorm or not known or not same:
@@ -216,10 +211,8 @@ def _weighted(step: ReferenceStep) -> Problem | None:
     world = len(step.weights)
     if all(abs(weight - 1) <= NEAR for weight in step.weights):
         return Problem(
-            summary=(
-                f"it is 1/{world} of the expected one: the loss is a sum over samples, and DDP takes the mean over "
-                f"{world} ranks"
-            ),
+            summary=f"it is 1/{world} of the expected one: the loss is a sum over samples, and DDP takes the mean over "
+            f"{world} ranks",
             fix=f"return the mean over samples, or multiply the sum by the world size ({world})",
         )
     if max(step.weights) - min(step.weights) <= NEAR:
@@ -231,10 +224,8 @@ def _weighted(step: ReferenceStep) -> Problem | None:
     shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
     uneven = len(set(step.samples)) > 1
     return Problem(
-        summary=(
-            "it is a mean of means: in one process the ranks' parts have different weights, but DDP weights them "
-            "equally"
-        ),
+        summary="it is a mean of means: in one process the ranks' parts have different weights, but DDP weights them "
+        "equally",
         fix="divide the sum of the loss by the number of samples or tokens of all ranks (all_reduce the count), times "
         "the world size",
         evidence=(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.consistency import MESH, StreamClock, What
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.words import first_names, grouped, majority_of, outvoted, rank_list
+from ddpdoctor.model.words import first_names, group_alike, grouped, majority_of, outvoted, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.progress.states import to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorRow, TensorSplit, Values
     from ddpdoctor.model.facts import Job
@@ -50,10 +49,8 @@ class Sighting:
 
 
 def replicas_of(job: Job, *, wrapped: bool = True) -> tuple[ReplicaStreams, ...]:
-    """Return the DDP models whose replicas were compared, or those trained outside DDP, in the order of their streams.
-
-    Groups of different ranks may share a name.
-    """
+    """Return the DDP models that were compared, or those trained outside DDP, in the order of their streams."""
+    # Groups of different ranks may share a name.
     streams = job.consistency.streams if job.consistency is not None else ()
     found = grouped(
         ((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one)
@@ -90,20 +87,16 @@ def sightings(replica: ReplicaStreams, what: What) -> list[Sighting]:
 
 
 def values_at(stream: Stream, number: int | None) -> tuple[Values, ...]:
-    """Return what ranks wrote at a comparison, or nothing if that was not kept."""
     return next((values for at, values in stream.values if at == number), ())
 
 
 def all_values(streams: Iterable[Stream]) -> list[Values]:
-    """Return what ranks wrote at all comparisons that were kept."""
     return [values for stream in streams for _, those in stream.values for values in those]
 
 
 def step_of(stream: Stream, number: int) -> int:
-    """Return the training step, from 1, of a comparison.
-
-    If no optimizer counts steps, a step is a backward whose gradients were reduced.
-    """
+    """Return the training step, from 1, of a comparison."""
+    # If no optimizer counts steps, a step is a backward whose gradients were reduced.
     if stream.clock is StreamClock.STEP:
         return number
     if stream.clock is StreamClock.SYNC:
@@ -113,10 +106,8 @@ def step_of(stream: Stream, number: int) -> int:
 
 
 def is_aligned(values: Iterable[Values]) -> bool:
-    """Return whether ranks had progressed equally: the same number of reduced backwards.
-
-    A rank that has made one step more or less writes its step N at another point of training than the others.
-    """
+    """Return whether ranks had progressed equally: the same number of reduced backwards."""
+    # A rank that has made one step more or less writes its step N at another point of training than the others.
     return len({each.reductions for each in values}) <= 1
 
 
@@ -135,7 +126,6 @@ class Survey:
 
 
 def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
-    """Return the differences of a kind that count. ``why`` returns the cause of each."""
     found: list[FoundDifference] = []
     excuses: list[str] = []
     compared = False
@@ -163,7 +153,6 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
 
 
 def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
-    """Return the findings, or "passed", or why nothing can be said. ``noun`` names what was to be compared."""
     found = tuple(findings)
     if found or survey_.compared:
         return judged(found)
@@ -171,7 +160,6 @@ def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) ->
 
 
 def why_nothing(job: Job, noun: str) -> str:
-    """Return why no tensors of a kind were compared."""
     if job.consistency is None:
         return "replicas were not compared"
     if not job.consistency.check_every:
@@ -188,7 +176,6 @@ def why_nothing(job: Job, noun: str) -> str:
 
 
 def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
-    """Return why tensors of a kind may differ in a model at any time, or "" if they may not."""
     values = all_values(replica.streams)
     if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
         return "local SGD: ranks differ by design until their parameters are averaged"
@@ -234,54 +221,50 @@ def _joins(replica: ReplicaStreams) -> bool:
     return any(each.join for each in all_values(replica.streams))
 
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", bound="Hashable")
 MAX_SIDES = 4  # How many sides a sentence lists. Our choice.
 _ALIKE = "should have equal values along the {} dimension of the mesh"
-WHO_IS_UNKNOWN = "it is unknown which of them is correct"
-
-
-class Ground(Enum):
-    """The reason to blame these ranks."""
-
-    SEEN = "seen"  # these ranks were seen to do something wrong
-    MAJORITY = "majority"  # more than half of the ranks agree with each other but not with these
-    NONE = "none"  # it is unknown which of these ranks are right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftBlame:
-    """Ranks to blame, and why these."""
+    """Ranks to blame."""
 
     ranks: tuple[int, ...]
-    ground: Ground
+    # They were seen to do something wrong, or more than half of the ranks agree with each other but not with these.
+    is_known: bool = True
 
     @property
     def confidence(self) -> Confidence:
-        """Return how sure it is that these ranks are to blame."""
-        return Confidence.LOW if self.ground is Ground.NONE else Confidence.HIGH
+        return Confidence.HIGH if self.is_known else Confidence.LOW
+
+    @property
+    def doubt(self) -> list[str]:
+        return [] if self.is_known else ["it is unknown which of them is correct"]
 
 
 def seen(values: Iterable[Values]) -> DriftBlame | None:
-    """Blame ranks that were seen to do something wrong. Return None if there are none."""
     ranks = tuple(sorted(each.rank for each in values))
-    return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
-
-
-def blame_outvoted(sides: Collection[Collection[int]]) -> DriftBlame:
-    """Blame the ranks outside the majority, or all ranks if no side has more than half."""
-    return DriftBlame(ranks=outvoted(sides), ground=Ground.MAJORITY if majority_of(sides) else Ground.NONE)
+    return DriftBlame(ranks=ranks) if ranks else None
 
 
 def blame_of(splits: Iterable[TensorSplit]) -> DriftBlame:
     """Blame the ranks that are outvoted on any of the tensors that differ."""
-    each = [blame_outvoted(split.sides) for split in splits]
-    ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
-    is_known = all(blame.ground is Ground.MAJORITY for blame in each)
-    return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if is_known else Ground.NONE)
+    each = [split.sides for split in splits]
+    ranks = tuple(sorted({rank for sides in each for rank in outvoted(sides)}))
+    return DriftBlame(ranks=ranks, is_known=all(map(majority_of, each)))
+
+
+def disagreement(values: Mapping[int, Value], words: Callable[[Value], str] = str) -> tuple[str, DriftBlame] | None:
+    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame; None if all ranks say the same."""
+    sides = group_alike(values)
+    if len(sides) < 2:
+        return None
+    who = [ranks for _, ranks in sides]
+    return sides_words(sides, words), DriftBlame(ranks=outvoted(who), is_known=bool(majority_of(who)))
 
 
 def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
-    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2"."""
     shown = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
     more = [f"{len(sides) - MAX_SIDES} more different values"] if len(sides) > MAX_SIDES else []
     return ", ".join([*shown, *more])
@@ -312,13 +295,11 @@ class FoundDifference:
 
 
 def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
-    """Return a finding for each cause. ``nouns`` names what differs, such as "gradients"."""
     by_cause = grouped((one.cause.name, one) for one in found)
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
 def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return the hosts of ranks, or nothing if the job has only one node."""
     if job.nnodes <= 1:
         return ()
     wanted = set(ranks)
@@ -338,7 +319,6 @@ def model_words(job: Job, replica: ReplicaStreams) -> list[str]:
 
 
 def row_words(row: TensorRow) -> str:
-    """Return the name of a tensor, with its part if it is optimizer state."""
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
@@ -350,14 +330,15 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
     where = [to_place(rank, sites[rank]) for rank in blame.ranks if rank in sites]
     # With two ranks that differ there is nothing to say.
     split = sighting.difference.splits[0]
-    if all(len(side) == 1 for side in split.sides) and not split.absent_on:
-        side_words = [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
-    else:
+    side_words = []
+    if not all(len(side) == 1 for side in split.sides) or split.absent_on:
         kinds = ["the same" if at == 0 and len(side) > 1 else "others" for at, side in enumerate(split.sides)]
         sides = [
             ("none" if side == split.absent_on else kind, side) for kind, side in zip(kinds, split.sides, strict=True)
         ]
         side_words = [f"{row_words(split.row)}: {sides_words(sides)}"]
+    elif len(split.sides) > 2:
+        side_words = [f"{row_words(split.row)}: no two ranks are equal"]
     difference = sighting.difference
     names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
     few = first_names(names, count=difference.differing)
@@ -373,7 +354,7 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
             _equal_until(sighting),
             f"{difference.differing} of {difference.of} {nouns} differ: {few}",
             *side_words,
-            *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+            *blame.doubt,
             *first.cause.evidence,
             *model_words(job, sighting.replica),
             *(_also_words(one) for one in others),
@@ -383,7 +364,6 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
 
 
 def _equal_until(sighting: Sighting) -> str:
-    """Return when the tensors were last equal, and when they first differed."""
     at = {
         StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
         StreamClock.FORWARD: "after",

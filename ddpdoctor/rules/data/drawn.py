@@ -66,10 +66,7 @@ def _judge_duplicates(shared: Shared) -> Answer:
     if any(loader.samples is not None and loader.samples < shared.size for loader in loaders):
         return shared.skipped("it has fewer samples than there are ranks")
     is_certain = False
-    for number, found in shared.passes().items():
-        passes = {rank: epoch for rank, epoch in found.items() if shared.is_counted(epoch)}
-        if len(passes) < 2:
-            continue
+    for number, passes in shared.passes(counted=True).items():
         ranks, all_samples, certain = _same_in(shared, passes)
         if ranks:
             return _duplicates(shared, number, {rank: passes[rank] for rank in ranks}, all_samples=all_samples)
@@ -78,10 +75,8 @@ def _judge_duplicates(shared: Shared) -> Answer:
 
 
 def _same_in(shared: Shared, passes: Mapping[int, EpochSeen]) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the ranks with the same samples in a pass, whether each drew the whole dataset, and whether that is sure.
-
-    Without such ranks, the last one says whether it is certain that there are none.
-    """
+    """Return the ranks with the same samples, whether each drew the whole dataset, and whether that is sure."""
+    # Without such ranks, the last one says whether it is certain that there are none.
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
         ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
         return ranks, False, all(epoch.batch_digests for epoch in passes.values())
@@ -116,7 +111,6 @@ def _alike(ranks: Iterable[int], same: Callable[[int, int], bool]) -> tuple[int,
 
 
 def _duplicates(shared: Shared, number: int, passes: Mapping[int, EpochSeen], *, all_samples: bool) -> Answer:
-    """Answer that these ranks, and no others, had the same samples in a pass."""
     ranks = tuple(passes)
     loader, epoch = shared.seen[ranks[0]], passes[ranks[0]]
     # Whether digests of delivered data were available, not only descriptions of datasets
@@ -161,7 +155,6 @@ def _duplicates(shared: Shared, number: int, passes: Mapping[int, EpochSeen], *,
 
 
 def _cause_and_fix(loader: LoaderSeen, samplers: list[SamplerSeen | None]) -> tuple[str, str]:
-    """Return why ranks with these samplers get the same samples, and what to do about it on the first of them."""
     known = [sampler for sampler in samplers if sampler is not None and sampler.replicas is not None]
     numbers = {sampler.rank for sampler in known}
     if loader.iterable:
@@ -237,7 +230,6 @@ def _judge_epochs(shared: Shared) -> Answer:
 
 
 def _same_order(shared: Shared, passes: Mapping[int, list[EpochSeen]]) -> Answer:
-    """Answer that the passes of each rank had one order."""
     rank, loader = shared.ranks[0], shared.first()
     seen, sampler = passes[rank], loader.sampler
     count = loader.passes if len(seen) == len(loader.epochs) else len(seen)
@@ -306,7 +298,7 @@ def _judge_shards(shared: Shared) -> Answer:
         return shared.skipped("the indices of the ranks were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
         return shared.skipped("the datasets of the ranks have different or unknown lengths")
-    passes = _whole_passes(shared)
+    passes = shared.whole_passes()
     if not passes:
         return shared.skipped("no training pass was seen on all ranks")
     samplers = {rank: loader.sampler for rank, loader in shared.seen.items() if loader.sampler is not None}
@@ -315,7 +307,6 @@ def _judge_shards(shared: Shared) -> Answer:
 
 
 def _cut_twice(shared: Shared) -> Answer | None:
-    """Return the answer if the data is divided among the ranks a second time after each rank has its share."""
     by_rank = [loader.cuts for _, loader in sorted(shared.seen.items())]
     if not shared.is_whole or len({tuple((cut.what, cut.type) for cut in cuts) for cuts in by_rank}) > 1:
         return None
@@ -367,7 +358,7 @@ def _seen_by_samplers(shared: Shared, samplers: list[Cut]) -> tuple[str, str] | 
     expected = samples / shares
     if shares <= shared.size or (samples - expected * shared.size) / shared.size < MIN_MISSING_BATCHES * batch:
         return None
-    passes = _whole_passes(shared)
+    passes = shared.whole_passes()
     if any(epoch.drawn > expected + 2 * batch for found in passes.values() for epoch in found.values()):
         return None
     for number, found in passes.items():
@@ -464,19 +455,9 @@ def _fix_of_cuts(first: Cut, again: Cut) -> str:
     return f"remove {class_name(again.type)} (shuffle=True does the rest), because {already}; or {whole}"
 
 
-def _whole_passes(shared: Shared) -> dict[int, dict[int, EpochSeen]]:
-    """Return the passes that all ranks made, only those of training unless the user named the loader."""
-    return {
-        number: found
-        for number, found in shared.passes().items()
-        if len(found) == len(shared.seen) and all(map(shared.is_counted, found.values()))
-    }
-
-
 def _judge_samplers(
     shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]], samplers: Mapping[int, SamplerSeen]
 ) -> Answer:
-    """Judge samplers that expose their parameters."""
     if answer := _missing_shares(shared, samplers) or _other_parts(shared, samplers):
         return answer
     samples = shared.first().samples or 0
@@ -565,7 +546,6 @@ def _disagreement(
 
 
 def _judge_drawn(shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Answer:
-    """Judge shares by sums alone: they must be the same in each pass and not make up the dataset."""
     samples = shared.first().samples or 0
     whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
     if not shared.is_whole or not whole:
@@ -613,7 +593,6 @@ def _sampler_words(shared: Shared) -> str:
 
 
 def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> str:
-    """Compare what was drawn with the dataset, and estimate how many samples independent shares leave out."""
     samples = shared.first().samples
     if not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
         return ""
@@ -636,9 +615,7 @@ def _judge_uneven(shared: Shared) -> Answer:
     if any(loader.in_join for loader in loaders.values()):
         return shared.skipped("it is used inside join, which handles uneven batches")
     trained = {rank: loader.trained_batches for rank, loader in loaders.items()}
-    ended = False
-    for number, found in shared.passes().items():
-        passes = {rank: epoch for rank, epoch in found.items() if shared.is_counted(epoch)}
+    for number, passes in shared.passes(counted=True).items():
         # Ranks that ended, while another one got more batches in this pass and trained on more over all passes.
         short = tuple(
             rank
@@ -652,12 +629,11 @@ def _judge_uneven(shared: Shared) -> Answer:
         )
         if short:
             return _uneven(shared, number, passes, short)
-        ended = ended or sum(epoch.complete for epoch in found.values()) > 1
+    ended = any(sum(epoch.complete for epoch in found.values()) > 1 for found in shared.passes().values())
     return passed() if ended else shared.skipped("fewer than two ranks completed a pass")
 
 
 def _uneven(shared: Shared, number: int, passes: Mapping[int, EpochSeen], short: tuple[int, ...]) -> Answer:
-    """Answer that some ranks reached the end of their batches in a pass, while others had more."""
     batches = {rank: epoch.batches for rank, epoch in passes.items()}
     most = max(batches.values())
     longest = sorted(rank for rank, count in batches.items() if count == most)

@@ -35,7 +35,10 @@ def check_last_batch(shares: Shares) -> Answer:
     evidence: tuple[str, ...] = ()
     if without:
         severity = Severity.ERROR
-        summary = f"{'no rank' if is_each else 'not every rank'} has a batch, so an epoch trains nothing"
+        summary = "no rank has a batch, so an epoch trains nothing"
+        if not is_each:
+            it = verb(short, "it", "them")
+            summary = f"{rank_list(short)} {verb(short, 'has', 'have')} no batch, so an epoch trains nothing on {it}"
         evidence = (f"a rank draws {one.drawn} of {plan.samples} samples, for batches of {plan.batch_size}",)
         fix = "find out why the dataset is empty: check its path, split and filter"
         if plan.samples:
@@ -82,7 +85,6 @@ def judge_duplicates(shares: Shares) -> Answer:
     if plan.sharing is not Sharing.NONE or plan.world_size == 1:
         return judged([], f"every sample goes to one rank; {repeated} are repeated to make the shares equal")
     problem = Problem(
-        severity=Severity.ERROR,
         ranks=tuple(one.rank for one in shares.ranks),
         summary=f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
         "process",
@@ -120,10 +122,9 @@ def judge_batches(shares: Shares) -> Answer:
     longer = tuple(one.rank for one in shares.ranks if one.batches == most)
     shorter = tuple(one.rank for one in shares.ranks if one.batches == least)
     problem = Problem(
-        severity=Severity.ERROR,
         ranks=shorter,
-        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {most} batches, but {rank_list(shorter)} "
-        f"{verb(shorter, 'has', 'have')} {least}: the job hangs or fails in the last batch",
+        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {count_of(most, 'batch', 'batches')}, but "
+        f"{rank_list(shorter)} {verb(shorter, 'has', 'have')} {least}: the job hangs or fails in the last batch",
         evidence=(f"{shares.plan.samples} samples are split over {shares.plan.world_size} ranks without padding",),
         fix="use DistributedSampler, which repeats samples until all ranks have the same number; or use "
         "drop_last=True or DDP's join()",

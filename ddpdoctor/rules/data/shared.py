@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 
 def class_name(path: str) -> str:
-    """Return a class name without its module."""
     return path.rpartition(".")[2]
 
 
 def drawn_words(epoch: EpochSeen) -> str:
-    """Return what a rank drew in a pass, so that it can be checked by hand."""
     state = "" if epoch.complete else ", not finished"
     return (
         f"drew {count_of(epoch.drawn, 'index', 'indices')} in {count_of(epoch.batches, 'batch', 'batches')}"
@@ -133,12 +131,10 @@ class Shared:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
         return self.replicas.size
 
     @property
     def name(self) -> str:
-        """The words for it: "the DataLoader (train.py:12)"."""
         loader = self.first()
         if loader.site is None:
             return f"the DataLoader of {class_name(loader.dataset)}"
@@ -146,32 +142,31 @@ class Shared:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that used it, sorted."""
         return tuple(sorted(self.seen))
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was seen on all ranks of the group."""
         return len(self.seen) == self.size
 
     def first(self) -> LoaderSeen:
-        """Return the loader as the lowest rank recorded it."""
         return self.seen[self.ranks[0]]
 
-    def passes(self) -> dict[int, dict[int, EpochSeen]]:
-        """Return the passes that two or more ranks made, by number and rank."""
+    def passes(self, least: int = 2, *, counted: bool = False) -> dict[int, dict[int, EpochSeen]]:
+        """Return the passes that at least so many ranks made, all or those that count, by number and rank."""
         found: dict[int, dict[int, EpochSeen]] = {}
         for rank in self.ranks:
             for epoch in self.seen[rank].epochs:
-                found.setdefault(epoch.number, {})[rank] = epoch
-        return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
+                if not counted or self.is_counted(epoch):
+                    found.setdefault(epoch.number, {})[rank] = epoch
+        return {number: found[number] for number in sorted(found) if len(found[number]) >= least}
+
+    def whole_passes(self) -> dict[int, dict[int, EpochSeen]]:
+        return self.passes(len(self.seen), counted=True)
 
     def is_counted(self, epoch: EpochSeen) -> bool:
-        """Return whether a pass was for training, or the user named the loader."""
         return was_trained(epoch) or not self.replicas.trained_only
 
     def skipped(self, reason: str) -> Answer:
-        """Answer why this loader cannot be judged."""
         return skipped(f"{self.name}: {reason}")
 
     def failed(
@@ -196,11 +191,9 @@ class Shared:
 def judge_loaders(
     replicas: Replicas, judge: Callable[[Shared], Answer], healthy: str, *, of_any_job: bool = False
 ) -> Answer:
-    """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed.
-
-    ``healthy`` describes a pass. If no loader passed, return the first reason to skip. Ranks without DDP are skipped,
-    unless the rule is ``of_any_job``.
-    """
+    """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed."""
+    # ``healthy`` describes a pass. If no loader passed, return the first reason to skip. Ranks without DDP are skipped,
+    # unless the rule is ``of_any_job``.
     if not replicas.by_model and not of_any_job:
         return skipped(NO_REPLICAS)
     if replicas.size == 1:
@@ -228,19 +221,19 @@ def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
         if len(using) > 1 and len(counts) == 1:
             rows = zip(*using.values(), strict=True)
             paired += (Shared(replicas=replicas, seen=dict(zip(using, row, strict=True))) for row in rows)
-    return tuple(shared for shared in paired if not replicas.trained_only or _is_trained(shared))
-
-
-def _is_trained(shared: Shared) -> bool:
-    """Return whether at least two ranks used it for training, or rank 0 for all."""
-    loaders = shared.seen.values()
-    if any(cut.what == "loader" for cut in shared.first().cuts):
-        return any(epoch.trained and epoch.backwards > 1 for loader in loaders for epoch in loader.epochs)
-    return sum(any(map(was_trained, loader.epochs)) for loader in loaders) > 1
+    if not replicas.trained_only:
+        return tuple(paired)
+    found = []
+    for shared in paired:
+        loaders = shared.seen.values()
+        used = sum(any(map(was_trained, loader.epochs)) for loader in loaders) > 1
+        if any(cut.what == "loader" for cut in shared.first().cuts):  # rank 0 reads for all
+            used = any(epoch.trained and epoch.backwards > 1 for loader in loaders for epoch in loader.epochs)
+        found += [shared] if used else []
+    return tuple(found)
 
 
 def was_trained(epoch: EpochSeen) -> bool:
-    """Return whether a pass was for training. One backward is not enough unless the pass had only one batch."""
     enough = epoch.backwards > 1 or (epoch.complete and epoch.batches == 1)
     return epoch.trained and enough and epoch.backwards >= MIN_TRAINED_SHARE * epoch.batches
 
@@ -291,7 +284,6 @@ MIN_SAMPLES = 4
 
 
 def sum_of_all(samples: int) -> int:
-    """Return 0 + 1 + ... + (samples - 1)."""
     return samples * (samples - 1) // 2
 
 
@@ -321,11 +313,9 @@ def are_distinct(epochs: Iterable[EpochSeen]) -> bool:
 
 
 def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether ranks must have missed a sample although they drew at least as many indices as there are samples.
-
-    With exactly as many draws as samples, each must come once. Draws beyond that are repeats. For one repeat, the sum
-    shows which index it is, and the exclusive or must agree. For more, their sum must be possible.
-    """
+    """Return whether ranks must have missed a sample although they drew at least as many indices as there are."""
+    # With exactly as many draws as samples, each must come once. Draws beyond that are repeats. For one repeat, the sum
+    # shows which index it is, and the exclusive or must agree. For more, their sum must be possible.
     if not _are_of(samples, epochs):
         return False
     drawn = sum(epoch.drawn for epoch in epochs)
@@ -349,31 +339,24 @@ def _are_of(samples: int, epochs: Sequence[EpochSeen]) -> bool:
 
 
 def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSeen, EpochSeen]) -> bool | None:
-    """Return whether two ranks hold the same dataset, or None if that is unknown.
-
-    The same index must give the same values in at least one leaf: random augmentation changes some leaves, but not the
-    labels. If no digest helps, equal descriptions of the dataset decide.
-    """
+    """Return whether two ranks hold the same dataset, or None if that is unknown."""
+    # The same index must give the same values in at least one leaf: random augmentation changes some leaves, but not
+    # the labels. If no digest helps, equal descriptions of the dataset decide.
     one, other = passes
     described_alike = bool(loaders[0].dataset_digest) and loaders[0].dataset_digest == loaders[1].dataset_digest
-    alike = _compare(_by_leaf(one.sample_digests), _by_leaf(other.sample_digests), MIN_SAMPLES)
+    alike = _compare(_by_leaf(one.sample_digests, 2), _by_leaf(other.sample_digests, 2), MIN_SAMPLES)
     if alike is None and one.first and one.first == other.first:
-        alike = _compare(_numbered(one.batch_digests), _numbered(other.batch_digests), MIN_BATCHES)
+        alike = _compare(_by_leaf(one.batch_digests, 1), _by_leaf(other.batch_digests, 1), MIN_BATCHES)
     if alike is False:
         return None if described_alike else False
-    if alike is None and not (_has_digests(one) and _has_digests(other)):
+    if alike is None and not all(each.batch_digests or each.sample_digests for each in passes):
         return described_alike or None
     return alike
 
 
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
-    """Return whether all leaves of the first batches are equal, for data without indices."""
-    mine, others = _numbered(one.batch_digests), _numbered(other.batch_digests)
+    mine, others = (_by_leaf(each.batch_digests, 1) for each in (one, other))
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
-
-
-def _has_digests(seen: EpochSeen) -> bool:
-    return bool(seen.batch_digests or seen.sample_digests)
 
 
 def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:
@@ -388,28 +371,17 @@ def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:
     return False if leaves and all(differ) else None
 
 
-def _by_leaf(digests: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return sample digests, given as "index:leaf:digest", by leaf and index."""
+def _by_leaf(digests: Iterable[str], colons: int) -> dict[str, dict[str, str]]:
+    """Return digests by leaf and index; "leaf:digest" of a batch has none, and is numbered within the leaf."""
     found: dict[str, dict[str, str]] = {}
     for entry in digests:
-        index, _, rest = entry.partition(":")
-        leaf, _, digest = rest.partition(":")
-        found.setdefault(leaf, {})[index] = digest
-    return found
-
-
-def _numbered(digests: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return batch digests, given as "leaf:digest", by leaf and by the number of the batch within the leaf."""
-    found: dict[str, dict[str, str]] = {}
-    for entry in digests:
-        leaf, _, digest = entry.partition(":")
+        *index, leaf, digest = entry.split(":", colons)
         known = found.setdefault(leaf, {})
-        known[str(len(known))] = digest
+        known[index[0] if index else str(len(known))] = digest
     return found
 
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:
-    """Add exact counts to the findings from sums."""
     words = [_count_words(one) for one in _counted(replicas) if one.unique is not None][:1]
     return replace(answer, problems=tuple(replace(one, evidence=(*words, *one.evidence)) for one in answer.problems))
 

@@ -55,19 +55,16 @@ class Route:
 
 
 def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
-    """Return the loop around the call that the rank is no longer in."""
     loop = loop_around(flow, route.left_out)
     is_out = route.returned or (route.after is not None and loop is not None and not loop.holds(route.after))
     return loop if is_out else None
 
 
 def loop_around(flow: ControlFlow, line: int) -> Statement | None:
-    """Return the innermost loop around a line, in its function."""
     return _innermost(_around(flow, line), line, LOOPS)
 
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
-    """Return the ways around a call that a rank may have taken, in the order of their lines."""
     near = _around(flow, route.left_out)
     before = route.before if route.before is not None and any(one.holds(route.before) for one in near) else None
     loop = left_loop(flow, route)
@@ -178,25 +175,101 @@ class Turning:
         return (turned_at.site,) if turned_at is not None and turned_at.site is not None else ()
 
     @property
-    def loop_ended(self) -> bool:
-        """Whether the rank left a loop at its end."""
-        skips = any(one.skips_round for one in self.detours)
-        return self.loop is not None and not skips and any(one.ends_loop for one in self.detours)
-
-    @property
     def reduced_nothing(self) -> bool:
         """Whether the rank made the call that was due, but DDP did not reduce in it."""
         went_on, due = self.parting.went_on, self.parting.instead_of
         return went_on is not None and due.op == "backward" and (went_on.op, went_on.site) == (due.op, due.site)
 
+    @property
+    def did(self) -> str:
+        """What the rank did that the others did not, such as "skipped backward (train.py:15)"."""
+        went_on, due = self.parting.went_on, self.parting.instead_of
+        if self.parting.is_extra and went_on is not None:
+            return f"called {went_on.op} ({line_of(went_on.site)}) once more than the others"
+        skips = self.reduced_nothing or any(detour.skips_round for detour in self.detours)
+        if self.loop is not None and self.detours and not skips:
+            return f"left the loop ({line_of(replace(self.call, line=self.loop.line))}) before the others"
+        return f"{'did not reduce in' if self.reduced_nothing else 'skipped'} {due.op} ({line_of(due.site)})"
+
+    def words(self, who: str) -> str:
+        before = self.parting.before
+        after = f" after {before.op} ({line_of(before.site)})" if before is not None else ""
+        ways = []
+        for detour in self.detours[:MOST_WAYS]:
+            jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
+            if detour.decided_at:
+                jump += f", decided at line {' or '.join(map(str, detour.decided_at[:MOST_WAYS]))}"
+            what = "end of the loop" if detour.ends_loop else "condition"
+            ways.append(f"the {what} at line {detour.condition}{jump}")
+        decides = f"; the cause is {' or '.join(ways)}" if ways else ""
+        return f"{who} {self.did}{after}{decides}"
+
+    @property
+    def fix(self) -> str:
+        loop = self.loop
+        if loop is None and self.parting.is_extra:
+            return ALIKE
+        if loop is None:
+            if self.reduced_nothing:
+                return "use no_sync() in the same steps on all ranks: count the micro-batches the same way"
+            return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
+        equally = f"all ranks go through the loop at line {loop.line} equally often"
+        if self.parting.is_extra:
+            return (
+                f"let {equally}; if they do, look for a call of that line under a condition that differs between ranks"
+            )
+        if loop.kind == "while":
+            return (
+                f"all_reduce the decision to leave the loop at line {loop.line}, so that all ranks leave it in the "
+                "same iteration: a clock or a loss differs between ranks"
+            )
+        if loop.kind == "for" and self.parting.instead_of.op not in NATIVE_PHASES:
+            return (
+                f"make {equally} and skip nothing in it: reduce the same names on every rank, with a zero where a rank "
+                "has none, or put them into one tensor"
+            )
+        return (
+            "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); if "
+            "a rank decides to break or skip, all_reduce that decision"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The condition that led the rank to blame to a call that no other rank has made."""
+
+    line: Frame
+
+    def words(self, _: str) -> str:
+        return f"its call is under the condition at {line_of(self.line)}, and the other ranks never made that call"
+
+    @property
+    def fix(self) -> str:
+        return (
+            f"let all ranks take the same branch at {line_of(self.line)}: decide it on one rank and broadcast the "
+            "decision"
+        )
+
+
+def find_way(
+    flows: Sequence[ControlFlow], states: Mapping[int, RankState], conflict: Conflict, other: TimelineEntry
+) -> Turning | Guard | None:
+    """Return how the first rank to blame parted from another rank, or came to a call of its own."""
+    mine = conflict.departing[0]
+    state, peer = states[mine.rank], states[other.rank]
+    turning = find_turning(flows, state, peer, conflict.group.name, conflict.seq, (mine, other))
+    if turning is not None or any(has_called(states[part.rank].rank, mine.kind) for part in conflict.agreeing):
+        return turning
+    frames = call_frames(state.rank, mine.site), call_frames(peer.rank, other.site)
+    guard = find_guard(flows, *frames, over=False)
+    return Guard(guard) if guard is not None else None
+
 
 def find_turning(
     flows: Sequence[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
 ) -> Turning | None:
-    """Return how a rank that is to blame parted from another, or None if only the call itself is known.
-
-    ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
-    """
+    """Return how a rank that is to blame parted from another, or None if only the call itself is known."""
+    # ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     own, usual = parts
     parting = find_parting(mine, other, group, seq)
     if (
@@ -214,21 +287,22 @@ def find_turning(
     plain = Turning(parting=parting, detours=(), loop=None, call=parting.instead_of.site)
     if parting.is_extra or plain.reduced_nothing:  # it went around no call
         return plain
-    after = parting.went_on.site if parting.is_earlier and parting.went_on is not None else None
-    found = _look_up(flows, parting, (mine, other), parts, after)
+    found = _look_up(flows, parting, (mine, other), parts)
     if parting.is_earlier or found.loop is not None or own is None:
         return found
     if found.detours and _is_in(usual, parting.instead_of):
         return found
-    once_more, site = None, parting.went_on.site if parting.went_on is not None else None
-    if parting.repeats and site is not None:  # the loop around it counts, if that may be longer on one rank
+    once_more, went_on, site = None, parting.went_on, parting.went_on.site if parting.went_on is not None else None
+    repeats = went_on is not None and parting.before is not None and line_key(went_on) == line_key(parting.before)
+    # It makes the call of a line again: the loop around it counts, if that may be longer on one rank.
+    if repeats and went_on is not None and went_on.op not in NATIVE_PHASES and site is not None:
         around = next((loop_around(flow, site.line) for flow in flows if flow.file == site.file), None)
         around = around if around is not None and around.kind != "fixed-for" else None
         once_more = Turning(parting=replace(parting, is_extra=True), detours=(), loop=around, call=site)
     if usual is None or usual.site is None or _is_in(usual, parting.instead_of):
         return once_more
     # The others are past the first call that it left out, and their stacks show the way to the next.
-    found = _look_up(flows, replace(parting, instead_of=usual.kind), (mine, other), parts, after)
+    found = _look_up(flows, replace(parting, instead_of=usual.kind), (mine, other), parts)
     return found if found.loop is not None else once_more
 
 
@@ -247,22 +321,18 @@ def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
 
 
 def _look_up(
-    flows: Sequence[ControlFlow],
-    parting: Parting,
-    states: tuple[RankState, RankState],
-    parts: Parts,
-    after: Frame | None,
-) -> Turning:
+    flows: Sequence[ControlFlow], parting: Parting, states: tuple[RankState, RankState], parts: Parts
+) -> Turning:  # fmt: skip
     """Look for ways around the call in its own function; if there are none, in the functions that called it."""
-    mine, other = states
-    now = stack_of(mine.rank) or tuple(
-        part.kind.site for part in parts[:1] if part is not None and part.kind.site is not None
-    )
+    now, theirs = (stack_of(state.rank) for state in states)
+    if not now and parts[0] is not None and parts[0].site is not None:
+        now = (parts[0].site,)
+    after = parting.went_on.site if parting.is_earlier and parting.went_on is not None else None
     own = (after,) if after is not None else now
     over = parts[0] is None and not parting.is_earlier
     # The line of the call that was due, and if a rank is still in it, the lines that led there.
     site = parting.instead_of.site
-    frames = reversed(stack_of(other.rank)) if _is_in(parts[1], parting.instead_of) else ()
+    frames = reversed(theirs) if _is_in(parts[1], parting.instead_of) else ()
     calls = [site, *(frame for frame in frames if frame.user and frame != site)] if site is not None else []
     before = parting.before.site if parting.before is not None else None
     was_there = before is not None and _same_function(before, calls[0])
@@ -271,7 +341,7 @@ def _look_up(
         if flow is None:
             continue
         at = NO_LINE if over else next((frame.line for frame in own if _same_function(frame, call)), None)
-        outer = calls[depth + 1 :] or [frame for frame in stack_of(other.rank) if not _same_function(frame, call)]
+        outer = calls[depth + 1 :] or [frame for frame in theirs if not _same_function(frame, call)]
         # It has been there, as its last common act shows, and is at another line of a function further out now.
         has_left = was_there and any(
             _same_function(frame, one) and frame.line != one.line for frame in own for one in outer
@@ -303,72 +373,12 @@ def _same_function(one: Frame, other: Frame) -> bool:
     return (one.file, one.function) == (other.file, other.function)
 
 
-def did_words(turning: Turning) -> str:
-    """Return what a rank did that the others did not, such as "skipped backward (train.py:15)"."""
-    parting = turning.parting
-    due = f"{parting.instead_of.op} ({line_of(parting.instead_of.site)})"
-    if parting.is_extra and parting.went_on is not None:
-        return f"called {parting.went_on.op} ({line_of(parting.went_on.site)}) once more than the others"
-    if turning.reduced_nothing:
-        return f"did not reduce in {due}"
-    if turning.loop is not None and turning.detours and not any(detour.skips_round for detour in turning.detours):
-        return f"left the loop ({line_of(replace(turning.call, line=turning.loop.line))}) before the others"
-    return f"skipped {due}"
-
-
-def turning_words(turning: Turning, who: str) -> list[str]:
-    """Return how a rank parted from the others, as a sentence."""
-    before = turning.parting.before
-    after = f" after {before.op} ({line_of(before.site)})" if before is not None else ""
-    ways = []
-    for detour in turning.detours[:MOST_WAYS]:
-        jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
-        if detour.decided_at:
-            jump += f", decided at line {' or '.join(map(str, detour.decided_at[:MOST_WAYS]))}"
-        what = "the end of the loop" if detour.ends_loop else "the condition"
-        ways.append(f"{what} at line {detour.condition}{jump}")
-    decides = f"; the cause is {' or '.join(ways)}" if ways else ""
-    return [f"{who} {did_words(turning)}{after}{decides}"]
-
-
-def fix_of_turning(turning: Turning) -> str:
-    """Return what to do about it."""
-    loop = turning.loop
-    if turning.parting.is_extra and loop is not None:
-        return (
-            f"let all ranks go through the loop at line {loop.line} equally often; if they do, look for a call of that "
-            "line under a condition that differs between ranks"
-        )
-    if turning.parting.is_extra:
-        return ALIKE
-    if loop is not None and turning.parting.instead_of.op not in NATIVE_PHASES and loop.kind == "for":
-        return (
-            f"make all ranks go through the loop at line {loop.line} equally often and skip nothing in it: reduce the "
-            "same names on every rank, with a zero where a rank has none, or put them into one tensor"
-        )
-    if loop is not None and loop.kind == "while":
-        return (
-            f"all_reduce the decision to leave the loop at line {loop.line}, so that all ranks leave it in the same "
-            "iteration: a clock or a loss differs between ranks"
-        )
-    if loop is not None:
-        return (
-            "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); if "
-            "a rank decides to break or skip, all_reduce that decision"
-        )
-    if turning.reduced_nothing:
-        return "use no_sync() in the same steps on all ranks: count the micro-batches the same way"
-    return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
-
-
 def find_guard(
     flows: Sequence[ControlFlow], caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool
 ) -> Frame | None:
-    """Return the line of the condition around a rank's call, if another rank went around it, else None.
-
-    ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
-    it may also have left by a `return` above the call; if there is one, the result is None.
-    """
+    """Return the line of the condition around a rank's call, if another rank went around it, else None."""
+    # ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
+    # it may also have left by a `return` above the call; if there is one, the result is None.
     lines = [frame for frame in others if frame is not None]
     for frame in reversed([frame for frame in caller if frame.user]):
         flow = next((flow for flow in flows if flow.file == frame.file), None)
@@ -393,10 +403,8 @@ def find_guard(
 def blame_guarded(
     parts: Sequence[TimelineEntry], states: Mapping[int, RankState], flows: Sequence[ControlFlow]
 ) -> Blame | None:  # fmt: skip
-    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear.
-
-    If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
-    """
+    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
+    # If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
     if len(parts) != 2:
         return None
     found: dict[int, Frame] = {}
@@ -426,7 +434,6 @@ def call_frames(rank: Rank, site: Frame | None) -> tuple[Frame, ...]:
 
 
 def has_called(rank: Rank, wanted: CallKind) -> bool:
-    """Return whether a rank has made a call at this line, as far as its records go back."""
     log = pack_calls(rank.recent_calls)
     return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
 
@@ -437,10 +444,9 @@ def find_lone_call(
     left: Sequence[int],
     flows: Sequence[ControlFlow],
 ) -> Conflict | None:
-    """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line.
-
-    A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made before.
-    """
+    """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line."""
+    # A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made
+    # before.
     for group in dict.fromkeys(position.group for position in positions.values()):
         callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
         gone = [states[n].rank for n in group.members if n in set(left)]
@@ -457,10 +463,7 @@ def find_lone_call(
 
 
 def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[int, TimelineEntry] | None:
-    """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
-
-    The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
-    """
+    # The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
     entries = read_timeline(state, group.name, most=MOST_RECORDS).entries
     known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
     come = max(recorded_seq(rank, group.name) for rank in gone)
@@ -483,10 +486,8 @@ def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[i
 
 
 def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
-    """Blame the callers if each rank that left came further in the script or went around a condition.
-
-    If no source was read, it is enough that each of them destroyed the group.
-    """
+    """Blame the callers if each rank that left came further in the script or went around a condition."""
+    # If no source was read, it is enough that each of them destroyed the group.
     ranks = tuple(state.rank.rank for state in callers)
     stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]
     if all(

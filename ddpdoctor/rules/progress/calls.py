@@ -77,12 +77,10 @@ class TimelineEntry(NamedTuple):
 
     @property
     def site(self) -> Frame | None:
-        """The user's line."""
         return self.kind.site
 
     @property
     def key(self) -> Hashable:
-        """The operation and the line. Patterns are made of these."""
         return key_of(self.kind)
 
 
@@ -119,11 +117,9 @@ def line_key(kind: CallKind) -> Hashable:
 
 
 def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
-    """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
-
-    A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
-    the group's next record.
-    """
+    """Return what a rank has under the numbers of a group, as far as its last ``most`` records show."""
+    # A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one
+    # and the group's next record.
     rank = state.rank.rank
     entries: dict[int, TimelineEntry] = {}
     count = 0
@@ -163,9 +159,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         _fill(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            entry = TimelineEntry(
-                state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
-            )
+            entry = TimelineEntry(rank, kind_of(call), native=False, place=call.index, unrecorded=call.native)
             entries.setdefault(call.seq, entry)
     kinds = {id(event.kind): event for event in reversed(events)}
     first_places: dict[Hashable, int] = {}
@@ -175,7 +169,6 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
 
 
 def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
-    """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
     if last - cursor > MAX_GAP:
         return 0
     entry = TimelineEntry(rank, phase.kind, native=True, place=phase.place)
@@ -185,7 +178,6 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
 
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
-    """Return the records of a group that have a number, in the order in which they began."""
     log = pack_calls(state.rank.recent_calls)[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
@@ -207,18 +199,15 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
 
 
 def _uses(kind: CallKind, name: str, state: RankState) -> bool:
-    """Return whether records of a kind have numbers of this group; without a name it is the default group."""
     if kind.op == "work_wait":
         return False
     return kind.group == name or (not kind.group and name == default_name(state.rank))
 
 
 def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
-    """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``.
-
-    A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the other's,
-    the same count of numbers earlier or later.
-    """
+    """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``."""
+    # A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the
+    # other's, the same count of numbers earlier or later.
     # A rank that is to blame and one that is not; if exactly two may be to blame, these two.
     odd = [line for line in lines if line.rank in blamed]
     rest = [line for line in lines if line.rank not in blamed]
@@ -259,13 +248,6 @@ class Parting:
     is_earlier: bool = False  # both ranks have gone on since, so the difference shows later
     is_extra: bool = False  # ``went_on`` is an extra call, after which the rank did what was due
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the rank makes the call of a line again, and the others went on from there."""
-        if self.before is None or self.went_on is None or self.is_earlier:
-            return False
-        return self.went_on.op not in NATIVE_PHASES and line_key(self.went_on) == line_key(self.before)
-
 
 @dataclass(frozen=True, slots=True)
 class _Act:
@@ -280,7 +262,6 @@ class _Act:
 
     @property
     def is_collective(self) -> bool:
-        """Whether all ranks had to do it."""
         return bool(self.took) or self.kind.op not in NATIVE_PHASES
 
     def is_like(self, other: _Act) -> bool:
@@ -288,10 +269,9 @@ class _Act:
 
 
 def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
-    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group.
-
-    Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another line.
-    """
+    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group."""
+    # Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another
+    # line.
     mine, others = _acts(one, group), _acts(other, group)
     keys = [{act.key for acts in found.values() for act in acts} for found in (mine, others)]
     shared = keys[0] & keys[1]
@@ -325,25 +305,18 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
 
 
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
-    """Return whether ``ours`` matches ``theirs`` after a few extra acts of its own, and not the other way around."""
+    # Whether it goes on like the others after a few extra acts of its own, and not the other way around.
     for more in range(1, MOST_SHIFT + 1):
-        if _go_alike(ours, theirs[more:]):
-            return False
-        if _go_alike(ours[more:], theirs):
-            return True
+        for one, other, is_extra in ((ours, theirs[more:], False), (ours[more:], theirs, True)):
+            pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
+            if pairs and all(mine.is_like(its) for mine, its in pairs):
+                return is_extra
     return False
 
 
-def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
-    pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
-    return bool(pairs) and all(mine.is_like(theirs) for mine, theirs in pairs)
-
-
 def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
-    """Return what a rank did, by how many collectives its group had begun before.
-
-    A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
-    """
+    """Return what a rank did, by how many collectives its group had begun before."""
+    # A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
     found: dict[int, list[_Act]] = defaultdict(list)
     records = read_events(state, group, RING_RECORDS)
     events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective(event.kind.op)]
@@ -394,12 +367,10 @@ def find_blame(
 def _familiarity(
     line: GroupCalls, part: TimelineEntry, seq: int, most: int, *, one_line: bool
 ) -> tuple[float, bool, bool] | None:
-    """Return how likely the call is by the rank's own history, and whether the rank made it before.
-
-    The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
-    reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
-    `else:`. Return None if the history is too short.
-    """
+    """Return how likely the call is by the rank's own history, and whether the rank made it before."""
+    # The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
+    # reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
+    # `else:`. Return None if the history is too short.
     before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
     if len(before) < ENOUGH:
         return None
@@ -442,9 +413,16 @@ class Conflict:
     passed: bool  # the calls matched and went through, but they shifted later calls, which then disagreed
     left: tuple[int, ...] = ()  # ranks that never made such a call and whose scripts have ended
 
+    @property
+    def departing(self) -> list[TimelineEntry]:
+        return [part for part in self.parts if part.rank in self.blame.ranks]
+
+    @property
+    def agreeing(self) -> list[TimelineEntry]:
+        return [part for part in self.parts if part.rank not in self.blame.ranks]
+
 
 def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
-    """Return what must be equal on all ranks. The shape is part of it for the operations in ``shaped``."""
     kind = entry.kind
     if entry.native:
         return "forward" if kind.op in FORWARDS else kind.op
@@ -457,7 +435,6 @@ def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
 def find_conflict(
     states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
 ) -> Conflict | None:
-    """Return the earliest disagreement in a group that a rank waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
         members = [states[m] for m in group.members if m in states]
         most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
@@ -481,10 +458,8 @@ def find_conflict(
 def find_misread(
     states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
 ) -> Conflict | None:
-    """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes.
-
-    Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
-    """
+    """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes."""
+    # Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
     dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
     for number, state in states.items():
         for kind in pack_calls(state.rank.recent_calls).counts:
@@ -507,7 +482,6 @@ def find_misread(
 
 
 def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int | None:
-    """Return the lowest number under which two ranks have different collectives."""
     signatures: dict[int, Hashable] = {}
     first: dict[int, Hashable] = {}
     differing: int | None = None
@@ -543,16 +517,12 @@ def _with_unnumbered(
     pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
     found = []
     for line in lines:
-        state = states[line.rank]
-        call = state.call
-        mine = positions.get(line.rank)
-        counts = call is not None and call.op in NATIVE_PHASES and call.begun is None
-        if state.doing is not Activity.NATIVE or call is None or not counts or mine is None or mine.group != group:
-            found.append(line)
-            continue
-        entry = TimelineEntry(line.rank, kind_of(call), native=True, place=call.index)
-        above = recorded_seq(state.rank, group.name)
-        missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
+        state, mine, missing = states[line.rank], positions.get(line.rank), {}
+        in_group = state.doing is Activity.NATIVE and mine is not None and mine.group == group
+        if in_group and mine is not None and state.call is not None and state.call.begun is None:
+            entry = TimelineEntry(line.rank, kind_of(state.call), native=True, place=state.call.index)
+            above = recorded_seq(state.rank, group.name)
+            missing = {seq: entry for seq in pending if above < seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))
     return found
 

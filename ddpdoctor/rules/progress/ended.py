@@ -16,9 +16,9 @@ from ddpdoctor.model.words import format_memory, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
+from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
-from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
+from ddpdoctor.rules.progress.mismatch import COMPLAINTS, SPLITS_FIT, names_words, other_words, reducer_clues
 from ddpdoctor.rules.progress.states import (
     Activity,
     Failure,
@@ -81,7 +81,6 @@ TEARDOWN_CPU_S = 10.0
 
 
 def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
-    """Return what was measured, if a rank ran out of memory or may have."""
     rank, error = failure.rank, failure.error
     at_error = rank.causes.at_error if rank.causes is not None else None
     # /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone
@@ -92,8 +91,7 @@ def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
         if rank.signal == "SIGBUS":
             return tuple(_of_shared(shared))
         space, _ = _limit(job, rank)
-        filled = space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes
-        killed = rank.signal == "SIGKILL" and rank.oom_killed is not False and (rank.oom_killed or filled)
+        killed = rank.signal == "SIGKILL" and rank.oom_killed is not False and (rank.oom_killed or _is_full(space))
         return tuple(_use(job, rank)) if killed else ()
     text = f"{error.type}: {error.message}"
     if error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
@@ -137,7 +135,6 @@ def _of_host(job: JobState, rank: Rank, text: str) -> tuple[Clue, ...]:
 
 
 def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
-    """Say how much memory a rank and its children used, and the limit."""
     if rank.causes is None or rank.causes.memory is None:
         return
     space, whose = _limit(job, rank)
@@ -151,7 +148,6 @@ def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
 
 
 def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
-    """Return the memory limit that applies: the cgroup's if it has one, else the whole machine's."""
     host = causes_at(job.facts, rank.host)
     if host is None:
         return None, ""
@@ -201,7 +197,7 @@ def check_early_exit(job: JobState) -> Answer:
     at = f", last seen {place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
     by_signal = grouped((job.ranks[n].exit_signal, n) for n in blamed if job.ranks[n].exit_signal)
-    fix = fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
+    fix = turning.fix if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
     if first.exit_signal:
         fix = (
             f"do not exit in the handler of {first.exit_signal}: set a flag there, all_reduce it (MAX) at the end of "
@@ -218,7 +214,7 @@ def check_early_exit(job: JobState) -> Answer:
         where=where,
         summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
-            *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
+            *([turning.words(say.who(job, blamed))] if turning is not None else ()),
             *[
                 f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} left by an exit call in the script's handler of "
                 f"{name}"
@@ -234,7 +230,6 @@ def check_early_exit(job: JobState) -> Answer:
 
 
 def _way_out(rank: Rank) -> Frame | None:
-    """Return the line by which a rank left: its exit call, else its last call, else the last line seen."""
     last = _last_located(rank)
     return rank.exit_call or (last.site if last is not None else None) or rank.last_place
 
@@ -301,7 +296,6 @@ def _failed(job: JobState, root: Failure) -> Problem:
     return say.problem_of(
         job,
         blamed,
-        severity=Severity.ERROR,
         confidence=Confidence.HIGH if alone else Confidence.LOW if root.by_signal else Confidence.MEDIUM,
         where=tuple(sorted(where, key=lambda place: place.rank)),
         summary=_summary(root, say.who(job, raisers), raisers, where),
@@ -326,11 +320,9 @@ def _failed(job: JobState, root: Failure) -> Problem:
 
 
 def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
-    """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process.
-
-    An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
-    with another pid there; one of another pid may be another job's.
-    """
+    """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process."""
+    # An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
+    # with another pid there; one of another pid may be another job's.
     rank = root.rank
     of_device = root.error is not None and DEVICE_ERROR.search(root.error.message) is not None
     if rank.started_ns is None or not (of_device or root.by_signal):
@@ -354,7 +346,6 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
 
 
 def _then_words(root: Failure) -> list[str]:
-    """Say what the rank did with its error, if it did not end at once."""
     said = []
     if root.then is not None:
         said.append(
@@ -376,8 +367,8 @@ def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Plac
     if (raised := first or error) is not None:
         whose = f"a {helper.who.value} of {who}" if helper is not None else who
         how = "passed on an error from a child process: " if first is None and raised.from_child else "raised "
-        reducer = raised.reducer if first is None else None
-        message = reducer_summary(reducer) if reducer is not None else first_line(raised.message)
+        reducer, message = raised.reducer if first is None else None, first_line(raised.message)
+        message = COMPLAINTS[reducer.what].format(names_words(reducer)) if reducer is not None else message
         return f"{whose} {how}{raised.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
         return f"{who} exited with {say.how_words(root).removeprefix('exit ')}" + (f" {at}" if where else "")
@@ -428,8 +419,7 @@ def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
     if root.by_watchdog:
         return (
             'search every rank\'s log for "Watchdog caught collective operation timeout": the rank with the lowest '
-            "last "
-            "completed collective held up the others; run again with a --hang-timeout below torch's timeout"
+            "last completed collective held up the others; run again with a --hang-timeout below torch's timeout"
         )
     if root.rank.signal in _FATAL_DUMP:
         full = "; SIGBUS may mean a full /dev/shm or a truncated mapped file" if root.rank.signal == "SIGBUS" else ""

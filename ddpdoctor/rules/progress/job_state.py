@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import wraps
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
@@ -22,7 +23,6 @@ from ddpdoctor.rules.progress.calls import (
     find_difference,
 )
 from ddpdoctor.rules.progress.states import (
-    NATIVE_PHASES,
     OVER,
     Activity,
     Failure,
@@ -56,7 +56,6 @@ _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
 
 
 def others_of(facts: Job) -> tuple[NodeSeen, ...]:
-    """Return all members but the one whose view this is."""
     members = facts.members
     return tuple(node for node in members.nodes if node.number != members.own) if members is not None else ()
 
@@ -71,11 +70,9 @@ def never_came(facts: Job) -> tuple[NodeSeen, ...]:
 
 
 def lost_nodes(facts: Job, time_ns: int) -> tuple[NodeSeen, ...]:
-    """Return the members that went silent, or left with an error without sending what their ranks did.
-
-    A node that was lost before the ranks of this attempt began does not count, unless its ranks are still missing.
-    If it is not known which ranks it has, any missing rank may be one of them.
-    """
+    """Return the members that went silent, or left with an error without sending what their ranks did."""
+    # A node that was lost before the ranks of this attempt began does not count, unless its ranks are still missing. If
+    # it is not known which ranks it has, any missing rank may be one of them.
     began_ns = min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=0) - BEATS_NS
     missing = set(range(world_of(facts))) - {rank.rank for rank in facts.ranks}
 
@@ -93,7 +90,6 @@ def lost_nodes(facts: Job, time_ns: int) -> tuple[NodeSeen, ...]:
 
 
 def is_alone(facts: Job) -> bool:
-    """Return whether this is the view of one node that hears nothing from any other."""
     return facts.members is not None and facts.members.alone_since_ns is not None
 
 
@@ -111,19 +107,16 @@ def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
 
 
 def reported_ranks(facts: Job, node: NodeSeen) -> tuple[int, ...]:
-    """Return the ranks that a member is known to have."""
     is_rank = facts.members is not None and facts.members.of_ranks
     return node.ranks or ((node.number,) if is_rank else ())
 
 
 def causes_at(facts: Job, host: str) -> HostCauses | None:
-    """Return what all processes of a host share."""
     seen = next((one.causes for one in facts.elsewhere if one.host == host), None)
     return seen if seen is not None or (facts.host and host != facts.host) else facts.host_causes
 
 
 def machines_of(facts: Job) -> tuple[Node, ...]:
-    """Return the machines that were read, starting with the machine of the node whose view this is."""
     machines = (facts.machine, *(seen.machine for seen in facts.elsewhere))
     return tuple(machine for machine in machines if machine is not None)
 
@@ -157,14 +150,13 @@ class JobState:
     root_failure: Failure | None = None
     # Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
     # progress.
-    quiet: frozenset[int]
+    quiet: frozenset[int] = frozenset()
     early: tuple[int, ...]
     lost: tuple[NodeSeen, ...]  # nodes that came and then went silent
-    cause: Cause
+    cause: Cause = Cause.NONE
 
     @property
     def living(self) -> tuple[int, ...]:
-        """Ranks that have a process, or had one when the job was stopped."""
         return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
 
     @property
@@ -185,12 +177,10 @@ class JobState:
 
     @property
     def time_ns(self) -> int:
-        """The time for which the job is judged: when somebody began to stop it, else now."""
         return self.facts.stopping_since_ns if self.facts.stopping_since_ns is not None else self.facts.now_ns
 
     @property
     def timeout_ns(self) -> int:
-        """The hang timeout."""
         return int(self.facts.hang_timeout_s * 1e9)
 
     @property
@@ -207,10 +197,8 @@ class JobState:
         return self.facts.ended and self.facts.interrupted_by is None
 
     def is_ending(self) -> bool:
-        """Return whether all living ranks are ending, and have been for less than the hang timeout.
-
-        After a failure elsewhere this takes seconds on a crowded host. It is no hang.
-        """
+        """Return whether all living ranks are ending, and have been for less than the hang timeout."""
+        # After a failure elsewhere this takes seconds on a crowded host. It is no hang.
         there = [state for state in self.states.values() if state.rank.life is Life.RUNNING]
         left = [max(s.error.time_ns if s.error is not None else 0, s.rank.main_ended_ns or 0) for s in there]
         return bool(left) and all(self.time_ns - at < self.timeout_ns for at in left)
@@ -228,10 +216,7 @@ class JobState:
 
 
 def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
-    """Drop device calls that may have completed, by their own rank's account, and have by that of an idle peer.
-
-    What completes for one rank has data of all. The device of the other then works on something of its own.
-    """
+    # What completes for one rank has data of all. The device of the other then works on something of its own.
     begun: dict[str, int] = {}
     for group in (group for rank in ranks if rank.device_idle for group in rank.groups):
         begun[group.name] = max(begun.get(group.name, 0), group.enqueued)
@@ -240,16 +225,10 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
         untold = call.device_state is DeviceState.UNTOLD and call.seq is not None and call.op not in ROOTED
         return untold and begun.get(call.group, 0) >= (call.seq or 0)
 
-    return tuple(
-        replace(rank, open_calls=tuple(call for call in rank.open_calls if not is_over(call)))
-        if any(map(is_over, rank.open_calls))
-        else rank
-        for rank in ranks
-    )
+    return tuple(replace(rank, open_calls=tuple(filterfalse(is_over, rank.open_calls))) for rank in ranks)
 
 
 def build_job_state(facts: Job) -> JobState:
-    """Compute the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
     ranks = _without_completed(without_pulled_down(with_given_up(map(settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
@@ -288,10 +267,8 @@ def build_job_state(facts: Job) -> JobState:
         conflict=conflict,
         difference=find_difference(tuple(by_number.values()), table, world),
         failures=failures,
-        quiet=frozenset(),
         early=early,
         lost=lost,
-        cause=Cause.NONE,
     )
     progress_ns = {
         n: max(job.ranks[n].last_progress_ns or 0, job.ranks[n].started_ns or 0, facts.launched_ns) for n in job.living
@@ -306,11 +283,8 @@ def build_job_state(facts: Job) -> JobState:
 
 
 def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
-    """Return the failures of ranks that raised an error and, while they handled it, made a call that no other makes.
-
-    That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not if
-    a rank failed by itself or holds the others up, or if the others are in the same call.
-    """
+    # That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not
+    # if a rank failed by itself or holds the others up, or if the others are in the same call.
     own: dict[int, Raised] = {}  # the script's errors that ranks handled when they made the call they are or failed in
     for n, state in job.states.items():
         last = state.error
@@ -337,10 +311,9 @@ def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
     )
 
 
-def _first_op(state: RankState) -> str | None:
-    """Return the first call that failed on a rank, which may have made another one since; else the one it waits in."""
+def _first_op(state: RankState) -> str:
     failed = (raised.in_call for raised in state.rank.raised if raised.in_call is not None and raised.thread_is_main)
-    return next(failed, state.call.op if state.call is not None else None)
+    return next(failed, state.op)
 
 
 def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
@@ -379,10 +352,7 @@ def _cause(job: JobState) -> Cause:
     if job.lost and not job.early and conflict is None and in_call and not held_up and missed:
         return Cause.NODE_LOST
     # Different models explain it if the trouble is in DDP, and no rank failed or was late by itself.
-    in_ddp = any(
-        state.doing is Activity.NATIVE and state.call is not None and state.call.op in NATIVE_PHASES
-        for state in job.states.values()
-    )
+    in_ddp = any(state.doing is Activity.NATIVE for state in job.states.values())
     alive = any(job.states[n].doing not in OVER for n in waits.blockers)
     if job.difference is not None and in_ddp and in_call and not (root is None and conflict is None and alive):
         return Cause.MODEL

@@ -10,16 +10,7 @@ from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import first_names, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.branches import (
-    ALIKE,
-    call_frames,
-    did_words,
-    find_guard,
-    find_turning,
-    fix_of_turning,
-    has_called,
-    turning_words,
-)
+from ddpdoctor.rules.progress.branches import ALIKE, Guard, Turning, find_way
 from ddpdoctor.rules.progress.calls import REDUCING, ROOTED, find_misread
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if
 from ddpdoctor.rules.progress.states import Activity, call_words, innermost_user, is_file, line_of, places, stack_of
@@ -31,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.facts import ReducerSaid
-    from ddpdoctor.model.findings import Place
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.calls import Conflict, TimelineEntry
     from ddpdoctor.rules.progress.states import Failure
 
@@ -44,6 +33,12 @@ _SAYS = {
     Fault.UNFINISHED: "Expected to have finished reduction in the prior iteration",
     Fault.STATIC: "Your training graph has changed in this iteration",
     Fault.TWICE: "Expected to mark a variable ready only once",
+}
+COMPLAINTS = {
+    Fault.UNFINISHED: "the previous backward left {} without a gradient, and DDP is waiting for it",
+    Fault.STATIC: "the previous backward left {} without a gradient that had one in the first step, with "
+    "static_graph=True, and DDP is waiting for it",
+    Fault.TWICE: "DDP got the gradient of {} twice in one backward",
 }
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
 SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
@@ -79,15 +74,6 @@ def _reducer_fix(fault: Fault) -> str:
     return known.fix if known is not None else ""
 
 
-def reducer_summary(said: ReducerSaid) -> str:
-    """Return what DDP complains about, in one clause with names."""
-    named = names_words(said)
-    if said.what is Fault.TWICE:
-        return f"DDP got the gradient of {named} twice in one backward"
-    static = " that had one in the first step, with static_graph=True" if said.what is Fault.STATIC else ""
-    return f"the previous backward left {named} without a gradient{static}, and DDP is waiting for it"
-
-
 def names_words(said: ReducerSaid) -> str:
     """Return "aux.weight, aux.bias (2 of 6 parameters)"."""
     if not said.names:
@@ -96,7 +82,6 @@ def names_words(said: ReducerSaid) -> str:
 
 
 def reducer_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
-    """Return why gradients were missing or came twice, if that made a rank fail."""
     said = failure.error.reducer if failure.error is not None else None
     if said is None:
         return ()
@@ -113,7 +98,6 @@ def reducer_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
 
 
 def other_words(job: JobState) -> list[str]:
-    """Return what else the ranks report: which left out other parameters, and which left out none."""
     reported = {n: said for n in job.states if (said := _said(job, n)) is not None and said.what is not Fault.TWICE}
     if not reported:
         return []
@@ -140,8 +124,7 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
         blamed,
         where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),
         summary=f"backward on {say.who(job, blamed)} ({line_of(said.site)}) left {names_words(said)} without a "
-        f"gradient, so DDP skipped the reduction that {rank_list(waiting)} {verb(waiting, 'is', 'are')} "
-        "waiting in",
+        f"gradient, so DDP skipped the reduction that {rank_list(waiting)} {verb(waiting, 'is', 'are')} waiting in",
         evidence=(
             f"{rank_list(blamed)}: {_took_another_branch(waiting)}",
             *(f"{rank_list([part.rank])}: now in {part.kind.op} ({line_of(part.site)})" for part in conflict.parts),
@@ -153,7 +136,6 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
 
 
 def option_words(job: JobState) -> list[str]:
-    """Return the ranks whose DDP was set to find unused parameters, if not all were."""
     reported = {n: {model.finds_unused for model in job.ranks[n].models} for n in job.states}
     where, elsewhere = ([n for n, finds in reported.items() if finds == {value}] for value in (True, False))
     if not where or not elsewhere:
@@ -169,7 +151,6 @@ def _took_another_branch(users: Sequence[int]) -> str:
 
 
 def _said(job: JobState, number: int) -> ReducerSaid | None:
-    """Return what the reducer of a rank complained about, when it failed or before."""
     rank = job.ranks[number]
     return next((raised.reducer for raised in reversed(rank.raised) if raised.reducer is not None), rank.unfinished)
 
@@ -177,7 +158,7 @@ def _said(job: JobState, number: int) -> ReducerSaid | None:
 def _users(job: JobState) -> list[int]:
     """Return the ranks whose backward found all gradients: they were in it and waited for the others."""
     failed = {f.rank.rank for f in job.failures if f.call is not None and f.call.op == "backward"}
-    native = {n for n, s in job.states.items() if s.doing is Activity.NATIVE and s.call and s.call.op == "backward"}
+    native = {n for n, state in job.states.items() if state.doing is Activity.NATIVE and state.op == "backward"}
     return [n for n in sorted(failed | native) if _said(job, n) is None]
 
 
@@ -201,43 +182,72 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     skipped = skipped_reduction(job, conflict)
     if skipped is not None:
         return skipped
-    blamed = conflict.blame.ranks
-    options = option_words(job) if any(part.native for part in conflict.parts) else []
-    counts = say.counts_words(job, [part.rank for part in conflict.parts])
-    departing = [part for part in conflict.parts if part.rank in set(blamed)]
-    agreeing = [part for part in conflict.parts if part not in departing]
-    # How the first blamed rank parted from the first that agrees with the others, or the condition that led it to a
-    # call that no other rank has made. One that was killed in the call has no stack.
-    turning: Turning | None = None
-    guard: Frame | None = None
+    parts, blamed, departing, agreeing = conflict.parts, conflict.blame.ranks, conflict.departing, conflict.agreeing
+    options = option_words(job) if any(part.native for part in parts) else []
+    counts = say.counts_words(job, [part.rank for part in parts])
+    # One that was killed in the call has no stack.
     other = next((part for part in agreeing if stack_of(job.ranks[part.rank])), next(iter(agreeing), None))
+    way = None
     if departing and other is not None and not conflict.passed:
-        mine = departing[0]
-        turning = find_turning(
-            job.facts.control_flow, job.states[mine.rank], job.states[other.rank], conflict.group.name, conflict.seq,
-            (mine, other),
-        )  # fmt: skip
-        if turning is None and not any(has_called(job.ranks[part.rank], mine.kind) for part in agreeing):
-            frames = call_frames(job.ranks[mine.rank], mine.site), call_frames(job.ranks[other.rank], other.site)
-            guard = find_guard(job.facts.control_flow, *frames, over=False)
-    where: tuple[Place, ...] = ()
-    for part in departing:  # the lines that decided it, that of the call, and that of the error that led to the call
-        rank = job.ranks[part.rank]
-        shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
-        alike = part.key == departing[0].key
-        if turning is not None and alike:
-            lines = [shown, *turning.lines] if turning.loop_ended else [*turning.lines, shown]
-        else:
-            error = innermost_user(rank.handled.frames) if rank.handled is not None else None
-            lines = [guard if alike else None, shown, error]
-        where += places(part.rank, lines)
+        way = find_way(job.facts.control_flow, job.states, conflict, other)
     # The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
     # from 0.
-    detail = job.states[conflict.parts[0].rank].detail
+    detail = job.states[parts[0].rank].detail
     counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if detail else ""
-    group = group_words(conflict.group, job.world)
+    sides = _call_classes(parts)
+    said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
+    said += [f"and {len(sides) - len(said)} other calls"] if len(sides) > len(said) else []
+    own = _call_classes(departing)
+    turned = f"{way.did} and " if isinstance(way, Turning) and len(own) == 1 else ""
+    summary = f"{_side_words(job, conflict, departing, turned)}, but {_side_words(job, conflict, agreeing)}"
+    if conflict.left:
+        summary = (
+            f"{_side_words(job, conflict, departing)}, but {say.who(job, conflict.left)} did not call it: "
+            f"{verb(conflict.left, 'its script has', 'their scripts have')} ended"
+        )
+    elif not agreeing:
+        summary = "the ranks disagree: " + ", ".join(f"{say.who(job, who)} in {what}" for what, who in own.items())
+    is_said = way is None or (isinstance(way, Guard) and "condition" in conflict.blame.reason)
+    fix = SAME_OPTIONS if options else _fix(job, conflict, way, uneven=bool(counts) and not job.facts.control_flow)
+    return say.problem_of(
+        job,
+        blamed,
+        confidence=conflict.blame.confidence,
+        where=tuple(place for part in departing for place in places(part.rank, _lines(job, part, departing[0], way))),
+        summary=summary,
+        evidence=(
+            f"collective {conflict.seq}{counted} of {group_words(conflict.group, job.world)}: {conflict.blame.reason}",
+            *said,
+            *([way.words(say.who(job, blamed))] if way is not None and not is_said else ()),
+            *_hook_words(job, parts),
+            *_inside_words(job, conflict, other),
+            *say.classes(job, conflict.left),
+            *options,
+            *say.handled_words(job, blamed),
+            *dict.fromkeys((*counts, *say.progress_words(job, blamed))),
+            *say.cascade_words(job.failures, (), also=""),
+        ),
+        fix=fix,
+    )
+
+
+def _lines(
+    job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None
+) -> list[Frame | None]:  # fmt: skip
+    """Return the lines that decided it, that of the call, and that of the error that led to the call."""
+    rank = job.ranks[part.rank]
+    shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
+    way = way if part.key == first.key else None
+    if isinstance(way, Turning):
+        skips, ends = (any(getattr(one, name) for one in way.detours) for name in ("skips_round", "ends_loop"))
+        return [shown, *way.lines] if way.loop is not None and ends and not skips else [*way.lines, shown]
+    error = innermost_user(rank.handled.frames) if rank.handled is not None else None
+    return [way.line if way is not None else None, shown, error]
+
+
+def _hook_words(job: JobState, parts: Sequence[TimelineEntry]) -> list[str]:
     found = []
-    hooked = [part for part in conflict.parts if _hook_of(job, part)]
+    hooked = [part for part in parts if _hook_of(job, part)]
     for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():
         rank = job.ranks[ranks[0]]
         tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
@@ -246,47 +256,10 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
             of = f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
             of = f"the gradient of {named[0]}" if len(named) == 1 else of
             found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
-    sides = _call_classes(list(conflict.parts))
-    said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
-    left = len(sides) - len(said)
-    turned = f"{did_words(turning)} and " if turning is not None and len(_call_classes(departing)) == 1 else ""
-    summary = f"{_side_words(job, conflict, departing, turned)}, but {_side_words(job, conflict, agreeing)}"
-    if conflict.left:
-        summary = (
-            f"{_side_words(job, conflict, departing)}, but {say.who(job, conflict.left)} did not call it: "
-            f"{verb(conflict.left, 'its script has', 'their scripts have')} ended"
-        )
-    elif not agreeing:
-        sides = _call_classes(departing)
-        summary = "the ranks disagree: " + ", ".join(f"{say.who(job, who)} in {what}" for what, who in sides.items())
-    return say.problem_of(
-        job,
-        blamed,
-        confidence=conflict.blame.confidence,
-        where=where,
-        summary=summary,
-        evidence=(
-            f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}",
-            *([*said, f"and {left} other calls"] if left else said),
-            *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
-            *([f"its call is under the condition at {line_of(guard)}, and the other ranks never made that call"]
-              if guard is not None and "condition" not in conflict.blame.reason else ()),
-            *found,
-            *_inside_words(job, conflict, departing, other),
-            *say.classes(job, conflict.left),
-            *options,
-            *say.handled_words(job, blamed),
-            *dict.fromkeys((*counts, *say.progress_words(job, blamed))),
-            *say.cascade_words(job.failures, (), also=""),
-        ),
-        fix=SAME_OPTIONS
-        if options
-        else _fix(job, conflict, (turning, guard), uneven=bool(counts) and not job.facts.control_flow),
-    )  # fmt: skip
+    return found
 
 
 def _hook_of(job: JobState, part: TimelineEntry) -> bool:
-    """Return whether a rank made the call in a hook that autograd runs when a gradient is ready."""
     frames = stack_of(job.ranks[part.rank])
     engine = max((at for at, frame in enumerate(frames) if is_file(frame, "/torch/autograd/graph.py")), default=None)
     if engine is None or part.site is None:
@@ -296,12 +269,9 @@ def _hook_of(job: JobState, part: TimelineEntry) -> bool:
     return not own_backward and any((frame.file, frame.line) == (part.site.file, part.site.line) for frame in inside)
 
 
-def _inside_words(
-    job: JobState, conflict: Conflict, departing: list[TimelineEntry], shown: TimelineEntry | None
-) -> list[str]:
+def _inside_words(job: JobState, conflict: Conflict, shown: TimelineEntry | None) -> list[str]:
     """Return where a library took other ways on the ranks, if all of them are at one line of the script."""
-    agreeing = [part for part in conflict.parts if part not in departing]
-    sites = {part.site for part in conflict.parts}
+    departing, sites = conflict.departing, {part.site for part in conflict.parts}
     if len(sites) > 1 or None in sites or shown is None or len({part.kind.op for part in conflict.parts}) == 1:
         return []
     mine, other = stack_of(job.ranks[departing[0].rank]), stack_of(job.ranks[shown.rank])
@@ -313,26 +283,21 @@ def _inside_words(
     return [
         f"inside that line, {rank_list(part.rank for part in parts)} {verb([p.rank for p in parts], 'is', 'are')} in "
         f"{stack[at + 1].function} ({line_of(stack[at])})"
-        for parts, stack in ((departing, mine), (agreeing, other))
+        for parts, stack in ((departing, mine), (conflict.agreeing, other))
     ]
 
 
-def _fix(
-    job: JobState, conflict: Conflict, decided: tuple[Turning | None, Frame | None], *, uneven: bool
-) -> str:  # fmt: skip
-    turning, guard = decided
+def _fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, uneven: bool) -> str:
     if conflict.left:
         return _ALONE
-    if guard is not None:
-        return (
-            f"let all ranks take the same branch at {line_of(guard)}: decide it on one rank and broadcast the decision"
-        )
+    if isinstance(way, Guard):
+        return way.fix
     kinds = [part.kind for part in conflict.parts if not part.native]
     ops, dtypes = {part.kind.op for part in conflict.parts}, {kind.dtype for kind in kinds}
     is_one_line = len({part.site for part in conflict.parts}) == 1 and conflict.parts[0].site is not None
     if len(ops) == 1 and len(dtypes) > 1 and len(kinds) == len(conflict.parts):
         # The dtype of a rank that is not to blame, else the widest one.
-        others = [part.kind.dtype for part in conflict.parts if part.rank not in conflict.blame.ranks]
+        others = [part.kind.dtype for part in conflict.agreeing]
         widest = sorted((kind.dtype for kind in kinds), key=lambda one: ("64" in str(one), "32" in str(one)))
         usual = str((others or widest)[-1]).replace("torch.", "")
         return (
@@ -344,32 +309,24 @@ def _fix(
         return SPLITS_FIT
     if any(_hook_of(job, part) for part in conflict.parts) and len(ops) == 1:
         return _HOOK
-    if len(ops) > 1 and is_one_line and turning is None:
+    if way is not None:
+        return way.fix
+    if is_one_line and len(ops) > 1:
         return _INSIDE
-    if turning is not None:
-        return fix_of_turning(turning)
-    if uneven:
-        return _EITHER
-    sites = {part.site for part in conflict.parts}
-    return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else ALIKE
+    return _EITHER if uneven else _ONE_LINE if is_one_line and not conflict.passed else ALIKE
 
 
 def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], before: str = "") -> str:
-    """Return "rank 0 is in reduce (train.py:6)", or what it called if that call went through.
-
-    ``before`` says what each rank did before that.
-    """
+    # ``before`` says what each rank did before that.
     return ", ".join(
         f"{say.who(job, ranks)} {before}{'called' if conflict.passed else verb(ranks, 'is in', 'are in')} {what}"
         for what, ranks in _call_classes(parts).items()
     )
 
 
-def _call_classes(parts: list[TimelineEntry]) -> dict[str, list[int]]:
-    """Return the ranks of each call, as it was, at its line, with the properties that must be equal on all ranks.
-
-    These are " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named.
-    """
+def _call_classes(parts: Sequence[TimelineEntry]) -> dict[str, list[int]]:
+    """Return the ranks of each call, as it was, at its line, with the properties that must be equal on all ranks."""
+    # These are " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named.
     found: dict[str, list[int]] = {}
     for part in parts:
         kind, what = part.kind, part.kind.op

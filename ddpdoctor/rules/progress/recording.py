@@ -10,7 +10,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.facts import Life, Presence, Rank
+from ddpdoctor.model.facts import Life, Presence
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.words import grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged
@@ -37,7 +37,6 @@ def read_losses(table: str) -> Mapping[str, str]:
 
 
 def losses_of(failures: str) -> tuple[str, ...]:
-    """Return what the recorder's failures lose, one sentence each; ``failures`` is the text from a rank."""
     lost = read_losses("failures")
     parts = dict.fromkeys(failure.partition(":")[0] for failure in failures.split("; "))
     return tuple(f"{part} failed, so {loss}" for part in parts if (loss := lost.get(part.partition(" ")[0])))
@@ -46,15 +45,17 @@ def losses_of(failures: str) -> tuple[str, ...]:
 @rule("DD901", "not-recorded", Severity.INFO, "A rank was not recorded completely")
 def check_recorded(job: JobState) -> Answer:
     """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks."""
-    unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.ranks[number])))
-    found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
-    lacking = grouped((lacks, number) for number in sorted(job.states) if (lacks := job.ranks[number].lacks))
-    for hooks, ranks in lacking.items():
+    ranks = [job.ranks[n] for n in sorted(job.states)]
+    bare = {rank.rank for rank in ranks if not rank.recorded and rank.life is not Life.NEVER_STARTED}
+    whys = ((rank.lost or "the recorder was not loaded" * (rank.rank in bare), rank.rank) for rank in ranks)
+    unseen = grouped((why, number) for why, number in whys if why)
+    found = [_finding(job, why, tuple(numbers)) for why, numbers in unseen.items()]
+    for hooks, numbers in grouped((rank.lacks, rank.rank) for rank in ranks if rank.lacks).items():
         lost = [read_losses("hooks").get(hook, UNKNOWN) for hook in hooks]
         what = f"{hooks[0]}, so {lost[0]}" if len(hooks) == 1 else ", ".join(hooks)
-        summary = f"{rank_list(ranks)} could not be recorded completely: this torch has no {what}"
+        summary = f"{rank_list(numbers)} could not be recorded completely: this torch has no {what}"
         evidence = tuple(map(": ".join, zip(hooks, lost, strict=True))) if len(hooks) > 1 else ()
-        found.append(replace(_finding(job, "", tuple(ranks)), summary=summary, evidence=evidence, fix=UPDATE))
+        found.append(replace(_finding(job, "", tuple(numbers)), summary=summary, evidence=evidence, fix=UPDATE))
     # Ranks that have no process here; if the user announced other nodes, only if it matters: not if each was heard
     # from, so that a ``wrap`` was started on it, whatever became of it.
     there = tuple(sorted(set(range(job.world)) - set(job.states)))
@@ -75,11 +76,6 @@ def check_recorded(job: JobState) -> Answer:
     fix = "start `ddpdoctor wrap` there too"
     summary = f"{rank_list(there)} of {job.world} {where}: {fix}"
     return judged([*found, replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)])
-
-
-def _why(rank: Rank) -> str:
-    is_seen = rank.life is Life.NEVER_STARTED or rank.recorded
-    return rank.lost or ("" if is_seen else "the recorder was not loaded")
 
 
 def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:

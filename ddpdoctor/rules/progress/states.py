@@ -79,7 +79,6 @@ _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?
 
 
 def is_file(frame: Frame, *parts: str) -> bool:
-    """Return whether the frame's file has one of these parts in its path."""
     path = frame.file.replace("\\", "/")
     return any(part in path for part in parts)
 
@@ -91,27 +90,22 @@ def main_frames(rank: Rank | Child) -> tuple[Frame, ...]:
 
 
 def innermost_user(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code."""
     return next((frame for frame in reversed(frames) if frame.user), None)
 
 
 def waits_in_library(frames: Sequence[Frame]) -> bool:
-    """Return whether a thread is in a lock, a join, a queue or a pipe of the standard library."""
     return bool(frames) and is_file(frames[-1], *_WAITING_FILES)
 
 
 def to_place(rank: int, frame: Frame) -> Place:
-    """Return a frame as a rank's place."""
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
 def lines_seen(samples: tuple[StackSample, ...]) -> tuple[Frame, ...]:
     """Return up to two lines of the function that the main thread was last in, the most frequent first."""
-    stacks = [stack for sample in samples for stack in sample.stacks if stack.is_main]
-    outside = [[frame for frame in stack.frames if not is_file(frame, _TORCH)] for stack in stacks]
-    found = (
-        innermost_user(stack.frames) or next(iter(own[-1:]), None) for stack, own in zip(stacks, outside, strict=True)
-    )
+    stacks = [stack.frames for sample in samples for stack in sample.stacks if stack.is_main]
+    outside = (next((frame for frame in reversed(seen) if not is_file(frame, _TORCH)), None) for seen in stacks)
+    found = (innermost_user(seen) or own for seen, own in zip(stacks, outside, strict=True))
     frames = [frame for frame in found if frame is not None]
     if not frames:
         return ()
@@ -130,24 +124,20 @@ def other_threads(rank: Rank | Child, *, skip_idle: bool = True) -> tuple[Stack,
 
 
 def own_error(rank: Rank) -> Raised | None:
-    """Return the first of the script's own errors that the main thread was handling, or None."""
     handled = rank.handled
     found = handled and (handled.first if handled.in_call else handled.first or handled)
     return found if found is not None and found.type not in _NO_ERRORS else None
 
 
 def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:
-    """Return at most two different places."""
     return tuple(dict.fromkeys(to_place(rank, frame) for frame in frames if frame is not None))[:MAX_PLACES]
 
 
 def file_name(path: str) -> str:
-    """Return the last part of a path."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def line_of(frame: Frame | Place | None) -> str:
-    """Return "train.py:12", or "an unknown line"."""
     return f"{file_name(frame.file)}:{frame.line}" if frame is not None else "an unknown line"
 
 
@@ -161,7 +151,6 @@ def place_words(frame: Frame | Place | None) -> str:
 
 
 def call_words(call: Call | CallKind | None) -> str:
-    """Return what was called: operation, dtype and shape."""
     if call is None:
         return "a collective"
     name = call.op if call.api in ("", call.op) else f"{call.api} ({call.op})"
@@ -171,7 +160,6 @@ def call_words(call: Call | CallKind | None) -> str:
 
 
 def peer_words(call: Call | None) -> str:
-    """Return " from rank 1" or " to rank 1" for a point-to-point call, "" for any other."""
     way = _WAYS.get(call.op) if call is not None else None
     return f" {way} rank {call.peer}" if way and call is not None and call.peer is not None else ""
 
@@ -185,10 +173,8 @@ def seconds(duration_ns: int | None) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``.
-
-    torch's errors of NCCL name their own source first; NCCL's words stand behind "Last error:".
-    """
+    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``."""
+    # torch's errors of NCCL name their own source first; NCCL's words stand behind "Last error:".
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     quoted = lines.index(_LAST_ERROR) + 1 if _LAST_ERROR in lines[:-1] else 0
     line = lines[quoted] if lines else ""
@@ -236,22 +222,23 @@ class RankState:
     error: Raised | None = field(init=False)  # the exception that ended its main thread
 
     def __post_init__(self) -> None:
-        """Say whether it waits, and by what its script ended."""
         object.__setattr__(self, "waiting", self.doing in WAITING)
         object.__setattr__(self, "error", final_error(self.rank))
 
+    @property
+    def op(self) -> str:
+        """The operation of its call; every rank that waits is in one."""
+        return self.call.op if self.call is not None else ""
+
     def since(self, now_ns: int) -> int | None:
-        """Return how many nanoseconds it has been in its call."""
         return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
 
 
 def is_collective(op: str) -> bool:
-    """Return whether an operation is a collective, not a phase or point-to-point."""
     return op not in _NOT_COLLECTIVES and op not in POINT_TO_POINT
 
 
 def final_error(rank: Rank) -> Raised | None:
-    """Return the exception that ended the rank's main thread."""
     return next((r for r in reversed(rank.raised) if r.uncaught and r.thread_is_main), None)
 
 
@@ -284,15 +271,13 @@ def aborted_at_exit(rank: Rank) -> bool:
 
 
 def settle(rank: Rank) -> Rank:
-    """Return a rank without samples that are out of date.
-
-    A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
-    """
+    """Return a rank without samples that are out of date."""
     # On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
     calls = (*rank.open_calls, *rank.recent_calls[-1:])
     last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
     fresh = tuple(sample for sample in rank.samples if sample.time_ns >= last)
     rank = rank if len(fresh) == len(rank.samples) else replace(rank, samples=fresh)
+    # A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
     asked = rank.exit_asked
     if asked is None or asked in GOOD_EXITS or not aborted_at_exit(rank):
         return rank
@@ -354,20 +339,18 @@ def _living_state(rank: Rank, call: Call | None) -> RankState:
         return RankState(
             rank=rank, doing=Activity.COLLECTIVE if is_collective(awaited.op) else Activity.PEER, call=awaited
         )
-    if call.op in NATIVE_PHASES:
-        return RankState(rank=rank, doing=_native_doing(rank, call), call=call)
-    return RankState(rank=rank, doing=_doing_in(call), call=call)
+    doing = _native_doing(rank, call) if call.op in NATIVE_PHASES else _doing_in(call)
+    return RankState(rank=rank, doing=doing, call=call)
 
 
 def _doing_in(call: Call) -> Activity:
     by_phase = {"init_process_group": Activity.INIT, "new_group": Activity.NEW_GROUP, "next_batch": Activity.DATA}
-    if call.op in POINT_TO_POINT:
-        return Activity.PEER
+    if call.op in POINT_TO_POINT or call.op in NATIVE_PHASES:
+        return Activity.PEER if call.op in POINT_TO_POINT else Activity.NATIVE
     return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call.op) else Activity.USER)
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
-    """Return the call that holds up the main thread, or with ``main=False`` another thread: the last one begun."""
     calls = [
         call
         for call in open_calls
@@ -387,7 +370,6 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
 
 
 def _native_doing(rank: Rank, call: Call) -> Activity:
-    """Decide whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
     frames = main_frames(rank)
     if call.op == "backward":
         log = pack_calls(rank.recent_calls)
@@ -401,11 +383,8 @@ def _native_doing(rank: Rank, call: Call) -> Activity:
 
 
 def _failed_state(rank: Rank) -> RankState:
-    """Say where a failed rank was: waiting in a collective, or in its own code."""
     call = call_at_failure(rank)
-    doing = Activity.FAILED
-    if call is not None:
-        doing = Activity.NATIVE if call.op in NATIVE_PHASES else _doing_in(call)
+    doing = _doing_in(call) if call is not None else Activity.FAILED
     return RankState(rank=rank, doing=doing if doing in WAITING else Activity.FAILED, call=call)
 
 
@@ -439,17 +418,12 @@ def call_at_failure(rank: Rank) -> Call | None:
         return _awaited(
             [*rank.open_calls, *failed, *((log[at],) if at < len(log) and log.indexes[at] == index else ())], call
         )
-    if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
-        return call
-    return None
+    return call if call is not None and _doing_in(call) in WAITING else None
 
 
 def _raised_by_torch(error: Raised) -> bool:
-    """Return whether, by its innermost frame, a collective may have raised this, not the user's or a layer's own code.
-
-    A recorded collective leaves frames of torch.distributed. DDP's forward leaves frames of its own file. A backward
-    leaves autograd's, under which C++ does everything. The end of a loader worker is raised wherever the rank is.
-    """
+    # A recorded collective leaves frames of torch.distributed. DDP's forward leaves frames of its own file. A backward
+    # leaves autograd's, under which C++ does everything. The end of a loader worker is raised wherever the rank is.
     if not error.frames:
         return True
     last = error.frames[-1]
@@ -461,16 +435,13 @@ def _raised_by_torch(error: Raised) -> bool:
 
 
 def waited_its_limit(rank: Rank, call: Call) -> bool:
-    """Return whether a rank ended after it had waited in a call for about torch's limit."""
     limit_s, waited_s = _limit_s(rank, call), _waited_s(rank, call)
     return limit_s is not None and waited_s is not None and waited_s >= NEARLY * limit_s
 
 
 def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    """Return ranks so that those that only died because of a peer's watchdog do not count as failures.
-
-    They keep the state that they had before, at the line that their final dump shows.
-    """
+    """Return ranks so that those that only died because of a peer's watchdog do not count as failures."""
+    # They keep the state that they had before, at the line that their final dump shows.
     ranks = tuple(ranks)
     if not any(_is_outside(rank) and any(waited_its_limit(rank, call) for call in _on_device(rank)) for rank in ranks):
         return ranks
@@ -483,13 +454,11 @@ def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 
 
 def with_given_up(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    """Return ranks so that they wait in the collective that torch gave up at its limit, if it ended them for that.
-
-    At the limit nccl2, which is NCCL's backend in torch 2.15, aborts the communicator, so that the host goes on to the
-    next call, and some seconds later the process. Under DETAIL it writes no dump of what was pending. But the host of
-    each rank then left the same collective for the next one just when that limit had passed, and soon after that a
-    thread without Python ended a rank. Unless all of that holds for all ranks, they are returned unchanged.
-    """
+    """Return ranks so that they wait in the collective that torch gave up at its limit, if it ended them for that."""
+    # At the limit nccl2, which is NCCL's backend in torch 2.15, aborts the communicator, so that the host goes on to
+    # the next call, and some seconds later the process. Under DETAIL it writes no dump of what was pending. But the
+    # host of each rank then left the same collective for the next one just when that limit had passed, and soon after
+    # that a thread without Python ended a rank. Unless all of that holds for all ranks, they are returned unchanged.
     ranks = tuple(ranks)
     given_up = [_given_up(rank) for rank in ranks]
     if not any(map(_is_outside, ranks)) or len({(call.group, call.seq) if call else None for call in given_up}) > 1:
@@ -515,12 +484,10 @@ def _given_up(rank: Rank) -> Call | None:
 
 
 def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
-    """Return the ranks that made a collective after another one had waited there until torch's limit.
-
-    The watchdog ends the other one a minute later. Until then the late rank completes that collective with it, and may
-    go on to wait in a later one, where it seems to be the waiter. Each comes with its call, that other rank and its
-    call.
-    """
+    """Return the ranks that made a collective after another one had waited there until torch's limit."""
+    # The watchdog ends the other one a minute later. Until then the late rank completes that collective with it, and
+    # may go on to wait in a later one, where it seems to be the waiter. Each comes with its call, that other rank and
+    # its call.
     ranks = tuple(ranks)
     found: dict[int, tuple[Call, Rank, Call]] = {}
     for waiter in ranks:
@@ -554,7 +521,7 @@ def _limit_s(rank: Rank, call: Call) -> float | None:
 
 def _waited_s(rank: Rank, call: Call) -> float | None:
     known = rank.ended_ns is not None and call.started_ns > 0
-    return (rank.ended_ns - call.started_ns) / 1e9 if known and rank.ended_ns is not None else None
+    return ((rank.ended_ns or 0) - call.started_ns) / 1e9 if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -566,29 +533,27 @@ class Failure:
     error: Raised | None
     call: Call | None  # the call, needing other ranks, in which it failed, or None if it failed on its own
     then: Call | None = None  # the call that it made while it handled its error, and that the others do not make
-    # Whether another thread of the script ended it, as a watchdog does that finds no progress.
-    by_own_limit: bool = field(init=False)
-    # Whether a signal or an unknown reason ended the process, and no exception was seen.
-    by_signal: bool = field(init=False)
-    # Whether it failed outside all calls that need others, and not because of another rank's error.
-    by_itself: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Say what ended it."""
-        error, rank = self.error, self.rank
-        limit = error is None and rank.ended_by_thread is not None
-        of_ranks = error.of_ranks if error is not None else ()
-        alone = self.call is None and (not of_ranks or rank.rank in of_ranks)
-        object.__setattr__(self, "by_own_limit", limit)
-        object.__setattr__(self, "by_signal", error is None and rank.life in (Life.SIGNALED, Life.GONE) and not limit)
-        object.__setattr__(self, "by_itself", alone and not limit)
+    @property
+    def by_own_limit(self) -> bool:
+        """Whether another thread of the script ended it, as a watchdog does that finds no progress."""
+        return self.error is None and self.rank.ended_by_thread is not None
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal or an unknown reason ended the process, and no exception was seen."""
+        return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE) and not self.by_own_limit
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether it failed outside all calls that need others, and not because of another rank's error."""
+        of_ranks = self.error.of_ranks if self.error is not None else ()
+        return self.call is None and (not of_ranks or self.rank.rank in of_ranks) and not self.by_own_limit
 
     @property
     def by_watchdog(self) -> bool:
-        """Whether NCCL's watchdog seems to have ended it: in a thread that runs no Python, after a long wait.
-
-        Then it only waited in vain, and the cause is elsewhere.
-        """
+        """Whether NCCL's watchdog seems to have ended it: in a thread that runs no Python, after a long wait."""
+        # Then it only waited in vain, and the cause is elsewhere.
         rank = self.rank
         if self.error is not None or not _is_outside(rank):
             return False
@@ -610,7 +575,6 @@ class Failure:
 
 
 def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure, ...]:
-    """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
     stopping, interrupted = facts.stopping_since_ns, facts.interrupted_by is not None
@@ -634,7 +598,6 @@ def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure,
 
 
 def failure_line(failure: Failure) -> Frame | None:
-    """Return the user's line that shows a failure best."""
     rank = failure.rank
     batch = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
     if batch is not None and is_lost_worker(failure):
@@ -659,10 +622,8 @@ def first_line_of(failure: Failure) -> Frame | None:
 
 
 def error_of_helper(failure: Failure) -> HelperError | None:
-    """Return the error of the child whose bad end the rank reports, or of the thread that then ended the rank.
-
-    It is None if the rank reports something else. Of several, it is the one that failed first by itself.
-    """
+    """Return the error of the child whose bad end the rank reports, or of the thread that then ended the rank."""
+    # It is None if the rank reports something else. Of several, it is the one that failed first by itself.
     error = failure.error
     if failure.call is not None or failure.by_signal or failure.by_own_limit:
         return None
@@ -681,13 +642,11 @@ def error_of_helper(failure: Failure) -> HelperError | None:
 
 
 def is_lost_worker(failure: Failure) -> bool:
-    """Return whether a loader worker died: torch raises that from a signal handler, wherever the rank is."""
     frames = failure.error.frames if failure.error is not None else ()
     return bool(frames) and is_file(frames[-1], _WORKER_HANDLER)
 
 
 def is_same_bug(root: Failure, other: Failure) -> bool:
-    """Return whether a failure is the root's own bug on another rank."""
     ends = [one.error.type if one.error else f"{one.rank.signal}/{one.rank.exit_code}" for one in (root, other)]
     if other.time_ns - root.time_ns > TOGETHER_NS or ends[0] != ends[1]:
         return False
@@ -704,10 +663,8 @@ def is_same_bug(root: Failure, other: Failure) -> bool:
 
 
 def all_gave_up(failures: Iterable[Failure], states: Mapping[int, RankState]) -> bool:
-    """Return whether every rank was in a call that needs others, and one of them did wait for its time limit.
-
-    The text alone is not enough: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once if a peer died.
-    """
+    """Return whether every rank was in a call that needs others, and one of them did wait for its time limit."""
+    # The text alone is not enough: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once if a peer died.
     if not all(state.waiting for state in states.values()):
         return False
     for failure in failures:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT
@@ -101,7 +101,6 @@ class Late:
     pacing: Pacing
 
     def matters(self, cost_ms: float) -> bool:
-        """Return whether so long a wait in each step is worth a finding."""
         return cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
 
 
@@ -216,23 +215,23 @@ def _late_device(job: JobState, group: Group, times: Mapping[int, Mapping[int, f
 
 
 class SlowCause(Enum):
-    """What makes a rank slow."""
+    """What makes a rank slow, by what to do about it."""
 
-    COLLECTIONS = "garbage collections"
-    HOST_LOAD = "another process on its core"
-    BATCH = "larger batches"
-    INPUT = "its input"
-    WORK = "more computation"
-    COMPUTE = "slower computation"
+    COLLECTIONS = "call gc.freeze() after setup, and run the collector on all ranks in the same step"
+    HOST_LOAD = "find out what else runs on its cores (top -H), or pin each rank to its own cores"
+    BATCH = "give all ranks batches of the same size: the same batch_size, or batches of similar lengths"
+    INPUT = "check where this rank reads its data, and give its loader more workers"
+    WORK = "give all ranks the same work: inputs of the same size, and no extra branch on one rank"
+    COMPUTE = (
+        "look for waits on this rank only; run `ddpdoctor check-env` to find a throttled device or other processes"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class SlowReason:
-    """The cause, a sentence that shows it, and what to do."""
+class SlowReason(NamedTuple):
+    """The cause, and a sentence that shows it."""
 
     cause: SlowCause
     seen: str
-    fix: str
 
 
 def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> SlowReason | None:
@@ -242,70 +241,60 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
     if own is None or not own.kept.numbers or not theirs:
         return None
     needed_ms = MOST * cost_ms
-    mine, usual = _part(own, "gc"), median(_part(one, "gc") for one in theirs)
+
+    def both(column: str, part: str = "") -> tuple[float, float]:
+        """Return the median of a column of this rank's steps, and of those of the others."""
+        mine, *rest = (getattr(one.kept, column) for one in (own, *theirs))
+        return median(mine[part] if part else mine), median(median(one[part] if part else one) for one in rest)
+
+    mine, usual = both("parts_ms", "gc")
     if mine - usual >= needed_ms:
         seen = f"Python's garbage collector takes {mine:.0f} ms per step here, and {usual:.0f} ms on the others"
-        fix = "call gc.freeze() after setup, and run the collector on all ranks in the same step"
-        return SlowReason(SlowCause.COLLECTIONS, seen, fix)
+        return SlowReason(SlowCause.COLLECTIONS, seen)
     (mine, on_core), (usual, usually) = _core_ms(own), map(median, zip(*map(_core_ms, theirs), strict=True))
     # Who computes more also waits more for a core that others use.
     if mine - usual >= needed_ms and on_core <= LARGER * usually:
         seen = f"its main thread waits {mine:.0f} ms per step for a core, and on the others {usual:.0f} ms"
-        fix = "find out what else runs on its cores (top -H), or pin each rank to its own cores"
-        return SlowReason(SlowCause.HOST_LOAD, seen, fix)
-    mine, usual = median(own.kept.input_numel), median(median(one.kept.input_numel) for one in theirs)
+        return SlowReason(SlowCause.HOST_LOAD, seen)
+    mine, usual = both("input_numel")
     if usual and mine >= LARGER * usual:
-        what, rows = "elements", median(own.kept.input_rows)
-        usual_rows = median(median(one.kept.input_rows) for one in theirs)
-        if rows != usual_rows:
-            what, mine, usual = "rows", rows, usual_rows
-        seen = f"its batches have {mine:.0f} {what}, and those of the others {usual:.0f}"
-        fix = "give all ranks batches of the same size: the same batch_size, or batches of similar lengths"
-        return SlowReason(SlowCause.BATCH, seen, fix)
-    mine, usual = _part(own, "data"), median(_part(one, "data") for one in theirs)
+        rows = both("input_rows")
+        mine, usual, what = (*rows, "rows") if rows[0] != rows[1] else (mine, usual, "elements")
+        return SlowReason(SlowCause.BATCH, f"its batches have {mine:.0f} {what}, and those of the others {usual:.0f}")
+    mine, usual = both("parts_ms", "data")
     if mine - usual >= needed_ms:
         cpu = median(own.kept.cpu_ms["data"]) / mine
         how = f"{cpu:.0%} of it computing" if cpu >= COMPUTES else "waiting for files or workers"
         seen = f"its loader takes {mine:.0f} ms per batch ({how}), and on the others {usual:.0f} ms"
-        fix = "check where this rank reads its data, and give its loader more workers"
-        return SlowReason(SlowCause.INPUT, seen, fix)
+        return SlowReason(SlowCause.INPUT, seen)
     for part in ("forward", "backward"):
-        mine, usual = _part(own, part), median(_part(one, part) for one in theirs)
-        if mine - usual < needed_ms:
-            continue
-        cpu = median(own.kept.cpu_ms[part]) - median(median(one.kept.cpu_ms[part]) for one in theirs)
-        times = f"its {part} takes {mine:.0f} ms, and on the others {usual:.0f} ms; it uses"
-        if cpu >= COMPUTES * (mine - usual):
-            fix = "give all ranks the same work: inputs of the same size, and no extra branch on one rank"
-            return SlowReason(SlowCause.WORK, f"{times} {cpu:.0f} ms more CPU time, so it computes more", fix)
-        seen = f"{times} only {cpu:.0f} ms more CPU time, so it waits or its CPU or GPU is slower"
-        fix = (
-            "look for waits on this rank only; run `ddpdoctor check-env` to find a throttled device or other processes"
-        )
-        return SlowReason(SlowCause.COMPUTE, seen, fix)
+        mine, usual = both("parts_ms", part)
+        if mine - usual >= needed_ms:
+            cpu, usually = both("cpu_ms", part)
+            cpu -= usually
+            times = f"its {part} takes {mine:.0f} ms, and on the others {usual:.0f} ms; it uses"
+            if cpu >= COMPUTES * (mine - usual):
+                return SlowReason(SlowCause.WORK, f"{times} {cpu:.0f} ms more CPU time, so it computes more")
+            seen = f"{times} only {cpu:.0f} ms more CPU time, so it waits or its CPU or GPU is slower"
+            return SlowReason(SlowCause.COMPUTE, seen)
     return None
 
 
 def shares_busy_cores(rank: Rank, others: Sequence[Rank], cost_ms: float) -> bool:
-    """Return whether a rank is behind only because it waits for a core, as the other ranks do too.
-
-    Which of them is behind then changes with what else runs on the machine. A loader that does not compute counts
-    too, if the main thread waits for a core as long: the loader's workers wait for the same cores.
-    """
+    """Return whether a rank is behind only because it waits for a core, as the other ranks do too."""
+    # Which of them is behind then changes with what else runs on the machine. A loader that does not compute counts
+    # too, if the main thread waits for a core as long: the loader's workers wait for the same cores.
     reason = find_slow_reason(rank, others, cost_ms)
     times = [other.speed.core_time for other in others if other.speed is not None]
     waits = [time.queued_ms / time.elapsed_ms if time is not None and time.elapsed_ms else 0.0 for time in times]
     if reason is None or not waits or rank.speed is None:
         return False
     if reason.cause is SlowCause.INPUT:
-        computes = median(rank.speed.kept.cpu_ms["data"]) >= COMPUTES * _part(rank.speed, "data")
+        kept = rank.speed.kept
+        computes = median(kept.cpu_ms["data"]) >= COMPUTES * median(kept.parts_ms["data"])
         waits_as_long = _core_ms(rank.speed)[0] >= MOST * cost_ms
         return not computes and waits_as_long and median(waits) >= CROWDED
     return reason.cause is SlowCause.HOST_LOAD and median(waits) >= BUSY
-
-
-def _part(speed: Speed, part: str) -> float:
-    return median(speed.kept.parts_ms[part])
 
 
 def _core_ms(speed: Speed) -> tuple[float, float]:
@@ -432,14 +421,13 @@ def _finding(job: JobState, late: Late) -> Problem:
         summary=f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, main)}{at}; "
         f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps",
         evidence=(*_waits(late), *spent, *((reason.seen,) if reason is not None else ()), *_worker_words(job, late)),
-        fix=reason.fix if reason is not None else _FIXES[main],
+        fix=reason.cause.value if reason is not None else _FIXES[main],
         share=min(1.0, late.cost_ms / late.pacing.step_ms) if job.facts.speed_asked else None,
         step=None,
     )
 
 
 def _waits(late: Late) -> list[str]:
-    """Return who came last how often, and who waited how long."""
     by_count = grouped((times, number) for number, times in late.last_in.items())
     found = [
         f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps"
@@ -456,7 +444,6 @@ def _waits(late: Late) -> list[str]:
 
 
 def _worker_words(job: JobState, late: Late) -> list[str]:
-    """Return how long loader workers take for a batch, on the late ranks and on the others, if both have workers."""
     groups = [[job.ranks[number].fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
     own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
     if not own or not theirs:

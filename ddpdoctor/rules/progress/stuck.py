@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"
 # Answers that only a running and reachable host can give.
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
+_LOOK_AT_NETWORK = "ip -s link show; nft list ruleset; dmesg"
 _NOT_REACHED = {
     Contact.UNRESOLVED: "the name does not resolve here",
     Contact.NO_ANSWER: "no response",
@@ -56,10 +57,8 @@ _NOT_REACHED = {
 
 
 def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen.
-
-    A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
-    """
+    """Return the ranks of nodes: those they reported, else by their numbers, else all that nobody has seen."""
+    # A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
     found: set[int] = set()
     each = facts.local_ranks_expected
     for node in nodes:
@@ -71,7 +70,6 @@ def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tu
 
 
 def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:
-    """Return the known hosts of nodes, each once."""
     return tuple(dict.fromkeys(node.host for node in nodes if node.host))
 
 
@@ -85,13 +83,15 @@ def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
     return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
 
 
-def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:
-    """Return the attempts to connect to a host."""
-    return tuple(attempt for attempt in reached if host and host in (attempt.host, attempt.address))
+def _attempts_at(facts: Job, node: NodeSeen) -> list[Connecting]:
+    return [attempt for attempt in facts.reached if node.host and node.host in (attempt.host, attempt.address)]
+
+
+def _answers(facts: Job, node: NodeSeen) -> bool:
+    return any(attempt.contact in _UP for attempt in _attempts_at(facts, node))
 
 
 def reached_words(reached: Iterable[Connecting]) -> list[str]:
-    """Return one sentence for each attempt to connect."""
     return [f"connecting from here to {describe(attempt)}" for attempt in reached]
 
 
@@ -100,7 +100,6 @@ def _first_failing(facts: Job) -> Connecting | None:
 
 
 def reach_fix(attempt: Connecting, here: str) -> str:
-    """Return what to do about an address that ``here`` cannot reach."""
     place = f"{attempt.host}:{attempt.port}"
     if attempt.contact is Contact.UNRESOLVED:
         return f"run `getent hosts {attempt.host}` on {here}; add the name to DNS or /etc/hosts"
@@ -115,8 +114,7 @@ def reach_fix(attempt: Connecting, here: str) -> str:
 
 
 def judge_lost(job: JobState) -> Answer:
-    """Report the nodes that went silent, if the remaining ranks cannot go on without them."""
-    facts, waiters = job.facts, job.waits.waiters
+    facts = job.facts
     stands = job.waited_long() and set(job.living) <= job.quiet
     if not job.states:
         stands = facts.now_ns - facts.launched_ns >= job.timeout_ns
@@ -124,40 +122,35 @@ def judge_lost(job: JobState) -> Answer:
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     # A member that hears nothing from the first node also hears nothing about the nodes that only the first reported
     # on: those that answer are not lost, unless all answer or none was tried.
-    lost = tuple(node for node in job.lost if not (is_alone(facts) and _answers(job, node))) or job.lost
+    lost = tuple(node for node in job.lost if not (is_alone(facts) and _answers(facts, node))) or job.lost
     others = others_of(facts)
-    tried = [attempts_at(facts.reached, node.host) for node in others]
-    hosts = {node.host for node in others}
-    cut_off = is_alone(facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
+    silent = all(_attempts_at(facts, node) and not _answers(facts, node) for node in others)
+    cut_off = is_alone(facts) and len({node.host for node in others}) > 1 and silent
     own = (facts.host,) if cut_off and facts.host else ()
     unseen = tuple(sorted(set(range(job.world)) - set(job.states)))
     seen = []
     for node in lost:
-        who = node_words(facts, (node,))
-        seen += [f"{who}: {node.why}"] if node.why else []
-        ranks = ranks_of(facts, (node,), ()) if node.ranks else unseen
-        if ranks and (node.ranks or len(job.lost) == 1):
-            seen.append(f"{who} has {rank_list(ranks)}")
-    calls = {state.call.op for n in waiters if (state := job.states[n]).call is not None}
-    inside = f" in {calls.pop()}" if len(calls) == 1 else ""
-    waiting = f"; {rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for it{inside}" if waiters else ""
+        seen += [f"{node_words(facts, (node,))}: {node.why}"] if node.why else []
+        ranks = ranks_of(facts, (node,), ()) if node.ranks else unseen if len(job.lost) == 1 else ()
+        seen += [f"{node_words(facts, (node,))} has {rank_list(ranks)}"] if ranks else []
+    waiters = say.waiters_words(job, (), "it")
+    waiting = f"; {waiters}" if waiters else ""
     whole, where = node_words(facts, lost), name_list(hosts_of_nodes(lost)) or "the node"
-    quiet = seconds(max(job.time_ns - (node.heard_ns or job.time_ns) for node in lost))
+    silent_ns = [job.time_ns - (node.heard_ns or job.time_ns) for node in lost]
     left = [node.status for node in lost if node.presence is Presence.LEFT]
-    heard = f": no message from {'it' if len(lost) == 1 else 'them'} {quiet}".rstrip() if quiet else ""
-    summary = f"{whole} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
-    fix = (
-        f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: ip -s link show; "
-        "nft list ruleset; dmesg"
-    )
-    if left:
-        summary = f"{whole} exited with status {left[0]} before its ranks sent a report{waiting}"
-    if all(_answers(job, node) for node in lost):
-        summary = f"the job on {whole} is gone, but the host responds{waiting}"
-        fix = f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
+    fix = f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: {_LOOK_AT_NETWORK}"
     if cut_off:
         summary = f"this node ({facts.host}) is cut off: {name_list(hosts_of_nodes(others))} do not respond"
-        fix = f"check the network of {facts.host}: ip -s link show; nft list ruleset; dmesg"
+        fix = f"check the network of {facts.host}: {_LOOK_AT_NETWORK}"
+    elif all(_answers(facts, node) for node in lost):
+        summary = f"the job on {whole} is gone, but the host responds{waiting}"
+        fix = f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
+    elif left:
+        summary = f"{whole} exited with status {left[0]} before its ranks sent a report{waiting}"
+    else:
+        quiet = seconds(max(silent_ns))
+        heard = f": no message from {'it' if len(lost) == 1 else 'them'} {quiet}" if quiet else ""
+        summary = f"{whole} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
     finding = Problem(
         # With only one other node, either may be the one that is cut off.
         confidence=Confidence.MEDIUM if is_alone(facts) and not cut_off else Confidence.HIGH,
@@ -175,22 +168,15 @@ def judge_lost(job: JobState) -> Answer:
     )
     # A node will not come back if it said that it left, or was silent for the whole hang timeout.
     gone = all(
-        node.presence is Presence.LEFT or job.time_ns - (node.heard_ns or job.time_ns) >= job.timeout_ns
-        for node in lost
+        node.presence is Presence.LEFT or quiet_ns >= job.timeout_ns
+        for node, quiet_ns in zip(lost, silent_ns, strict=True)
     )
     return judged([finding], certain=job.stands_still(()) and not job.is_ending(), may_resume=not gone)
 
 
-def _answers(job: JobState, node: NodeSeen) -> bool:
-    return any(attempt.contact in _UP for attempt in attempts_at(job.facts.reached, node.host))
-
-
 def _judge_launchers(job: JobState) -> Answer:
-    """Report the nodes that the launcher waits for, so that no rank has started anywhere.
-
-    What this node sees of them says why, if that can be known. If every node is here, the launchers look for each other
-    in different places.
-    """
+    # What this node sees of them says why, if that can be known. If every node is here, the launchers look for each
+    # other in different places.
     facts = job.facts
     if facts.now_ns - facts.launched_ns < facts.hang_timeout_s * 1e9:
         return unknown("the launcher has not waited for the whole --hang-timeout yet")
@@ -206,46 +192,39 @@ def _judge_launchers(job: JobState) -> Answer:
     )
     unresolved = bad is not None and bad.contact is Contact.UNRESOLVED
     own = (facts.host,) if unresolved and facts.host else ()
-    if not absent:
+    hosts = hosts_of_nodes(absent)
+    if absent:
+        summary = f"{node_words(facts, absent)} never joined; the launcher on this node has waited {waited}".rstrip()
+        gone = {node.number for node in never_came(facts)}
+        came = [node.host or str(node.number) for node in facts.members.nodes if node.number not in gone]
+        seen = [f"{len(came)} of {facts.members.expected} nodes joined: {name_list(came)}"] if came else []
+        if is_alone(facts):
+            seen = ["this node got no message from any other node; their own reports show what they see"]
+            summary = f"{why}: {summary}" if bad is not None else summary
+        where = f" on {name_list(hosts)}" if hosts else " there"
+        fix = f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}"
+    else:
         count = len(others_of(facts)) + 1
         summary = f"all {count} nodes are up, but their launchers have not completed the rendezvous {waited}".rstrip()
-        elsewhere = [f"on {one.host}, {words}" for one in facts.elsewhere for words in reached_words(one.reached)]
-        finding = Problem(
-            confidence=Confidence.MEDIUM,
-            hosts=own,
-            summary=f"{summary}: {why}" if bad else summary,
-            evidence=(*reached_words(facts.reached), *elsewhere),
-            fix=reach_fix(bad, here)
-            if bad is not None
-            else f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}",
-        )
-        return judged([finding], certain=True, may_resume=True)
-    summary = f"{node_words(facts, absent)} never joined; the launcher on this node has waited {waited}".rstrip()
-    gone = {node.number for node in never_came(facts)}
-    came = [node.host or str(node.number) for node in facts.members.nodes if node.number not in gone]
-    joined = [f"{len(came)} of {facts.members.expected} nodes joined: {name_list(came)}"] if came else []
-    if is_alone(facts):
-        joined = ["this node got no message from any other node; their own reports show what they see"]
-    where = f" on {name_list(hosts_of_nodes(absent))}" if hosts_of_nodes(absent) else " there"
+        summary = f"{summary}: {why}" if bad is not None else summary
+        seen = [f"on {one.host}, {words}" for one in facts.elsewhere for words in reached_words(one.reached)]
+        fix = f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}"
     finding = Problem(
-        confidence=Confidence.MEDIUM if is_alone(facts) else Confidence.HIGH,
+        confidence=Confidence.HIGH if absent and not is_alone(facts) else Confidence.MEDIUM,
         ranks=ranks_of(facts, absent, ()),
-        hosts=own or hosts_of_nodes(absent),
-        summary=f"{why}: {summary}" if is_alone(facts) and bad is not None else summary,
+        hosts=own or hosts,
+        summary=summary,
         evidence=(
             *(f"{node_words(facts, (node,))}: {node.why}" for node in absent if node.why),
             *reached_words(facts.reached),
-            *joined,
+            *seen,
         ),
-        fix=reach_fix(bad, here)
-        if is_alone(facts) and bad is not None
-        else f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}",
+        fix=reach_fix(bad, here) if bad is not None and (is_alone(facts) or not absent) else fix,
     )
     return judged([finding], certain=True, may_resume=True)
 
 
 def _judge_launcher_alone(facts: Job, waited: str) -> Answer:
-    """Report that this node's launcher waits for other nodes, which the node itself cannot see."""
     if facts.node_rank is None or not facts.local_ranks_expected or facts.world_size is None:
         return unknown("the ranks of this node are unknown")
     first = facts.node_rank * facts.local_ranks_expected
@@ -387,19 +366,17 @@ ALONE_PATIENCE = 4
 
 
 def left_file_problem(job: JobState) -> Problem | None:
-    """Report ranks that meet in a file with the addresses of an earlier job's ranks, or return None if none do.
-
-    It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
-    """
-    ranks = [job.ranks[n] for n in sorted(job.states) if job.ranks[n].meeting is not None]
-    if not ranks or not job.sees_all or any(job.ranks[n].steps for n in job.states):
+    """Report ranks that meet in a file with the addresses of an earlier job's ranks, or return None if none do."""
+    # It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
+    meetings = {n: meeting for n in sorted(job.states) if (meeting := job.ranks[n].meeting) is not None}
+    if not meetings or not job.sees_all or any(job.ranks[n].steps for n in job.states):
         return None
-    first = min(ranks, key=lambda rank: rank.init_ns or 0)
-    seen = ranks if len({rank.host for rank in ranks}) > 1 else [first]
-    if not all(rank.meeting is not None and rank.meeting.size_bytes for rank in seen):
+    first = min(meetings, key=lambda n: job.ranks[n].init_ns or 0)
+    several = len({job.ranks[n].host for n in meetings}) > 1
+    if not all(meetings[n].size_bytes for n in (meetings if several else [first])):
         return None
-    path = first.meeting.path if first.meeting is not None else ""
-    blamed = tuple(rank.rank for rank in ranks if rank.meeting is not None and rank.meeting.path == path)
+    path = meetings[first].path
+    blamed = tuple(n for n, meeting in meetings.items() if meeting.path == path)
     where: tuple[Place, ...] = ()
     for n in blamed:
         calls = [call for call in job.ranks[n].open_calls if call.op == "init_process_group"]
@@ -410,14 +387,12 @@ def left_file_problem(job: JobState) -> Problem | None:
     return say.problem_of(
         job,
         blamed,
-        confidence=Confidence.HIGH,
         where=where,
         summary=f"{say.who(job, blamed)} {verb(blamed, 'meets', 'meet')} in {path}{at}, which existed before the start "
         "and holds the addresses of an earlier job",
         evidence=(
             "the file was not empty when the first rank opened it; torch removes it only after a job that ends well",
-            *say.classes(job, blamed),
-            *say.others(job, blamed),
+            *say.all_classes(job, blamed),
             *say.cascade_words(job.failures, (), also=""),
         ),
         fix=f"remove {path} before each start, give each start a file of its own, or call init_process_group() "
@@ -435,14 +410,12 @@ def _serves(store: StoreSought) -> bool:
 
 
 def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
-    """Return whether the host's sockets were read, and none listens on the store's port."""
     if causes is None or causes.connections is None or not causes.connections.listening:
         return False
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
 
 
 def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) -> tuple[list[str], str]:
-    """Return who should serve the store and at which address, and what to do."""
     found = []
     host, _, port = (store.given or "").rpartition(":")
     given, used = ("127.0.0.1" if name == "localhost" else name for name in (host, store.host))
@@ -481,7 +454,6 @@ def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) ->
 
 
 def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
-    """Return what happens to the connections."""
     causes = rank.causes
     if causes is None:
         return []
@@ -571,12 +543,7 @@ def _nobody_held(job: JobState) -> Answer:
         where=where,
         summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a store at "
         f"{', '.join(sorted(ends))} that does not respond",
-        evidence=(
-            *served_by,
-            *_answer_words(job.ranks[blamed[0]], store),
-            *say.classes(job, blamed),
-            *say.others(job, blamed),
-        ),
+        evidence=(*served_by, *_answer_words(job.ranks[blamed[0]], store), *say.all_classes(job, blamed)),
         fix=fix,
         step=None,
     )
@@ -584,7 +551,6 @@ def _nobody_held(job: JobState) -> Answer:
 
 
 def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
-    """Report ranks whose device still runs work queued before a collective that the others are in."""
     sites = {n: say.line_at(job.states[n]) for n in blamed}
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
     at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
@@ -599,7 +565,7 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
         summary=f"{say.who(job, blamed)} {mine}{at}, but {device}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             "torch times the kernels: the other ranks' kernels have started, and these have not",
-            *say.classes(job, blamed), *say.others(job, blamed), *limit_words(job),
+            *say.all_classes(job, blamed), *limit_words(job),
         ),
         fix="use a profiler to find a slow kernel before that call on these ranks; check for a throttled or hung GPU "
         "with nvidia-smi and `ddpdoctor check-env`",
@@ -608,7 +574,6 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
 
 
 def _all_stuck(job: JobState) -> Answer:
-    """Judge a job in which no rank waits for another."""
     blamed = tuple(n for n in job.living if job.states[n].doing in _HOLDS_UP)
     if not blamed or not job.was_left_running() or not set(blamed) <= job.quiet:
         return passed()
@@ -661,7 +626,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{does}{left}"
-    seen = [*say.classes(job, blamed), *say.others(job, blamed), *say.handled_words(job, blamed)]
+    seen = [*say.all_classes(job, blamed), *say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     idle = () if waiters else tuple(n for n in blamed if job.ranks[n].device_idle)
     if idle:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import DeviceState
@@ -24,6 +25,7 @@ from ddpdoctor.rules.progress.waits import (
     find_circles,
     group_words,
     needed_in_init,
+    own_state,
     wait_edges,
     waiting_peers,
 )
@@ -69,42 +71,23 @@ _WATCHDOG = re.compile(r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:.{0
 _GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) operation to complete")
 # What to check, the likeliest cause first, by backend and whether the job has several hosts: codes of `check-env`'s
 # rules, and steps for the user.
-_LIKELY = {
-    ("gloo", False): (
-        ("DD218", *_NAMES),
-        (
-            "packet filters, including on loopback (nft list ruleset; iptables-save)",
-            "the interface that the connections use (ip -s link show)",
-            "GLOO_SOCKET_IFNAME",
-        ),
-    ),
-    ("gloo", True): (
-        (*_NAMES, "DD218", "DD206"),
-        (
-            "the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name)",
-            "firewalls between the hosts, for all ports and not only MASTER_PORT",
-            "MTU: small messages pass, large ones do not (ping -M do -s 8972 HOST)",
-            "the link (ip -s link show)",
-        ),
-    ),
-    ("nccl", False): (
-        (*_GPUS, *_VARIABLES, "DD121"),
-        (
-            "GPU errors (dmesg | grep Xid)",
-            "copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the IOMMU blocks them",
-            "shared memory: NCCL_SHM_DISABLE=1",
-            "NVLink and the fabric manager (nvidia-smi nvlink -s)",
-        ),
-    ),
-    ("nccl", True): (
-        (*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
-        (
-            "the interface that NCCL uses (NCCL_SOCKET_IFNAME)",
-            "InfiniBand or RoCE (NCCL_IB_HCA, NCCL_IB_GID_INDEX): if NCCL_IB_DISABLE=1 helps, the fault is there",
-            "firewalls between the hosts, for all ports",
-            "GPU errors (dmesg | grep Xid)",
-        ),
-    ),
+_CODES = {
+    ("gloo", False): ("DD218", *_NAMES),
+    ("gloo", True): (*_NAMES, "DD218", "DD206"),
+    ("nccl", False): (*_GPUS, *_VARIABLES, "DD121"),
+    ("nccl", True): (*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
+}
+_STEPS = {
+    ("gloo", False): "1. packet filters, including on loopback (nft list ruleset; iptables-save); 2. the interface "
+    "that the connections use (ip -s link show); 3. GLOO_SOCKET_IFNAME",
+    ("gloo", True): "1. the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name); 2. firewalls "
+    "between the hosts, for all ports and not only MASTER_PORT; 3. MTU: small messages pass, large ones do not (ping "
+    "-M do -s 8972 HOST); 4. the link (ip -s link show)",
+    ("nccl", False): "1. GPU errors (dmesg | grep Xid); 2. copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the "
+    "IOMMU blocks them; 3. shared memory: NCCL_SHM_DISABLE=1; 4. NVLink and the fabric manager (nvidia-smi nvlink -s)",
+    ("nccl", True): "1. the interface that NCCL uses (NCCL_SOCKET_IFNAME); 2. InfiniBand or RoCE (NCCL_IB_HCA, "
+    "NCCL_IB_GID_INDEX): if NCCL_IB_DISABLE=1 helps, the fault is there; 3. firewalls between the hosts, for all "
+    "ports; 4. GPU errors (dmesg | grep Xid)",
 }
 
 
@@ -118,10 +101,8 @@ def closed(job: JobState) -> tuple[int, ...] | None:
 
 
 def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
-    """Return the pending collectives that all ranks of their group have come to: the earliest one of each group.
-
-    A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
-    """
+    """Return the pending collectives that all ranks of their group have come to: the earliest one of each group."""
+    # A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     positions = sorted(job.positions.items())
     by_group = grouped((one.group, number) for number, one in positions if number in one.group.members)
     found = []
@@ -135,7 +116,6 @@ def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
 
 
 def queued_behind(job: JobState) -> tuple[int, ...]:
-    """Return the ranks whose device still runs earlier work while another rank's device waits in the collective."""
     found = []
     for position in stalled_in(job):
         states = _device_states(job, (position,))
@@ -145,7 +125,6 @@ def queued_behind(job: JobState) -> tuple[int, ...]:
 
 
 def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, DeviceState | None]:
-    """Return, by rank of the stalled groups, how far its device has come with the call that it waits in."""
     groups = {position.group for position in stalled}
     inside = (n for n, position in sorted(job.positions.items()) if position.group in groups)
     calls = ((number, job.states[number].call) for number in inside)
@@ -153,10 +132,9 @@ def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, 
 
 
 def find_targets(job: JobState) -> Targets:
-    """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out.
-
-    If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one set.
-    """
+    """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out."""
+    # If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one
+    # set.
     edges = wait_edges(job.states, job.positions)
     absent = frozenset(range(job.world)) - job.states.keys()
     lacking: dict[Hashable, frozenset[int]] = {}
@@ -228,7 +206,7 @@ def check_deadlock(job: JobState) -> Answer:
         blamed,
         ": ".join([f"{say.who(job, blamed)} are waiting for each other", *around[:1]]),
         where=where,
-        evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
+        evidence=(*around[1:], *say.all_classes(job, blamed)),
         fix="use groups and peers in the same order on all ranks",
     )
     # A rank that waits in a call which a device has not completed: its host may be free to go on.
@@ -242,15 +220,8 @@ def check_deadlock(job: JobState) -> Answer:
 
 
 def backend_of(job: JobState, group: Group) -> str:
-    """Return "nccl" or "gloo", as the ranks report for the group, or Gloo if none does."""
-    named = {
-        state.backend.lower()
-        for member in group.members
-        if member in job.states
-        for state in job.ranks[member].groups
-        if state.name == group.name and state.backend
-    }
-    return "nccl" if any("nccl" in name for name in named) else "gloo"
+    states = (own_state(job.ranks[member], group.name) for member in group.members if member in job.states)
+    return "nccl" if any(state is not None and "nccl" in state.backend.lower() for state in states) else "gloo"
 
 
 def _has_several_hosts(job: JobState) -> bool:
@@ -260,29 +231,23 @@ def _has_several_hosts(job: JobState) -> bool:
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
     """Report connections on which the kernel keeps resending, and which ranks they join."""
     owner = {end: number for number, one in _connections(job).items() for end in one.ends}
-    shown = 0
-    for number, connections in _connections(job).items():
-        for one in connections.stalled:
-            if shown == MOST_LINES:
-                return
-            shown += 1
-            peer = owner.get(one.remote)
-            to = f"rank {peer}" if peer is not None else "a process outside this host or container"
-            here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
-            way = f"between {here} and {there}" if here != there else f"from {here} to itself"
-            yield Clue(
-                said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
-                f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
-                fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
-                "the link (ip -s link show)",
-            )
+    every = ((number, one) for number, connections in _connections(job).items() for one in connections.stalled)
+    for number, one in islice(every, MOST_LINES):
+        peer = owner.get(one.remote)
+        to = f"rank {peer}" if peer is not None else "a process outside this host or container"
+        here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
+        way = f"between {here} and {there}" if here != there else f"from {here} to itself"
+        yield Clue(
+            said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
+            f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
+            fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
+            "the link (ip -s link show)",
+        )
 
 
 def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
-    """Return which interfaces of the ranks' connections are down or gone, and which are in use or would be.
-
-    The user should first compare the latter with the intended ones.
-    """
+    """Return which interfaces of the ranks' connections are down or gone, and which are in use or would be."""
+    # The user should first compare the latter with the intended ones.
     down, ways = [], []
     several = _has_several_hosts(job)
     networks = [(one, network) for one in machines_of(job.facts) if (network := known(one.network)) is not None]
@@ -324,7 +289,6 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
 
 
 def _given_up(message: str) -> str | None:
-    """Return which collective NCCL's watchdog or Gloo gave up, by the text of an exception."""
     watchdog = _WATCHDOG.search(message)
     if watchdog is not None:
         limit = f" after {int(watchdog['limit']) / 1000:.0f} s" if watchdog["limit"] else ""
@@ -334,10 +298,7 @@ def _given_up(message: str) -> str | None:
 
 
 def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
-    """Return what was seen, the strongest evidence first: connections, machines, NCCL's lines, time-out messages.
-
-    The machine is judged by the rules of `check-env` themselves, so that both say the same about it.
-    """
+    # The machine is judged by the rules of `check-env` themselves, so that both say the same about it.
     down, ways = _interface_clues(job)
     found = [*down, *_stalled_connections(job)]
     rules = {rule.code: rule for rule in rules_of("environment")}
@@ -359,7 +320,6 @@ def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
 
 
 def _connections(job: JobState) -> dict[int, Connections]:
-    """Return the connections of each rank, as far as they were read."""
     causes = ((number, job.ranks[number].causes) for number in sorted(job.states))
     return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
@@ -380,8 +340,8 @@ def check_transport(job: JobState) -> Answer:
     if not set(waiters) <= job.quiet or not job.waited_long():
         return unknown("some ranks are still making progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    codes, steps = _LIKELY[backend_of(job, stalled[0].group), _has_several_hosts(job)]
-    clues = _clues_of(job, codes)
+    path = backend_of(job, stalled[0].group), _has_several_hosts(job)
+    clues = _clues_of(job, _CODES[path])
     inside = grouped((position, number) for number, position in sorted(job.positions.items()))
     said = []
     for position in stalled[:MOST_GROUPS]:
@@ -403,10 +363,9 @@ def check_transport(job: JobState) -> Answer:
         evidence=(
             *(clue.said for clue in clues),
             *(words.format(who=rank_list(by_state[state])) for state, words in _UNKNOWN.items() if state in by_state),
-            *say.classes(job, blamed),
-            *say.others(job, blamed),
+            *say.all_classes(job, blamed),
         ),
-        fix=fix_of(clues, "check in this order: " + "; ".join(f"{i}. {step}" for i, step in enumerate(steps, start=1))),
+        fix=fix_of(clues, f"check in this order: {_STEPS[path]}"),
     )
     loses_packets = any(True for _ in _stalled_connections(job))
     computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not loses_packets

@@ -12,7 +12,6 @@ from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.states import (
-    NATIVE_PHASES,
     NEARLY,
     Activity,
     call_words,
@@ -113,10 +112,8 @@ _HELPERS = {
 
 
 def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
-    """Return the errors of helpers that a rank may wait for, the last first.
-
-    Not those after which it long trained on, and none if it just sleeps.
-    """
+    """Return the errors of helpers that a rank may wait for, the last first."""
+    # Not those after which it long trained on, and none if it just sleeps.
     frames = main_frames(rank)
     if frames and frames[-1].function == "sleep" and is_file(frames[-1], "/asyncio/"):
         return ()
@@ -125,11 +122,9 @@ def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
 
 
 def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
-    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for.
-
-    The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
-    that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
-    """
+    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
+    # The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
+    # that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
     own = lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
     stack = main_frames(rank)
     in_library = waits_in_library(stack)
@@ -154,7 +149,6 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
 
 
 def is_limit_over(job: JobState) -> bool:
-    """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
     waits = ((job.states[number], limit_s * 1e9 + GRACE_NS) for number, limit_s in limits_of(job).items())
     return any(
         state.call is not None and state.call.op not in _OWN_LIMITS and (state.since(job.time_ns) or 0) >= over_ns
@@ -163,7 +157,6 @@ def is_limit_over(job: JobState) -> bool:
 
 
 def limit_words(job: JobState) -> list[str]:
-    """Return torch's limit and how much of it is left, for the wait that ends first."""
     found = []
     for number, limit_s in limits_of(job).items():
         state = job.states[number]
@@ -184,7 +177,6 @@ def limit_words(job: JobState) -> list[str]:
 
 
 def long_words(duration_s: float) -> str:
-    """Return "30 min", "29 min 52 s", "45 s", "2 h"."""
     hours, rest = divmod(round(duration_s), 3600)
     minutes, seconds = divmod(rest, 60)
     parts = [f"{value} {unit}" for value, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if value]
@@ -201,14 +193,13 @@ def limits_of(job: JobState) -> dict[int, float]:
         if state.doing is Activity.INIT and state.call is not None:
             limits[number] = state.rank.init_timeout_s
         elif state.doing is not Activity.NEW_GROUP and state.call is not None:
-            name = native_group(state) if state.call.op in NATIVE_PHASES else state.call.group
+            name = native_group(state) if state.doing is Activity.NATIVE else state.call.group
             own = own_state(state.rank, name)
             limits[number] = own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
 
 
 def find_late(job: JobState) -> tuple[int, ...]:
-    """Return the ranks that came to a collective after another had given up waiting for them there."""
     limits = limits_of(job) if job.failures else {}
     gave_up: dict[CallPosition, int] = {}
     for failure in job.failures:
@@ -235,7 +226,6 @@ def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
 
 
 def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
-    """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
     waiters = [failure for failure in job.failures if failure.rank.rank not in late]
     on_device = came_late(job.ranks.values())
     first = waiters[0].rank.rank
@@ -270,7 +260,6 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
 
 
 def busy_fix(job: JobState) -> str:
-    """Return what to do about work that takes long."""
     limits = limits_of(job).values()
     beyond = f"more than {long_words(min(limits))}" if limits else "longer than torch's own timeout"
     return (
@@ -290,7 +279,6 @@ class Busy:
 
 
 def busy_at(job: JobState, number: int) -> Busy | None:
-    """Return what a rank works at, or None if it does not work or is known to wait for something else."""
     rank = job.ranks[number]
     causes = rank.causes
     if causes is None or causes.work is None or causes.waits_for_lock is not None or causes.lock_file is not None:
@@ -303,44 +291,42 @@ def busy_at(job: JobState, number: int) -> Busy | None:
     # Which bytes the rank moves, the surest evidence first.
     if receiving is not None and receiving.bytes_s >= BUSY_BYTES_S:
         return Busy(f"receives {_rate(receiving.bytes_s)} from {receiving.remote}")
-    for does, way, bytes_s in (("writes", "to", work.written_bytes_s), ("reads", "from", work.read_bytes_s)):
-        if (bytes_s or 0) >= BUSY_BYTES_S:
-            return Busy(f"{does} {_rate(bytes_s)}{f' {way} {where}' if where else ''}")
+    if moved := _moved(work, where):
+        return Busy(moved)
     for child in causes.working_children:
-        who, moved = f"its child {child.name} (process {child.pid})", child.work
-        if _is_computing(moved):
-            return Busy(f"{who} {_core_words(moved)} of a core", by_child=True)
-        for does, bytes_s in (("writes", moved.written_bytes_s), ("reads", moved.read_bytes_s)):
-            if (bytes_s or 0) >= BUSY_BYTES_S:
-                return Busy(f"{who} {does} {_rate(bytes_s)}", by_child=True)
-    if not _is_computing(work):
+        if does := _computed(child.work) or _moved(child.work):
+            return Busy(f"its child {child.name} (process {child.pid}) {does}", by_child=True)
+    computed = _computed(work)
+    if not computed:
         return None
     since = seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
     if (rank.cpu_share or 0) >= BUSY_CORES and since:
-        return Busy(f"has used {rank.cpu_share:.0%} of a core {since}", may_spin=True)
-    return Busy(f"{_core_words(work)} of a core", may_spin=True)
+        computed = f"has used {rank.cpu_share:.0%} of a core {since}"
+    return Busy(computed, may_spin=True)
 
 
-def _is_computing(work: Work) -> bool:
-    return work.cores >= BUSY_CORES or (work.wanted or 0) >= BUSY_WANTED
+def _moved(work: Work, where: str = "") -> str:
+    for does, way, bytes_s in (("writes", "to", work.written_bytes_s), ("reads", "from", work.read_bytes_s)):
+        if bytes_s is not None and bytes_s >= BUSY_BYTES_S:
+            return f"{does} {_rate(bytes_s)}{f' {way} {where}' if where else ''}"
+    return ""
 
 
-def _core_words(work: Work) -> str:
-    """Return "uses 97%"; on a crowded machine that gives it little CPU time, also say how much it wants."""
-    if work.cores >= BUSY_CORES or work.wanted is None:
-        return f"uses {work.cores:.0%}"
-    return f"wants {work.wanted:.0%} but gets {work.cores:.0%}"
+def _computed(work: Work) -> str:
+    """Return "uses 97% of a core", and on a crowded machine how much it wants; "" if it hardly computes."""
+    if work.cores >= BUSY_CORES:
+        return f"uses {work.cores:.0%} of a core"
+    crowded = work.wanted is not None and work.wanted >= BUSY_WANTED
+    return f"wants {work.wanted:.0%} but gets {work.cores:.0%} of a core" if crowded else ""
 
 
-def _rate(bytes_s: float | None) -> str:
-    value = bytes_s or 0.0
-    if value >= 1e9:
-        return f"{value / 1e9:.1f} GB/s"
-    return f"{value / 1e6:.0f} MB/s" if value >= 1e7 else f"{value / 1e6:.1f} MB/s"
+def _rate(bytes_s: float) -> str:
+    if bytes_s >= 1e9:
+        return f"{bytes_s / 1e9:.1f} GB/s"
+    return f"{bytes_s / 1e6:.{0 if bytes_s >= 1e7 else 1}f} MB/s"
 
 
 def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    """Return the lock that a rank waits for, and who holds it."""
     frames = main_frames(rank)
     # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
     # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
@@ -471,7 +457,6 @@ def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
 
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
-    """Return what the process of a living rank shows about why it makes no progress, the surest first."""
     rank = job.ranks[number]
     causes = rank.causes
     frames = main_frames(rank)
@@ -528,7 +513,6 @@ def _lost_helpers(rank: Rank) -> Iterator[Clue]:
 
 
 def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
-    """Find a debugger's prompt, or a read of the standard input: nobody can type into a rank."""
     asks = next((f for f in frames if f.function in _ASKS and not f.user and is_file(f, *_DEBUGGERS)), None)
     fix = (
         "remove the breakpoint, or attach a debugger from outside; torch.distributed.breakpoint(rank) stops one rank "
@@ -558,7 +542,6 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
 
 
 def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
     waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Activity.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):

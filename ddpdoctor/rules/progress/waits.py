@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
 from ddpdoctor.model.words import grouped, rank_list
-from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective
+from ddpdoctor.rules.progress.states import Activity, RankState, is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -49,7 +49,6 @@ class CallPosition:
 
 
 def world_of(facts: Job) -> int:
-    """Return how many ranks the job has: the largest number that anything shows."""
     known = [rank.world_size for rank in facts.ranks if rank.world_size is not None]
     asked = [facts.world_size] if facts.world_size is not None else []
     seen = [1 + max((rank.rank for rank in facts.ranks), default=-1)]
@@ -75,11 +74,9 @@ def default_name(rank: Rank) -> str:
 
 
 def native_group(state: RankState) -> str:
-    """Return the name of the group in which a phase of DDP makes its collectives: the model's group, if recorded.
-
-    A backward is recorded with the group of the model that ran last. If several models have groups of their own, it is
-    the group whose counter has moved since.
-    """
+    """Return the name of the group in which a phase of DDP makes its collectives: the model's group, if recorded."""
+    # A backward is recorded with the group of the model that ran last. If several models have groups of their own, it
+    # is the group whose counter has moved since.
     call = state.call
     noted = (call.group if call is not None else "") or default_name(state.rank)
     if call is None or call.op != "backward" or len({model.group for model in state.rank.models} | {noted}) == 1:
@@ -101,10 +98,8 @@ def _has_moved(rank: Rank, name: str, since: int | None) -> bool:
 
 
 def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
-    """Return a group as the user knows it: by its mesh dimension and its members.
-
-    torch's own name is added if other groups have the same members.
-    """
+    """Return a group as the user knows it: by its mesh dimension and its members."""
+    # torch's own name is added if other groups have the same members.
     twins = [other for other in among if other.members == group.members and other != group]
     name = f" ({group.name})" if twins else ""
     if group.members == tuple(range(world)):
@@ -115,18 +110,15 @@ def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
 
 
 def dim_words(group: Group) -> str:
-    """Return the name of a group's mesh dimension; torch calls unnamed ones ``dim_0`` and so on."""
     number = group.mesh_dim.removeprefix("dim_")
     return f"mesh dimension {number}" if number.isdigit() else group.mesh_dim
 
 
 def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:
-    """Return the group of this name that the rank is in; an unknown name means all ranks."""
     return table.get((rank.rank, name)) or Group(name, tuple(range(world)))
 
 
 def own_state(rank: Rank, name: str) -> GroupState | None:
-    """Return the group as this rank sees it."""
     return next((state for state in rank.groups if state.name == name), None)
 
 
@@ -143,11 +135,9 @@ def recorded_seq(rank: Rank, name: str) -> int:
 
 
 def native_seq(state: RankState, name: str) -> int | None:
-    """Return the number of the C++ collective that the rank waits in, or None if it is not known.
-
-    If a process did not answer, only its records say how far the group was when the phase began. Under DETAIL, the
-    group's counter does not yet include the collective that is pending in the fingerprint check.
-    """
+    """Return the number of the C++ collective that the rank waits in, or None if it is not known."""
+    # If a process did not answer, only its records say how far the group was when the phase began. Under DETAIL, the
+    # group's counter does not yet include the collective that is pending in the fingerprint check.
     group = own_state(state.rank, name)
     if group is None or group.enqueued < 0:
         return None
@@ -159,14 +149,13 @@ def native_seq(state: RankState, name: str) -> int | None:
 def positions_of(
     states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
 ) -> dict[int, CallPosition]:
-    """Return the collective that each rank waits in, for those that wait in one."""
     found = {}
     for number, state in states.items():
-        call = state.call
-        if call is not None and state.doing in (Activity.COLLECTIVE, Activity.NATIVE):
-            is_native = call.op in NATIVE_PHASES
-            name = native_group(state) if is_native else call.group
-            seq = native_seq(state, name) if is_native else call.seq
+        if state.call is not None and state.doing in (Activity.COLLECTIVE, Activity.NATIVE):
+            name, seq = state.call.group, state.call.seq
+            if state.doing is Activity.NATIVE:
+                name = native_group(state)
+                seq = native_seq(state, name)
             found[number] = CallPosition(group=find_group(table, state.rank, name, world), seq=seq)
     return found
 
@@ -193,34 +182,24 @@ class Waits:
 def find_waits(
     states: Mapping[int, RankState], positions: Mapping[int, CallPosition], world: int
 ) -> Waits:  # fmt: skip
-    """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
+    edges = wait_edges(states, positions)
+    # The last number waited for, in groups in which any is known: then calls without a number do not count.
+    last = {node.group: node.seq for node in edges if isinstance(node, CallPosition) and node.seq is not None}
     needed = needed_in_init(states, world)
-    last: dict[Group, int | None] = {}  # of each group with waiters the last number waited for, if any is known
-    for position in positions.values():
-        known = last.setdefault(position.group, None)
-        if position.seq is not None:
-            last[position.group] = max(known or 0, position.seq)
-    for group, seq in last.items():  # members that have not arrived and are in no collective themselves
-        for member in group.members:
-            state = states.get(member)
-            come = reached(state, group.name) if state is not None and not state.waiting and seq is not None else None
-            arrived = state is not None and seq is not None and (come is None or come >= seq)
-            if state is None or not (state.waiting or arrived):
-                needed.add(member)
-    made = {n: groups_made(state.rank) for n, state in states.items()}
-    most = max((made[n] for n, state in states.items() if state.doing is Activity.NEW_GROUP), default=0)
-    needed |= {n for n, state in states.items() if not state.waiting and made[n] < most}
-    needed |= set(waiting_peers(states, met=False).values())
+    for node, nexts in edges.items():
+        if not isinstance(node, CallPosition) or node.seq is not None or node.group not in last:
+            needed.update(one for one in nexts if isinstance(one, int))
+    for group in {position.group for position in positions.values()}:
+        needed.update(member for member in group.members if member not in states)
     absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}
     blockers = {n for n in needed - absent if not states[n].waiting}
     if not blockers and not absent:
         # Ranks in a backward that has not begun the collective the others wait in still compute. This shows only
         # without DETAIL, when the counter tells which ranks already wait for the reducer.
         for n, position in positions.items():
-            call, target = states[n].call, last[position.group]
-            native = call is not None and call.op in NATIVE_PHASES and not states[n].detail
-            if native and position.seq is not None and target is not None and position.seq < target:
+            computes = states[n].doing is Activity.NATIVE and not states[n].detail
+            if computes and position.seq is not None and position.seq < last[position.group]:
                 blockers.add(n)
     return Waits(waiters=waiters, blockers=tuple(sorted(blockers)), absent=tuple(sorted(absent)))
 
@@ -233,17 +212,10 @@ def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
     return set(range(world)) - here
 
 
-def groups_made(rank: Rank) -> int:
-    """Return how often a rank has called ``new_group``."""
-    ended = sum(count for kind, count in pack_calls(rank.recent_calls).counts.items() if kind.op == "new_group")
-    return ended + sum(call.op == "new_group" for call in rank.open_calls)
-
-
 def waiting_peers(states: Mapping[int, RankState], *, met: bool) -> dict[int, int]:
-    """Return the ranks that wait in a point-to-point call, each with its peer.
-
-    ``met``: those whose peer waits in the other half of the same transfer; else those whose other half is not pending.
-    """
+    """Return the ranks that wait in a point-to-point call, each with its peer."""
+    # ``met``: those whose peer waits in the other half of the same transfer; else those whose other half is not
+    # pending.
     calls = {n: state.call for n, state in states.items() if state.doing is Activity.PEER and state.call is not None}
     every = ((n, call) for n, state in states.items() for call in state.rank.open_calls)  # all parts of a batch
     pending = {(n, call.peer, call.op) for n, call in every if call.op in POINT_TO_POINT}
@@ -284,10 +256,8 @@ def find_circles(
 
 
 def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
-    """Return the links from each waiting rank to its pending call, and from each call to whom it lacks.
-
-    A call may also lead to an earlier call of its group, which then comes before it in the mapping.
-    """
+    """Return the links from each waiting rank to its pending call, and from each call to whom it lacks."""
+    # A call may also lead to an earlier call of its group, which then comes before it in the mapping.
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
     by_group = grouped((position.group, position.seq) for position in positions.values())
     for group, numbers in by_group.items():
@@ -308,7 +278,10 @@ def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosi
     edges |= {number: (peer,) for number, peer in waiting_peers(states, met=False).items()}
     inside = [n for n, state in states.items() if state.doing is Activity.NEW_GROUP]
     if inside:  # each rank in ``new_group`` waits for the ranks that have called it less often
-        made = {n: groups_made(state.rank) for n, state in states.items()}
+        logs = {n: pack_calls(state.rank.recent_calls).counts for n, state in states.items()}
+        made = {n: sum(count for kind, count in log.items() if kind.op == "new_group") for n, log in logs.items()}
+        for n, state in states.items():
+            made[n] += sum(call.op == "new_group" for call in state.rank.open_calls)
         most = max(made[n] for n in inside)
         node = ("new_group", most)
         edges[node] = tuple(n for n in sorted(made) if made[n] < most)

@@ -26,7 +26,7 @@ from ddpdoctor.rules.progress.states import (
 from ddpdoctor.rules.progress.waits import Group, dim_words, group_words, reached
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.job_state import JobState
@@ -53,7 +53,6 @@ _STATES = {"R": "running (R): it is computing or spinning", "S": "sleeping (S)",
 
 
 def doing_words(state: RankState, *, one: bool = True) -> str:
-    """Return what a rank does, for a sentence about one rank or about several."""
     wait = "waits" if one else "wait"
     if state.doing is Activity.NATIVE and state.call is not None:
         what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
@@ -78,7 +77,6 @@ def line_at(state: RankState) -> Frame | None:
 
 
 def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
-    """Return one sentence for each class of ranks that do the same at the same line, the largest class first."""
     merged: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     numbers = tuple(numbers)
     groups = _mesh_groups(job, numbers)
@@ -99,24 +97,27 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
     return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 
 
+def all_classes(job: JobState, blamed: Iterable[int]) -> list[str]:
+    """Return what the blamed ranks do, then what the others do."""
+    return [*classes(job, blamed), *others(job, blamed)]
+
+
 def others(job: JobState, blamed: Iterable[int]) -> list[str]:
-    """Return what all ranks but the blamed do."""
     return classes(job, [n for n in sorted(job.states) if n not in set(blamed)])
 
 
-def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
+def waiters_words(job: JobState, blamed: Sequence[int], whom: str = "") -> str:
     """Return "ranks 0 and 2 are waiting for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
-    blamed = tuple(blamed)
     waiters = [n for n in job.waits.waiters if n not in set(blamed)]
     if not waiters:
         return ""
-    whom = "it" if len(blamed) == 1 else "them"
+    whom = whom or ("it" if len(blamed) == 1 else "them")
     groups = _mesh_groups(job, waiters)
     direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
     if direct:
         # "rank 1 is waiting for it in all_reduce of the tp group; ranks 2 and 3 are waiting behind rank 1"
         dims = sorted({dim_words(groups[n]) for n in direct})
-        ops = sorted({call.op for n in direct if (call := job.states[n].call) is not None})
+        ops = sorted({job.states[n].op for n in direct})
         what = f"in {ops[0]} of" if len(ops) == 1 else "in"
         text = f"{rank_list(direct)} {verb(direct, 'is', 'are')} waiting for {whom} {what} the {name_list(dims)} group"
         text += "s" if len(dims) > 1 else ""
@@ -124,13 +125,12 @@ def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
         return (
             f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}" if rest else text
         )
-    calls = {call.op if (call := job.states[n].call) is not None else "a collective" for n in waiters}
-    where = f" in {calls.pop()}" if len(calls) == 1 else ""
+    ops = sorted({job.states[n].op for n in waiters})
+    where = f" in {ops[0]}" if len(ops) == 1 else ""
     return f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for {whom}{where}"
 
 
 def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
-    """Return how far the blamed ranks had come, and since when nothing was seen of them."""
     said: dict[str, list[int]] = defaultdict(list)
     for number in list(blamed)[:MAX_CLASSES]:
         rank = job.ranks[number]
@@ -157,7 +157,6 @@ def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
 
 
 def _done_words(rank: Rank) -> str:
-    """Return "3 optimizer steps and 4 batches", or "" if it has done neither."""
     counts = {"optimizer steps": rank.steps, "batches": rank.batches}
     return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
 
@@ -187,7 +186,6 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 
 def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
-    """Return which errors the blamed ranks are handling; what a rank does in a ``finally`` follows from its error."""
     errors = ((number, job.ranks[number].handled) for number in list(blamed)[:MAX_CLASSES])
     return [
         f"rank {number} is handling a {error.type} raised {place_words(innermost_user(error.frames))}: "
@@ -198,10 +196,8 @@ def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
-    """Return which other ranks failed, and with what; texts that differ only in numbers appear once.
-
-    ``also`` is empty if the blamed ranks did not fail themselves.
-    """
+    """Return which other ranks failed, and with what; texts that differ only in numbers appear once."""
+    # ``also`` is empty if the blamed ranks did not fail themselves.
     merged = grouped(
         ((f", in {f.call.op}" if f.call is not None else "", without_numbers(how_words(f))), f)
         for f in failures
@@ -214,7 +210,6 @@ def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str 
 
 
 def how_words(failure: Failure) -> str:
-    """Return the exception, the signal or the exit status of a failure."""
     rank = failure.rank
     if rank.ended_by_thread is not None and failure.error is None:
         place = rank.ended_by_thread.place
@@ -239,7 +234,6 @@ def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: An
 
 
 def hosts_of(job: JobState, blamed: Iterable[int]) -> tuple[str, ...]:
-    """Return the hosts of the blamed ranks, or nothing if the job has only one node."""
     if job.facts.nnodes <= 1 and job.facts.members is None:
         return ()
     return tuple(sorted({job.ranks[n].host for n in blamed if n in job.states}))
@@ -283,13 +277,11 @@ class Clue:
 
 
 def sentences(found: Mapping[int, Iterable[Clue]]) -> list[str]:
-    """Return what was seen of each rank, in the given order; what several ranks share is said once."""
     merged = grouped((clue.said, number) for number, clues in found.items() for clue in clues)
     return [f"{rank_list(numbers)}: {said}" for said, numbers in merged.items()]
 
 
 def fix_of(clues: Iterable[Clue], default: str) -> str:
-    """Return the fix of the first clue that has one."""
     return next((clue.fix for clue in clues if clue.fix), default)
 
 
@@ -307,5 +299,4 @@ def find_owner(job: JobState, host: str, pid: int | None, command: str) -> tuple
 
 
 def children_of(rank: Rank) -> frozenset[int]:
-    """Return the ids of the processes below a rank."""
     return frozenset(child.pid for child in rank.children)
