@@ -108,12 +108,10 @@ def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
 
 
 def reason_rules() -> tuple[Rule, ...]:
-    """Return the rules of `check-env` that concern bandwidth."""
     return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
 
 
 def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
-    """Run the checks on the machines that had ranks."""
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
     by_host = {place.node.host: place for place in seen.places}
@@ -135,7 +133,6 @@ def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
 
 
 def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
-    """Return whether data took this path on a machine."""
     inside = len(place.members) > 1
     if path is DataPath.INSIDE:
         return inside
@@ -290,10 +287,7 @@ MOST_NAMED = 4  # how many groups a summary names
 
 
 def stop_findings(bench: Bench) -> tuple[Finding, ...]:
-    """Return the causes of an unfinished bench, the first cause first, or nothing if it finished.
-
-    For an interrupted bench, return only hangs that had lasted for the hang timeout.
-    """
+    """Return the causes of an unfinished bench; of an interrupted one, hangs that had lasted for the hang timeout."""
     stop = bench.stop
     if stop is None:
         return ()
@@ -304,7 +298,6 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
 
 
 def _is_silence(finding: Finding, stop: Stop) -> bool:
-    """Return whether ranks are blamed only because they did not answer."""
     return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
 
 
@@ -386,7 +379,6 @@ _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)")
 
 
 def build_job(bench: Bench, stop: Stop) -> Job:
-    """Return a stopped bench as a job for the progress rules."""
     positions = {position.rank: position for position in stop.positions}
     states = {int(rank): state for one in stop.positions for rank, state in one.states.items()}
     ends = {int(rank): end for one in stop.positions for rank, end in one.ends.items()}
@@ -423,15 +415,11 @@ def build_job(bench: Bench, stop: Stop) -> Job:
 
 
 def _has_come(position: Position) -> bool:
-    """Return whether a rank has reached the creation of the process group."""
     return position.phase not in {"start", "connect"} or position.op == INIT
 
 
 def is_in_call(position: Position) -> bool:
-    """Return whether a rank is in the call itself: the innermost frame is torch's or ddpdoctor's, which call C++.
-
-    Otherwise a wrapper or hook around the call may block it.
-    """
+    """Return whether the innermost frame is torch's or ddpdoctor's, which call C++; else a hook may block it."""
     if not position.inside or not position.stack:
         return position.inside
     file = _frame(position.stack[-1]).file

@@ -60,7 +60,6 @@ class Redactor:
     """Replaces names and addresses in text. The same one always becomes the same word."""
 
     def __init__(self, hosts: Iterable[str], users: Iterable[str]) -> None:
-        """Take the names to hide. Addresses are found by pattern."""
         self._words: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._learn(hosts, "host")
@@ -70,7 +69,6 @@ class Redactor:
         self._names = re.compile(rf"(?<![A-Za-z0-9_])(?:{joined})(?![A-Za-z0-9_])") if joined else None
 
     def text(self, text: str) -> str:
-        """Return the text with placeholders."""
         if self._names:
             text = self._names.sub(lambda match: self._words[match[0]], text)
         text = _HARDWARE.sub(lambda match: self._address(match[0]), text)
@@ -78,7 +76,6 @@ class Redactor:
         return _HOME.sub(r"\1user", text)
 
     def value(self, value: Value) -> Value:
-        """Return any value of a report with placeholders in all its texts."""
         return map_texts(value, lambda _, text: self.text(text))  # type: ignore[no-any-return]
 
     def counts(self) -> tuple[str, ...]:

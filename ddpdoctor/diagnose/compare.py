@@ -51,11 +51,7 @@ _MIB = 2**20
 
 
 def compare_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
-    """Return the report that compares two runs, each given with its name.
-
-    Raises:
-        UserError: one of them has no time budget.
-    """
+    """Return the report that compares two named runs. Raises ``UserError`` if one of them has no time budget."""
     budgets = [_read_budget(name, report) for name, report in (first, second)]
     sides = [dict(settings_of_run(report)) for _, report in (first, second)]
     unequal = []
@@ -211,7 +207,6 @@ def _value_words(value: Any) -> str:
 
 
 def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    """Yield what a report knows, by topic and name."""
     for finding in report.findings:
         if finding.severity is not Severity.INFO:
             yield (Topic.VERDICT, f"{finding.code} {finding.kind}"), finding.summary

@@ -91,10 +91,7 @@ AFTER_SHARE = 0.1
 def flight_timeline(
     dumps: Iterable[FlightDump], rows: Mapping[int, RankRow], verdict: Finding | None
 ) -> Timeline | None:
-    """Return the timeline of the ranks that left dumps, or None if no dump has times.
-
-    Times are those of the hosts' wall clocks. How far these differ is not known.
-    """
+    """Return the timeline of ranks by their hosts' wall clocks, which may differ; None if no dump has times."""
     by_rank = {one.rank: one for one in dumps if one.rank in rows and one.rank is not None and _times(one)}
     if not by_rank:
         return None
@@ -145,7 +142,6 @@ def flight_timeline(
 
 
 def _times(dump: FlightDump) -> list[int]:
-    """Return the known times of a dump's calls."""
     groups = [time for group in dump.groups for time in (*group.last_made_ns, *group.last_ended_ns) if time > 0]
     return [*groups, *(one.created_ns for group in dump.groups for one in group.transfers if one.created_ns > 0)]
 
@@ -203,8 +199,7 @@ MOST_HINTS = 12
 def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, verb: str = VERB) -> Report:
     """Read evidence, judge its last run, and return the report. ``verb`` is the command that asks.
 
-    Raises:
-        UserError: a path does not exist, or nothing was recognized.
+    Raises ``UserError`` if a path does not exist, or nothing was recognized.
     """
     evidence = read_evidence(paths)
     if not any(one.formats for one in evidence.read):
@@ -237,7 +232,6 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
 
 
 def _about(state: RunState) -> dict[str, Any]:
-    """Return what was read, for the report."""
     evidence = state.evidence
     hints = dict.fromkeys(
         [

@@ -42,7 +42,6 @@ class RulePage:
 
 
 def read_pages() -> tuple[RulePage, ...]:
-    """Return the pages of all rules, in the order of their codes."""
     from ddpdoctor.rules.registry import all_rules
 
     return tuple(map(_page, all_rules()))
@@ -69,10 +68,9 @@ def _page(rule: Rule) -> RulePage:
 
 
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:
-    """Return the title and the texts by label of the known error in a text, or None.
+    """Return the title and the texts by label of the known error in a text; None for the name of a rule.
 
-    Raises:
-        UserError: it is a text, and not the name of a rule, and no known error is in it.
+    Raises ``UserError`` for a text with no known error in it.
     """
     from ddpdoctor.model.known_errors import find_known, read_warning
     from ddpdoctor.rules.registry import find_rule
@@ -128,7 +126,6 @@ DATA_VERB = "check-data"
 
 
 def plan_report(plan: SamplingPlan, command: tuple[str, ...]) -> Report:
-    """Return the report of the arithmetic only."""
     started_at = now()
     shares = share_out(plan)
     data = {"verb": DATA_VERB, "shares": encode(shares)}
@@ -180,7 +177,6 @@ CHECKPOINT_VERB = "check-checkpoint"
 
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge checkpoints and return the report."""
     files = []
     for one in seen.files:  # without digests, and without the list of its tensors
         contents = one.contents
@@ -205,7 +201,6 @@ CONSISTENCY_VERB = "check-consistency"
 
 
 def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge a trial and build its report."""
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
     world_size = len(trial.participants)
     same: Any = len({model.digest for model in trial.models}) == 1
@@ -265,6 +260,5 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
 
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge compared files and build the report."""
     data = {"verb": CONSISTENCY_VERB, "diff": encode(facts)}
     return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)

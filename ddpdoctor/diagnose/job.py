@@ -119,8 +119,7 @@ def picture_data(
 ) -> PictureData:
     """Return the data of a job's pictures. A failure here costs the pictures and not the report.
 
-    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder; without,
-    only lines that were kept are shown.
+    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder.
     """
 
     def make() -> dict[str, Any]:
@@ -217,8 +216,7 @@ def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | N
 def predict_by_curve(report: Report, folder: Path, bench: Baseline) -> Report:
     """Return a report whose predictions use the times that ``allreduce-bench`` measured.
 
-    Raises:
-        UserError: the folder holds no run, it has no budget, or the bench measured no float32 all-reduces.
+    Raises ``UserError`` if the folder holds no run, it has no budget, or the bench measured no float32 all-reduces.
     """
     curves = curves_of(bench.results, len(bench.members))
     if curves is None:
@@ -330,7 +328,6 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
 
 
 def judge_replicas(folder: Path) -> tuple[Finding, ...]:
-    """Return the findings about the replicas of the job in a run folder, or nothing if it cannot be read."""
     try:
         return judge(rules_of("consistency"), {Job: [read_job(folder)]}).findings
     except UserError:
@@ -392,21 +389,13 @@ def _attempt(build: Callable[[], Made]) -> Made | Exception:
 
 
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
-    """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this."""
     saved = read_saved_run(folder)
     return _build(saved, job_of(saved), judgment, end, reads_source=True)
 
 
 def rebuild_report(folder: Path) -> Report:
-    """Return the report of a run folder without one: it was removed, the watcher was killed, or the disk was full.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a run folder without one: it was removed, the watcher was killed, or the disk was full."""
     saved = read_saved_run(folder)
     job = job_of(saved)
     judgment = judge_job(job)
@@ -434,9 +423,6 @@ def running_report(folder: Path, patience_s: float) -> Report:
     """Return the report of a job that goes on, from evidence that was just taken of it.
 
     A rank that made no progress for ``patience_s`` is blamed, if others wait for it.
-
-    Raises:
-        UserError: the folder is no run folder.
     """
     saved = read_saved_run(folder)
     job = job_of(saved)
@@ -497,7 +483,7 @@ def _build(
 def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
     """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job.
 
-    ``hung`` is whether it was stopped. A job that goes on is running, whatever was found: a rank may move again.
+    A job that goes on is running, whatever was found: a rank may move again.
     """
     if hung:
         return JobStatus.HUNG

@@ -79,16 +79,11 @@ WAITS_S = 1.0  # our choice: shorter waits are a part of most steps
 
 
 def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
-    """Return what the job in a run folder does right now, with or without its other members.
-
-    Raises:
-        UserError: the folder is not a run folder, or is damaged.
-    """
+    """Return what the job in a run folder does right now, with or without its other members."""
     return status_of(run_dir, read_live(run_dir, with_others=with_others), datetime.now(timezone.utc))
 
 
 def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
-    """Return what a job does, from what was read of it."""
     job, running_s, judged = live.job, None, None
     state = Liveness.RUNNING if live.is_running else Liveness.ENDED
     if live.is_running is None and live.end is None:
@@ -248,7 +243,6 @@ def read_samples(
 
 
 def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> History:
-    """Return the history of a job from its starts, in their order."""
     failures = sum(start.failed for start in starts)
     began = [start.began_at for start in starts if start.began_at is not None]
     ended: list[datetime] = []
@@ -287,10 +281,7 @@ def cost_of(starts: Sequence[Start], at: int) -> Cost:
 
 
 def _lost_steps(start: Start, following: Start) -> int | None:
-    """Return how many steps the next start made again at most.
-
-    Those are the steps since the last torch.save, else since the epoch with which the next start began.
-    """
+    """Return how many steps the next start made again, at most: since the last save, else since its epoch began."""
     if start.saved_step is not None:
         return max(0, start.steps - start.saved_step)
     resumed, first = following.first_epoch, start.first_epoch
@@ -335,8 +326,7 @@ VARIES = (
 def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
     """Return the histories of the jobs in a folder, that of the latest start last, and why other runs were not read.
 
-    Raises:
-        UserError: there is no run folder, or none that can be read.
+    Raises ``UserError`` if there is no run folder, or none that can be read.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", help=HELP)

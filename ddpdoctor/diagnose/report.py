@@ -30,10 +30,7 @@ def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
     job: JobSummary | None = None,
     ranks: Iterable[RankRow] = (),
 ) -> Report:
-    """Return a report. An empty ``ended_at`` means now. ``job`` is None if no job was run.
-
-    The findings in ``earlier`` are shown, but cannot become the verdict.
-    """
+    """Return a report; an empty ``ended_at`` means now. Findings in ``earlier`` are shown, but never the verdict."""
     found = tuple(findings)
     return Report(
         command=hide_secrets(command),

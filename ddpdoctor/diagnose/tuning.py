@@ -74,11 +74,7 @@ SENTENCES = {
 def build_tune_report(
     folder: Path, judgment: Judgment, end: JobEnd, restarted: TrialRecord | None = None
 ) -> Report:  # fmt: skip
-    """Return the report of a trial, and of what was tried by restarts after it.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a trial, and of what was tried by restarts after it."""
     report = build_report(folder, judgment, end)
     trial, job = read_trial(folder), read_job(folder)
     trials = [one for one in (trial, restarted) if one is not None and one.has_result]
@@ -110,7 +106,6 @@ def build_tune_report(
 
 
 def words_of_setting(setting: str) -> str:
-    """Return what a user calls a setting that was in effect."""
     return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting)
 
 
@@ -199,11 +194,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
 def build_scaling_report(
     launched: Sequence[tuple[LaunchKind, int, Path]], command: tuple[str, ...], started_at: str, notes: tuple[str, ...]
 ) -> Report:
-    """Return the report of launches that all have a result, each with its number of ranks and its run folder.
-
-    Raises:
-        UserError: a folder is no run folder.
-    """
+    """Return the report of launches that all have a result, each with its number of ranks and its run folder."""
     measured = [
         (launch, folder)
         for kind, ranks, folder in launched
@@ -251,10 +242,7 @@ ENDED = frozenset({TrialStop.DONE, TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MO
 def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan | None:
     """Return what to try by restarts after a first launch, or None if nothing calls for them.
 
-    Args:
-        folder: Its run folder.
-        only: Names of the settings to try; empty: all that fit.
-        wall_s: How long it took.
+    ``only`` names the settings to try (empty: all that fit). ``wall_s`` is how long the first launch took.
     """
     trial = read_trial(folder)
     if trial.stop not in ENDED or not trial.blocks:
@@ -285,11 +273,7 @@ def describe_plan(plan: RestartPlan, rounds: int) -> str:
 def build_launch_report(
     folder: Path, judgment: Judgment, end: JobEnd, *, setting: str, number: int, rounds: int
 ) -> Report:
-    """Return the report of a launch: that of any job, and which setting was in effect if it ended badly.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a launch: that of any job, and which setting was in effect if it ended badly."""
     report = build_report(folder, judgment, end)
     if report.job is not None and report.job.ended_badly:
         outcome = TuneOutcome(trying=words_of_setting(setting), round=number + 1, rounds=rounds)
@@ -298,13 +282,11 @@ def build_launch_report(
 
 
 def read_launch(folder: Path, setting: str, number: int) -> TriedBlock | None:
-    """Return the steps that a launch measured, as a block of a round, or None."""
     found = next((block for block in read_trial(folder).blocks if block.setting == setting), None)
     return None if found is None else replace(found, round=number)
 
 
 def why_unmeasured(folder: Path, report: Report, setting: str) -> str:
-    """Return why a launch has measured nothing."""
     refused = dict(read_trial(folder).refused)
     if setting in refused:
         return refused[setting]

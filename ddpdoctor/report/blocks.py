@@ -233,7 +233,6 @@ class Content:
 
     @property
     def pictures(self) -> tuple[Section, ...]:
-        """What a document draws before the results."""
         return self.draw_pictures()
 
 
@@ -247,8 +246,7 @@ def table_of(
 ) -> Table:
     """Return an indented table of rows. A head is a name, or a name and a unit.
 
-    The first ``left`` columns, or those of these names, are aligned to the left. ``weights`` are by name of a column,
-    ``more`` fields of a table.
+    The first ``left`` columns, or those of these names, are aligned to the left. ``more`` are fields of a table.
     """
     columns = []
     for at, head in enumerate(heads):
@@ -260,7 +258,6 @@ def table_of(
 
 
 def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:
-    """Return a list of plain sentences."""
     return Items(items=tuple(Item(text=text) for text in texts), mark=mark)
 
 

@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 
 
 def render_csv(report: Report) -> str:
-    """Render a header and one row per record. None is empty, and booleans are "true" and "false".
-
-    Raises ``UserError`` for a report without records.
-    """
+    """Render a header and one row per record. Raises ``UserError`` for a report without records."""
     records = read_content(report).records
     if records is None:
         raise UserError("this report has no table of measurements", help="--format json has everything.")
@@ -83,7 +80,6 @@ class _Header:
 
 
 def report_to_dict(report: Report) -> dict[str, Any]:
-    """Build the JSON object that ``report/schema.json`` describes."""
     body = encode(report)
     del body["tool_version"]
     tool = {"name": TOOL_NAME, "version": report.tool_version or __version__}
@@ -91,14 +87,13 @@ def report_to_dict(report: Report) -> dict[str, Any]:
 
 
 def render_json(report: Report) -> str:
-    """Render a report as JSON text."""
     return write_json(report_to_dict(report), indent=2)
 
 
 def write_json(value: Any, *, indent: int | None = None) -> str:
     """Return JSON text with a final newline. It is pure ASCII, so any stream can carry it.
 
-    Two # in a text may begin a command of a CI runner. They are written so that only JSON reads them as two.
+    Two # may begin a command of a CI runner. They are written so that only JSON reads them as two.
     """
     return json.dumps(value, indent=indent, allow_nan=False).replace("##", "\\u0023#") + "\n"
 
@@ -132,10 +127,7 @@ TITLE = "ddpdoctor"
 
 
 def render_github(report: Report, cwd: Path | None) -> str:
-    """Render one line per finding, and one per check without an answer. Paths below ``cwd`` are relative to it.
-
-    Without findings, the only line is the headline: an error if the job ended badly, else a notice.
-    """
+    """Render one line per finding, and one per check without an answer; without findings, the headline."""
     content = read_content(report)
     lines = [_draw_finding(finding, cwd) for finding in report.findings]
     if not lines:
@@ -268,10 +260,7 @@ KEPT = ("ranks", "hosts", "confidence", "origin", "step", "tensor", "share", "ev
 
 
 def render_sarif(report: Report, titles: Mapping[str, str], cwd: Path | None) -> str:
-    """Render one result per finding. ``titles`` has the line for lists of each rule, by code.
-
-    Paths below ``cwd`` are relative to it.
-    """
+    """Render one result per finding. ``titles`` has the line for lists of each rule, by code."""
     codes, rules = [], []
     for finding in {finding.code: finding for finding in report.findings}.values():
         code = clean(finding.code)
@@ -448,10 +437,7 @@ def _inline(text: str) -> str:
 
 
 def draw_tree(tree: Tree) -> list[str]:
-    """Return the lines of a tree in ASCII. It goes a level deeper only where ranks part.
-
-    The ranks of a node are named where they are not those of the node above.
-    """
+    """Return the lines of a tree in ASCII. It goes a level deeper, and names ranks, only where ranks part."""
     lines: list[str] = []
     todo: list[tuple[TreeNode, int, tuple[int, ...]]] = [(root, 0, ()) for root in reversed(tree.roots)]
     while todo:

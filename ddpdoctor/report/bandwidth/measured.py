@@ -79,7 +79,6 @@ class Bandwidth:
 
     @property
     def ending(self) -> Ending:
-        """How the bench ended."""
         return Ending.FINISHED if self.stop is None else self.stop.ending
 
 
@@ -140,12 +139,10 @@ class MeasuredCase:
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The modes measured, latency first."""
         return tuple(mode for mode in Mode if any(mode in row for row in self.rows))
 
 
 def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
-    """Group measurements into series, in the order of measurement."""
     series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
     for one in results:
         sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
@@ -231,7 +228,6 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
 
 
 def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
-    """List the references of the curves, each once."""
     return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
 
 
@@ -246,10 +242,7 @@ EMPTY, LOWEST, BLAMED = ".", "<", "> "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first.
-
-    A cell on the diagonal is the bandwidth within one end.
-    """
+    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first."""
 
     title: str
     noun: str  # the word for an end: "rank" or "host"
@@ -260,7 +253,6 @@ class Matrix:
 
     @property
     def cells(self) -> dict[tuple[int, int], float]:
-        """The bandwidths that were measured."""
         return {at: one.busbw_gb_s for at, one in self.results.items() if one.busbw_gb_s is not None}
 
     @property
@@ -278,7 +270,6 @@ class Matrix:
 
 
 def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
-    """Make the matrix of ranks. ``blamed`` are ranks that findings name."""
     hosts = {rank: host for pair in pairs for rank, host in zip(pair.ranks, pair.hosts, strict=True)}
     ranks = sorted(hosts)
     place = {rank: at for at, rank in enumerate(ranks)}
@@ -366,7 +357,6 @@ def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
 
 
 def cell_key(one: int, other: int) -> tuple[int, int]:
-    """Return the key of the cell of two positions."""
     return (one, other) if one <= other else (other, one)
 
 

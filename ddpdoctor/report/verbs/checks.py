@@ -137,7 +137,6 @@ SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """Return a grid of results by files, equal files in one column."""
     if not files:
         return ()
     paths = [str(one.get("path")) for one in files]
@@ -178,7 +177,6 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
 
 
 def checkpoint_content(report: Report) -> Content:
-    """Return a line for each file."""
     files = report.data["files"]
     known = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
     lines = []
@@ -249,7 +247,6 @@ HEADS = ("", "what", "differ", "of", "largest", "relative")
 
 
 def diff_content(report: Report) -> Content:
-    """Return the content for compared files."""
     facts = decode(DiffFacts, report.data["diff"])
     files = []
     for number, one in enumerate(facts.files, start=1):
@@ -326,7 +323,6 @@ SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "spl
 
 
 def shares_content(report: Report) -> Content:
-    """Return the content for the arithmetic of an epoch."""
     shares = decode(Shares, report.data["shares"])
     drawn, repeated, batches, left_out = (
         sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
@@ -369,7 +365,6 @@ def shares_content(report: Report) -> Content:
 
 
 def drawn_content(report: Report) -> Content:
-    """Return the content for passes over the user's loaders: what each rank drew, and the totals."""
     drawn = decode(Drawn, report.data["drawn"])
     notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
     rows: list[tuple[str, ...]] = []

@@ -199,7 +199,6 @@ class _Node:
 
 
 def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | None:
-    """Return the merged stacks of the main threads, or None if no rank has one."""
     root = _Node()
     room = MOST_NODES
     for row in sorted(rows, key=lambda row: row.rank):
@@ -227,7 +226,6 @@ def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | Non
 def _build(
     below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], AbstractSet[int]]
 ) -> Iterator[TreeNode]:  # fmt: skip
-    """Yield nodes, those of the most ranks first."""
     for frame, node in sorted(below.items(), key=lambda item: (-len(item[1].ranks), item[1].ranks)):
         parts = _FRAME.fullmatch(frame)
         file, line = (parts["file"], int(parts["line"])) if parts and len(parts["line"]) < 10 else (frame, 0)
@@ -242,10 +240,7 @@ def _build(
 
 
 def job_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the pictures of a job, as far as the report has what they are drawn from.
-
-    Reports of older versions have less. Damaged data costs its picture and nothing else.
-    """
+    """Return the pictures of a job that its report has. Damaged data costs its picture and nothing else."""
     pictures: list[Section] = []
     timeline = read_picture(Timeline, report.data.get("timeline"))
     if timeline is not None and timeline.lanes:
@@ -317,11 +312,7 @@ def job_content(report: Report) -> Content:
 
 
 def read_attempts(report: Report) -> tuple[Attempt, ...]:
-    """Return the attempts of a job that was restarted, or nothing if it was not.
-
-    Raises:
-        UserError: the attempts are damaged.
-    """
+    """Return the attempts of a job that was restarted, or nothing if it was not."""
     return read_part(tuple[Attempt, ...], report.data.get("sections"), "attempts") or ()
 
 
@@ -363,11 +354,7 @@ def _ending(attempt: Attempt) -> str:
 
 
 def replica_words(report: Report) -> str | None:
-    """Return how often replicas were compared, and the result. None if they were not compared or findings say it.
-
-    Raises:
-        UserError: the report is damaged.
-    """
+    """Return how often replicas were compared, and the result. None if they were not compared or findings say it."""
     consistency = read_part(Consistency, report.data.get("consistency"), "replicas")
     said = any(one.code.startswith(REPLICAS) and one.severity is not Severity.INFO for one in report.findings)
     if consistency is None or said:

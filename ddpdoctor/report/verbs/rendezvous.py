@@ -36,7 +36,6 @@ LEGEND = {
 
 
 def pair_word(pair: NodePair) -> str:
-    """Return how a pair came out in one word."""
     if pair.connecting is None:
         return "-"
     if pair.connecting.contact is not Contact.CONNECTED:
@@ -97,7 +96,6 @@ MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it wou
 
 
 def rendezvous_content(report: Report) -> Content:
-    """Return the nodes that joined, the state of the store, and the result of each pair."""
     plain: Any = report.data[KEY]
     if not isinstance(plain, dict):
         return checklist_content(report)

@@ -43,11 +43,7 @@ MOST_ROWS = 5
 
 
 def prediction_blocks(report: Report) -> tuple[Block, ...]:
-    """Return the table of the changes that gain most, or nothing if none gains enough.
-
-    Raises:
-        UserError: the report is damaged.
-    """
+    """Return the table of the changes that gain most, or nothing if none gains enough."""
     plain = speed_data(report).get("predictions")
     predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
     shown = [one for one in predictions if one.gain >= LEAST_GAIN][:MOST_ROWS]
@@ -72,11 +68,7 @@ SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are lef
 
 
 def speed_sections(report: Report) -> tuple[Section, ...]:
-    """Return the section with the time budget, or nothing if the user did not ask for it.
-
-    Raises:
-        UserError: the report is damaged.
-    """
+    """Return the section with the time budget, or nothing if the user did not ask for it."""
     said = speed_data(report)
     if not said.get("asked"):
         return ()
@@ -124,7 +116,6 @@ def speed_data(report: Report) -> dict[str, Any]:
 
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
-    """Return whether a phase takes enough of the step on any rank."""
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
 
 
@@ -137,12 +128,10 @@ def network_words(use: NetworkUse | None) -> str | None:
 
 
 def number(value: float) -> str:
-    """Return a number with about three digits, such as "12.3"."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def ms(value: float) -> str:
-    """Return a time in milliseconds, such as "12.3 ms"."""
     return f"{number(value)} ms"
 
 
@@ -237,7 +226,6 @@ LIMIT = (
 
 
 def comparison_content(report: Report) -> Content:
-    """Return the content for two compared runs."""
     found = decode(SpeedComparison, report.data["comparison"])
     about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
@@ -284,7 +272,6 @@ def comparison_content(report: Report) -> Content:
 
 
 def verdict_of(found: SpeedComparison) -> str:
-    """Return what the comparison comes to, in one sentence."""
     step = found.step
     if step.is_change:
         way = "shorter" if step.change_ms < 0 else "longer"
@@ -333,7 +320,6 @@ MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of t
 
 
 def run_diff_content(report: Report) -> Content:
-    """Return the content of the differences between two runs."""
     found = decode(RunDifferences, report.data["run_differences"])
     sides = tuple(
         FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))

@@ -84,7 +84,6 @@ NAMES = {
 
 
 def trial_content(report: Report) -> Content:
-    """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     reference = trial.reference
     sections = [*_compared_sections(trial)]

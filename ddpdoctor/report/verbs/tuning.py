@@ -67,7 +67,6 @@ def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
 
 
 def scaling_pictures(rows: Sequence[ScalingRow]) -> tuple[Section, ...]:
-    """Return the grid of efficiencies and their factors by number of ranks."""
     heads = ("efficiency", "threads", "contention", "communication")
     grid = Grid(
         title="scaling efficiency and its factors",
@@ -101,7 +100,6 @@ FACTORS = (
 
 
 def scaling_content(report: Report) -> Content:
-    """Return the content."""
     result = decode(ScalingResult, report.data["scaling"])
     alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
     if not result.rows or alone is None:
