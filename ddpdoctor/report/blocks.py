@@ -226,14 +226,14 @@ class Content:
     several_hosts: bool = False  # findings name their hosts
     # On a screen, only the verdict is shown with its evidence. Each other finding takes a line.
     ends_with_verdict: bool = False
-    # Returns what a document draws before the results: the timeline, who waits for whom, stacks, grids.
-    draw_pictures: Callable[[], tuple[Section, ...]] = tuple
+    # Draws what a document has before the results: the timeline, who waits for whom, stacks, grids.
+    draw_pictures: Callable[[], Iterable[Block]] = tuple
     others: tuple[Finding, ...] = ()  # with ``ends_with_verdict``: findings beside the verdict that no section shows
     is_checklist: bool = False  # count the outcomes of checks, and show notes only as details
 
     @property
-    def pictures(self) -> tuple[Section, ...]:
-        return self.draw_pictures()
+    def pictures(self) -> tuple[Block, ...]:
+        return tuple(self.draw_pictures())
 
 
 def table_of(

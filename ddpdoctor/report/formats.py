@@ -343,8 +343,7 @@ def render_markdown(report: Report) -> str:
     parts = [f"## {title}: {_inline(content.headline)}"]
     parts += _write_sections(content.about)
     parts += [_write_finding(finding) for finding in report.findings]
-    blocks = [block for section in content.pictures for block in section]
-    parts += [_write_block(block) for block in blocks if isinstance(block, SourceExcerpt | Tree)]
+    parts += [_write_block(block) for block in content.pictures if isinstance(block, SourceExcerpt | Tree)]
     parts += _write_sections(content.sections)
     if report.checks:
         rows = []

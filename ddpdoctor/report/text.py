@@ -438,7 +438,7 @@ def render_text(
     _add_head(page, report, content, run_dir, verbose=verbose)
     # The verdict says the rest.
     pictures = content.pictures if content.ends_with_verdict else ()  # no other has a timeline
-    strips = [section for section in pictures if any(isinstance(block, Timeline) for block in section)]
+    strips = [(block,) for block in pictures if isinstance(block, Timeline)]
     add_sections(page, (*content.about, *content.sections, *strips))
     if content.ends_with_verdict:
         # Add checks without an answer, other findings in short, and the verdict last, so that it stays on the screen

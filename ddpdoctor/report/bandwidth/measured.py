@@ -44,7 +44,7 @@ from ddpdoctor.report.blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.model.bandwidth import Change, Collective, Reference
     from ddpdoctor.model.findings import Report
@@ -367,20 +367,17 @@ def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
 PALER = "The paler, the slower."
 
 
-def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
-    """Return busbw over the size, a separate chart for each reference, and the time of a call over the size."""
+def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
+    """Yield busbw over the size, a separate chart for each reference, and the time of a call over the size."""
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
-    drawn = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
-    references: list[ChartLine | None] = [*(reference_line(one, busbw) for one in drawn)]
-    charts = [
-        Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=reference)
-        for reference in (references or [None])
-        if busbw
-    ]
-    charts += [Series(title="time of a call in us over size (median)", lines=tuple(time))] if time else []
-    return tuple((chart,) for chart in charts)
+    references = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
+    for one in (references or [None]) if busbw else ():
+        level = None if one is None else reference_line(one, busbw)
+        yield Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
+    if time:
+        yield Series(title="time of a call in us over size (median)", lines=tuple(time))
 
 
 def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
@@ -399,7 +396,7 @@ def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLin
     return ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
 
 
-def matrix_picture(matrix: Matrix) -> Section:
+def matrix_picture(matrix: Matrix) -> Grid:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
     if len(matrix.ends) <= MAX_COLUMNS:
         choose_ends = list(range(len(matrix.ends)))
@@ -415,7 +412,7 @@ def matrix_picture(matrix: Matrix) -> Section:
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
     low = min(*values, high / 10) if values else 0.0
-    grid = Grid(
+    return Grid(
         title=matrix.title,
         rows=tuple((MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
         columns=tuple(matrix.heads[at] for at in shown),
@@ -428,7 +425,6 @@ def matrix_picture(matrix: Matrix) -> Section:
             *not_shown(len(matrix.ends) - len(shown), matrix.noun),
         ),
     )
-    return (grid,)
 
 
 def _cell(

@@ -59,14 +59,14 @@ def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, A
     A section without a title continues the part before it.
     """
     pictures = content.pictures
-    drawn = {title for section in pictures for block in section if (title := _title(block)) is not None}
+    drawn = {_title(block) for block in pictures} - {None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
     before: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
-    for parts, those, prefix in ((before, (*first, *pictures), "p"), (behind, rest, "r")):
+    for parts, those, prefix in ((before, (*first, *((block,) for block in pictures)), "p"), (behind, rest, "r")):
         for section in filter(None, those):
             head, tone, blocks = section[0], Tone.STRONG, section
             if isinstance(head, Heading):

@@ -31,7 +31,7 @@ from ddpdoctor.report.blocks import (
 from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.steps import PhaseRow
@@ -149,18 +149,20 @@ PHASES = {
 }
 
 
-def speed_pictures(report: Report) -> tuple[Section, ...]:
-    """Return a grid of phases by ranks if the user asked for speed or a rank is slow. Nothing if they are not known."""
+def speed_pictures(report: Report) -> Iterator[Grid]:
+    """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
-    slow = any(one.code == STRAGGLER for one in report.findings)
-    return (*(_budget_pictures(report) if asked else ()), *(_pace_pictures(report) if asked or slow else ()))
+    if asked:
+        yield from _budget_pictures(report)
+    if asked or any(one.code == STRAGGLER for one in report.findings):
+        yield from _pace_pictures(report)
 
 
-def _budget_pictures(report: Report) -> tuple[Section, ...]:
+def _budget_pictures(report: Report) -> Iterator[Grid]:
     budget = read_picture(Budget, speed_data(report).get("budget"))
     phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
     if budget is None or not phases:
-        return ()
+        return
 
     def cells(row: PhaseRow) -> tuple[GridCell, ...]:
         worst = f" on rank {row.worst_rank}"
@@ -173,7 +175,7 @@ def _budget_pictures(report: Report) -> tuple[Section, ...]:
             for value, whose in ((row.critical_ms, ""), (row.median_ms, ""), (row.worst_ms, worst))
         )
 
-    grid = Grid(
+    yield Grid(
         title="time of a step by phase, in ms",
         rows=tuple(row.phase for row in phases),
         columns=("critical rank", "median rank", "worst rank"),
@@ -182,11 +184,10 @@ def _budget_pictures(report: Report) -> tuple[Section, ...]:
         column_name="rank",
         legend=("The darker, the more of the step.",),
     )
-    return ((grid,),)
 
 
-def _pace_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the grid of phases by ranks. Of many ranks, those that compute for longest."""
+def _pace_pictures(report: Report) -> Iterator[Grid]:
+    """Yield the grid of phases by ranks. Of many ranks, those that compute for longest."""
     # A row that lacks one, as in a damaged report, is left out.
     rows = report.data.get("steps")
     paces: dict[int, Mapping[str, float]] = {}
@@ -196,7 +197,7 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
         if all(type(value) in {int, float} and math.isfinite(value) for value in values):  # type: ignore[arg-type]
             paces[rank] = row
     if len(paces) < 2:
-        return ()
+        return
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
     shown = {rank: paces[rank] for rank in sorted(slowest[:MAX_COLUMNS])}
     named = {rank for one in report.findings if one.code.startswith((STRAGGLER, SPEED)) for rank in one.ranks}
@@ -208,7 +209,7 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
     def cell(value: float) -> GridCell:
         return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
 
-    grid = grid_by_member(
+    yield grid_by_member(
         "usual step by rank, in ms",
         [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()],
         shown,
@@ -216,7 +217,6 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
         axes=("phase", "rank"),
         legend=(*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank")),
     )
-    return ((grid,),)
 
 
 STEP = "step"

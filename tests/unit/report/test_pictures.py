@@ -72,7 +72,7 @@ def a_trial_shows_replicas_and_errors_beside_one_process():
         settings=TrialSettings(model="m:f"), models=(), participants=(), reference=OneProcess(steps=steps),
         consistency=Consistency(check_every=1, streams=(stream(drift),)),
     )  # fmt: skip
-    return consistency_pictures(trial.consistency, ()), reference_pictures(trial)
+    return [*consistency_pictures(trial.consistency, ())], [*reference_pictures(trial)]
 
 
 def reference_step(number, ratios):
@@ -370,7 +370,7 @@ REPORT = replace(
 
 @CASES
 def a_job_that_hung_has_four_pictures_of_which_text_and_markdown_draw_some():
-    (timeline,), *others = job_content(REPORT).pictures
+    timeline, *others = job_content(REPORT).pictures
     assert timeline == TIMELINE
     assert screen(REPORT).isascii()
     return others, screen(REPORT), render_markdown(REPORT)
@@ -383,7 +383,7 @@ def a_report_of_an_earlier_version_has_the_stacks_alone_and_damage_costs_its_pic
     for one in damaged:
         assert "rank 1 is stuck" in screen(one, 80)
     found = [job_content(one).pictures for one in (old, replace(old, ranks=()), *damaged)]
-    return [tuple(type(block).__name__ for section in one for block in section) for one in found], screen(old)
+    return [tuple(type(block).__name__ for block in one) for one in found], screen(old)
 
 
 @CASES
