@@ -372,9 +372,9 @@ def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
-    references = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
-    for one in (references or [None]) if busbw else ():
-        level = None if one is None else reference_line(one, busbw)
+    known = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
+    levels: list[ChartLine | None] = [*(reference_line(one, busbw) for one in known)]
+    for level in (levels or [None]) if busbw else ():
         yield Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
     if time:
         yield Series(title="time of a call in us over size (median)", lines=tuple(time))
