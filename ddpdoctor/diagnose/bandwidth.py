@@ -246,11 +246,11 @@ def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dic
         "world_size": len(bench.members),
         "hosts": list(dict.fromkeys(member.host for member in bench.members)),
         **encode(bench),
-        "curves": [encode(curve) for curve in measured.curves],
+        "curves": measured.curves,
         "loads": [{"host": host, **encode(load)} for host, load in loads if load is not None],
-        "comparison": measured.comparison and encode(measured.comparison),
-        "advice": advice and encode(advice),
-        "reasons": [encode(reason) for reason in measured.reasons],
+        "comparison": measured.comparison,
+        "advice": advice,
+        "reasons": measured.reasons,
     }
 
 

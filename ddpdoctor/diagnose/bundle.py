@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.bandwidth import Bench
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import expand_hosts
 from ddpdoctor.model.reading import known
@@ -163,7 +164,7 @@ class Bundle:
 def make_bundle(report: Report, users: Iterable[str], *, with_source: bool) -> Bundle:
     """Redact a report twice: by what is allowed, then by what looks like a secret, a name or an address."""
     keys = DATA_KEYS | {SOURCE_KEY} if with_source else DATA_KEYS
-    allowed = replace(report, data={key: value for key, value in report.data.items() if key in keys})
+    allowed = replace(report, data={key: value for key, value in encode(report.data).items() if key in keys})
     clean, secrets = without_secrets(allowed)
     redactor = Redactor(sorted(set(_hosts_in(clean))), [user for user in users if user not in {"", "root"}])
     redacted = redactor.value(clean)

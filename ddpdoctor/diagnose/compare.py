@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,7 +71,7 @@ def compare_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Re
         started_at=now(),
         findings=(),
         checks=(),
-        data={"comparison": encode(comparison)},
+        data={"comparison": comparison},
     )
 
 
@@ -162,7 +162,7 @@ MAX_TEXT = 160
 
 def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
     """Return the report that says what differs between two runs, each given with its name."""
-    sides = [dict(_facts(report)) for _, report in (first, second)]
+    sides = [dict(_facts(replace(report, data=encode(report.data)))) for _, report in (first, second)]
     topics = [{topic for topic, _ in side} for side in sides]
     differences = []
     # What only makes a library print more is never the cause.
@@ -185,7 +185,7 @@ def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Repor
     )
     return make_report(
         command=("ddpdoctor", "diff", first[0], second[0]), started_at=now(), findings=(), checks=(),
-        data={"run_differences": encode(found)},
+        data={"run_differences": found},
     )  # fmt: skip
 
 

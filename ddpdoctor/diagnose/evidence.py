@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.job import PictureData, encode_timeline, walled
+from ddpdoctor.diagnose.job import PictureData, walled
 from ddpdoctor.diagnose.pictures import (
     LANE_DETAIL_SPANS,
     MOST_DETAIL_SPANS,
@@ -22,7 +22,6 @@ from ddpdoctor.diagnose.pictures import (
 )
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.evidence.reading import read_evidence
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.evidence import (
     Absent,
@@ -75,11 +74,8 @@ def evidence_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding
         targets = {rank: frozenset(others) for rank, others in found.items()}
         if not targets and blamed:
             targets = {rank: blamed for rank in state.waiting if rank not in blamed}
-        waits = fold_waits(targets, by_rank, blamed)
-        return {
-            "timeline": encode_timeline(flight_timeline(state.run.dumps, by_rank, cause)),
-            "waits": None if waits is None else encode(waits),
-        }
+        timeline = flight_timeline(state.run.dumps, by_rank, cause)
+        return {"timeline": timeline, "waits": fold_waits(targets, by_rank, blamed)}
 
     return walled(make)
 

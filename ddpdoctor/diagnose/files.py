@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.report import check_report
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import RankShare, SamplingPlan, Shares, share_out
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
@@ -128,7 +127,7 @@ DATA_VERB = "check-data"
 def plan_report(plan: SamplingPlan, command: tuple[str, ...]) -> Report:
     started_at = now()
     shares = share_out(plan)
-    data = {"verb": DATA_VERB, "shares": encode(shares)}
+    data = {"verb": DATA_VERB, "shares": shares}
     return check_report(rules_of("data"), {Shares: [shares]}, data, command, started_at)
 
 
@@ -169,7 +168,7 @@ def drawn_report(
         )
         delivered = sum(row.drawn for row in rows)
         facts = {**facts, Shares: [Shares(plan=plan, ranks=shares, delivered=delivered, unique=drawn.passes[0].unique)]}
-    data = {"verb": DATA_VERB, "drawn": encode(drawn)}
+    data = {"verb": DATA_VERB, "drawn": drawn}
     return check_report(rules_of("data"), facts, data, command, started_at)
 
 
@@ -239,7 +238,7 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
             "verb": CONSISTENCY_VERB,
             "world_size": world_size,
             "hosts": hosts,
-            "trial": encode(replace(trial, models=trial.models[:1]) if same else trial),
+            "trial": replace(trial, models=trial.models[:1]) if same else trial,
         },
         command,
         started_at,
@@ -260,5 +259,5 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
 
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
-    data = {"verb": CONSISTENCY_VERB, "diff": encode(facts)}
+    data = {"verb": CONSISTENCY_VERB, "diff": facts}
     return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)

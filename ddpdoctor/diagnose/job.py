@@ -24,7 +24,6 @@ from ddpdoctor.diagnose.pictures import (
 )
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.model.attached import Movement
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import Job, JobEnd, Life, Run, shell_status
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.attached import AttachedJob
     from ddpdoctor.model.facts import Run
     from ddpdoctor.model.findings import Finding, RankRow
-    from ddpdoctor.model.pictures import SourceExcerpt, Timeline
+    from ddpdoctor.model.pictures import SourceExcerpt
     from ddpdoctor.rules.bandwidth.curves import Baseline
     from ddpdoctor.rules.data.shared import Shared
     from ddpdoctor.rules.engine import Facts
@@ -77,12 +76,12 @@ MOST_LOADERS = 16  # our choice: a script with more makes them anew, and the fir
 
 
 def loader_data(job: Job) -> list[Any]:
-    """Encode the loaders that two or more ranks of a group trained with, paired as the data rules pair them."""
+    """Return the loaders that two or more ranks of a group trained with, paired as the data rules pair them."""
     try:
         found = replicas_of(job)
         known = [] if isinstance(found, Unread) else [replicas for replicas in found if replicas.by_model]
         loaders = [shared for replicas in known for shared in shared_loaders(replicas)]
-        return [encode(_taken(shared)) for shared in loaders[:MOST_LOADERS]]
+        return list(map(_taken, loaders[:MOST_LOADERS]))
     except Exception:  # noqa: BLE001 - damaged records of one rank must not cost the report
         return []
 
@@ -135,12 +134,9 @@ def picture_data(
             hung=status is JobStatus.HUNG,
         )
         waits = fold_waits(find_targets(state), by_rank, blamed_ranks(cause)) if state is not None else None
-        excerpt = _excerpt(saved, verdict, reads_source=reads_source)
         return {
-            "timeline": encode_timeline(timeline),
-            "waits": None if waits is None else encode(waits),
-            "source": None if excerpt is None else encode(excerpt),
-        }
+            "timeline": timeline, "waits": waits, "source": _excerpt(saved, verdict, reads_source=reads_source),
+        }  # fmt: skip
 
     return walled(make)
 
@@ -152,20 +148,6 @@ def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
     except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
         reason = f"{type(error).__name__}: {error}"
         return {}, (Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),)
-
-
-def encode_timeline(timeline: Timeline | None) -> Any:
-    """Encode a timeline without what its spans lack, which is much of their text."""
-    if timeline is None:
-        return None
-    plain = encode(timeline)
-    for lane in plain["lanes"]:
-        for name in ("coarse", "detail"):
-            lane[name] = [
-                {key: value for key, value in span.items() if value not in ("", None) or key == "end_ms"}
-                for span in lane[name]
-            ]
-    return plain
 
 
 def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
@@ -193,20 +175,18 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
 
 
 def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:
-    """Encode the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
+    """Return the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
     known: dict[str, Any]
     try:
         found = build_speed_state(job)
         if isinstance(found, Unread):
             known = {"reason": found.reason}
         else:
-            predictions = predict_changes(found, findings, curves)
-            network = network_use(found, curves)
             known = {
-                "budget": encode(replace(found.budget, overlap=overlap_of(found))),
-                "settings": encode(settings_of(found)),
-                "network": None if network is None else encode(network),
-                "predictions": [encode(one) for one in predictions],
+                "budget": replace(found.budget, overlap=overlap_of(found)),
+                "settings": settings_of(found),
+                "network": network_use(found, curves),
+                "predictions": predict_changes(found, findings, curves),
             }
     except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
         known = {"reason": f"{type(error).__name__}: {error}"}
@@ -463,9 +443,9 @@ def _build(
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
         "speed": speed_data(job, shown),
-        "consistency": consistency and encode(consistency),
+        "consistency": consistency,
         "loaders": loader_data(job),
-        "sections": [encode(section) for section in sections],
+        "sections": sections,
     }
     return make_report(
         command=run.command or (),

@@ -19,7 +19,6 @@ from ddpdoctor.diagnose.report import check_report
 from ddpdoctor.exchange.conversation import BadRecord, measure_offset, shown_clock
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.findings import now
 from ddpdoctor.model.launch import Launch
@@ -432,7 +431,7 @@ def build_checkup(
         "world_size": fleet.world_size,
         "missing_ranks": list(fleet.missing),
         "gathering": list(fleet.problems),
-        "nodes": [encode(node) for node in fleet.nodes],
+        "nodes": fleet.nodes,
     }
     report = check_report(rules, fleet_facts(fleet), data, wanted.command, started_at)
     return redact(report, fleet, env) if wanted.redact else report

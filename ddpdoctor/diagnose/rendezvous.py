@@ -196,7 +196,7 @@ def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
         "world_size": fleet["world_size"],
         "missing_ranks": fleet["missing"],
         "gathering": fleet["problems"],
-        "nodes": [encode(node) for node in rendezvous.fleet.nodes],
+        "nodes": rendezvous.fleet.nodes,
         "rendezvous": {**plain, "pairs_tried": len(rendezvous.pairs)},
     }
 
@@ -498,8 +498,8 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
         "verb": "check-rendezvous",
         "hosts": list(sentence.hosts),
         "launcher": launch.launch.launcher.value,
-        "nodes": [encode(visit.seen.node)],
-        "door": encode(visit.store_view) if visit.store_view is not None else None,
+        "nodes": [visit.seen.node],
+        "door": visit.store_view,
     }
     return RendezvousChecked(
         report=build_report(sentence, visit.wanted, data, launch.settings.world_size),

@@ -10,7 +10,6 @@ from ddpdoctor.collect.run import read_job
 from ddpdoctor.collect.run_files import read_trial
 from ddpdoctor.diagnose.job import build_report
 from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.tuning import (
@@ -89,7 +88,7 @@ def build_tune_report(
             round=trial.round + 1 if trial.trying else 0,
             rounds=trial.rounds,
         )
-        return replace(report, data={"tune": encode(outcome), **report.data})
+        return replace(report, data={"tune": outcome, **report.data})
     if restarted is None:
         problem, help_text = _why_none(job, trial)
     elif restarted.reason:
@@ -101,7 +100,7 @@ def build_tune_report(
     outcome = TuneOutcome(problem=problem, help=help_text)
     return replace(
         report, job=finished(report), verdict=None, findings=(), checks=(),
-        data={"tune": encode(outcome), **report.data},
+        data={"tune": outcome, **report.data},
     )  # fmt: skip
 
 
@@ -150,7 +149,7 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
         job=finished(report),
         findings=judged.findings,
         checks=judged.checks,
-        data={"tune": encode(TuneOutcome(result=result, rounds=result.rounds)), **report.data},
+        data={"tune": TuneOutcome(result=result, rounds=result.rounds), **report.data},
     )
 
 
@@ -230,7 +229,7 @@ def build_scaling_report(
         findings=(),
         checks=(),
         job=JobSummary(world_size=result.measured_ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
-        data={"scaling": encode(result)},
+        data={"scaling": result},
     )
 
 
@@ -277,7 +276,7 @@ def build_launch_report(
     report = build_report(folder, judgment, end)
     if report.job is not None and report.job.ended_badly:
         outcome = TuneOutcome(trying=words_of_setting(setting), round=number + 1, rounds=rounds)
-        return replace(report, data={"tune": encode(outcome), **report.data})
+        return replace(report, data={"tune": outcome, **report.data})
     return replace(report, job=finished(report), verdict=None, findings=(), checks=())
 
 

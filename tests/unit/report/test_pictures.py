@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.diagnose.job import encode_timeline
 from ddpdoctor.diagnose.live import sum_up
 from ddpdoctor.diagnose.rendezvous import rendezvous_data
 from ddpdoctor.model.codec import encode
@@ -361,7 +360,7 @@ SOURCE = SourceExcerpt(file=SCRIPT, first=7, lines=("def read():", "    `sleep`(
 REPORT = replace(
     report(
         VERDICT, job=JobSummary(world_size=3, nnodes=1, status=JobStatus.HUNG, exit_status=124),
-        timeline=encode_timeline(TIMELINE), waits=encode(GRAPH), source=encode(SOURCE),
+        timeline=encode(TIMELINE), waits=encode(GRAPH), source=encode(SOURCE),
     ),
     ranks=ROWS, command=("ddpdoctor", "wrap", "train.py"), started_at="2026-01-01T00:00:00.000+00:00", ended_at="",
     tool_version="",
