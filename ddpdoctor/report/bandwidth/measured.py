@@ -7,23 +7,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import (
-    Advice,
-    Arrival,
-    BenchSettings,
-    Comparison,
-    Curve,
-    Ending,
-    LeftOut,
-    Measurement,
-    Member,
-    Mode,
-    NcclLog,
-    NodeResult,
-    Pair,
-    Reason,
-    Stop,
-)
+from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Ending, Measurement, Mode, Reason
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import count_of, format_rate, format_time
@@ -46,7 +30,7 @@ from ddpdoctor.report.blocks import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import Change, Collective, Reference
+    from ddpdoctor.model.bandwidth import Change, Collective, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Block, Section
 
@@ -54,23 +38,13 @@ VERB = "allreduce-bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth:
-    """The data of a report of this command that the formats use."""
+class Bandwidth(Bench):
+    """A bench and what follows from it: the data of a report of this command."""
 
-    settings: BenchSettings
-    members: tuple[Member, ...]
-    results: tuple[Measurement, ...]
     curves: tuple[Curve, ...]
-    arrivals: tuple[Arrival, ...]
-    pairs: tuple[Pair, ...]
-    nodes: tuple[NodeResult, ...]
-    left_out: tuple[LeftOut, ...]
-    nccl_logs: tuple[NcclLog, ...]
     comparison: Comparison | None
     advice: Advice | None
     reasons: tuple[Reason, ...]
-    notes: tuple[str, ...]
-    stop: Stop | None
 
     @property
     def hosts(self) -> tuple[str, ...]:
