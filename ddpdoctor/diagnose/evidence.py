@@ -37,7 +37,7 @@ from ddpdoctor.model.evidence import (
     Reached,
     Waiting,
 )
-from ddpdoctor.model.findings import Place, RankRow, Severity
+from ddpdoctor.model.findings import RankRow, Severity
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.words import count_of, name_list
 from ddpdoctor.rules.engine import judge, pick_verdict
@@ -45,6 +45,7 @@ from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.nccl_path import explain_nccl
 from ddpdoctor.rules.evidence.ruling import decide
 from ddpdoctor.rules.evidence.state import RunState, build_run_state, last_samples
+from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _row(rank: int, facts: list[Fact], state: RunState, inside: Inside | None, s
         host=state.hosts.get(rank, ""),
         pid=next((one.pid for one in who if one.pid is not None), None),
         state=state_words,
-        where=None if frame is None else Place(rank=rank, file=frame.file, line=frame.line, function=frame.function),
+        where=None if frame is None else to_place(rank, frame),
         stack=tuple(f"{one.file}:{one.line} {one.function}" for one in (sample.frames if sample is not None else ())),
     )
 

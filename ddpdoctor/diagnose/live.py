@@ -18,7 +18,7 @@ from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import BEST_CLOCKS
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.findings import Attempt, JobStatus, Place
+from ddpdoctor.model.findings import Attempt, JobStatus
 from ddpdoctor.model.live import (
     FINDINGS,
     JOB_EXIT_STATUS,
@@ -54,7 +54,7 @@ from ddpdoctor.model.steps import recent_pace
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import is_file
 from ddpdoctor.rules.progress.job_state import build_job_state
-from ddpdoctor.rules.progress.states import call_words, peer_words
+from ddpdoctor.rules.progress.states import call_words, peer_words, to_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -151,7 +151,6 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     # The user's line of its call, or else the last one that was seen
     site = waiting.call.site if waiting is not None and waiting.call is not None else None
     frame = site or rank.last_place
-    place = None if frame is None else Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
     return RankNow(
         rank=rank.rank,
         host=rank.host,
@@ -160,7 +159,7 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
         trains=trains,
         state="trains" if trains else describe_state(rank),
         since_s=None if trains or not lives or since_ns is None else round(max(0, since_ns) / 1e9, 3),
-        where=None if trains else place,
+        where=None if trains or frame is None else to_place(rank.rank, frame),
         step=rank.steps or (pace.number if pace is not None else 0),
         step_ms=round(pace.step_ms, 3) if pace is not None else None,
         waits_share=round(pace.waits_share, 4) if pace is not None else None,
