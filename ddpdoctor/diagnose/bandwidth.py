@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.diagnose.job import judge_job
-from ddpdoctor.diagnose.report import make_report
+from ddpdoctor.diagnose.report import make_report, member_rows
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import ExitStatus, UserError, report_status
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
-from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity, now
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, Severity, now
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.words import count_of, grouped, rank_list
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ddpdoctor.model.bandwidth import Advice, Bench, Position, Stop
-    from ddpdoctor.model.findings import Finding, Report
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView, Weighed
     from ddpdoctor.rules.registry import Rule
@@ -186,18 +186,11 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
     stacks = {} if bench.stop is None else {one.rank: one.stack for one in bench.stop.positions}
-    rows = [
-        RankRow(
-            rank=member.rank,
-            local_rank=member.local_rank,
-            host=member.host,
-            pid=member.pid,
-            state="finished" if bench.stop is None else describe_rank(member.rank, bench.stop),
-            gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
-            stack=stacks.get(member.rank, ()),
-        )
-        for member in bench.members
-    ]
+
+    def describe(rank: int) -> dict[str, Any]:
+        state = "finished" if bench.stop is None else describe_rank(rank, bench.stop)
+        return {"state": state, "stack": stacks.get(rank, ())}
+
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
@@ -209,7 +202,7 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
         ),
         findings=(*judged.findings, *stopped),
         checks=(*judged.checks, *crashed),
-        ranks=rows,
+        ranks=member_rows(bench.members, describe),
         data=_data(measured, advice, wanted.fleet),
     )
 

@@ -6,15 +6,15 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.report import check_report
+from ddpdoctor.diagnose.report import check_report, member_rows
 from ddpdoctor.model.data import RankShare, SamplingPlan, Shares, share_out
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
-from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report, now
+from ddpdoctor.model.findings import JobStatus, JobSummary, now
 from ddpdoctor.model.saved import Checkpoints, DiffFacts, ReadState
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.rules.data.shared import Replicas
-from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.registry import all_rules, find_rule, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,23 +41,17 @@ class RulePage:
 
 
 def read_pages() -> tuple[RulePage, ...]:
-    from ddpdoctor.rules.registry import all_rules
-
     return tuple(map(_page, all_rules()))
 
 
 def read_page(name: str) -> RulePage:
     """Return the page of a rule by its code or kind. Raises ``UserError`` like ``find_page``."""
-    from ddpdoctor.rules.registry import find_rule
-
     rule = find_rule(name)
     return find_page(name, read_pages()) if rule is None else _page(rule)
 
 
 def read_titles(codes: Iterable[str]) -> dict[str, str]:
     """Return the line for lists of each of these rules, by code. An unknown code is left out."""
-    from ddpdoctor.rules.registry import find_rule
-
     rules = {code: find_rule(code) for code in codes}
     return {code: rule.summary for code, rule in rules.items() if rule is not None}
 
@@ -72,7 +66,6 @@ def find_error(text: str) -> tuple[str, dict[str, str]] | None:
     Raises ``UserError`` for a text with no known error in it.
     """
     from ddpdoctor.model.known_errors import find_known, read_warning
-    from ddpdoctor.rules.registry import find_rule
 
     text = text.strip()
     if find_rule(text) is not None:
@@ -111,8 +104,6 @@ def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:
 
 def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
     """Split comma-separated codes and return them in upper case. Raises ``UserError`` for an unknown code."""
-    from ddpdoctor.rules.registry import find_rule
-
     codes = tuple(code.strip().upper() for entry in given for code in entry.split(",") if code.strip())
     for code in codes:
         rule = find_rule(code)
@@ -202,6 +193,9 @@ CONSISTENCY_VERB = "check-consistency"
 def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
     world_size = len(trial.participants)
+    did: dict[str, Any] = {"state": "model built"}
+    if trial.consistency is not None:
+        did = {"state": "finished", "step": trial.settings.steps}
     same: Any = len({model.digest for model in trial.models}) == 1
     # The trial as a running job, so that the rules for jobs can judge its models and replicas
     everybody = tuple(one.rank for one in trial.participants)
@@ -243,18 +237,7 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
         command,
         started_at,
         job=JobSummary(world_size=world_size, nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None),
-        ranks=(
-            RankRow(
-                rank=one.rank,
-                local_rank=one.local_rank,
-                host=one.host,
-                pid=one.pid,
-                state="finished" if trial.consistency is not None else "model built",
-                step=trial.settings.steps if trial.consistency is not None else None,
-                gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
-            )
-            for one in trial.participants
-        ),
+        ranks=member_rows(trial.participants, lambda _: did),
     )
 
 

@@ -22,7 +22,7 @@ from ddpdoctor.diagnose.pictures import (
     rank_row,
     rows_by_rank,
 )
-from ddpdoctor.diagnose.report import make_report
+from ddpdoctor.diagnose.report import make_report, reworded
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
 from ddpdoctor.model.errors import ExitStatus, UserError
@@ -59,10 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.attached import AttachedJob
-    from ddpdoctor.model.facts import Run
-    from ddpdoctor.model.findings import Finding, RankRow
     from ddpdoctor.model.pictures import SourceExcerpt
     from ddpdoctor.rules.bandwidth.curves import Baseline
     from ddpdoctor.rules.data.shared import Shared
@@ -352,10 +349,7 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
 
     return replace(
         judged,
-        findings=tuple(
-            replace(one, summary=words(one.summary), evidence=tuple(map(words, one.evidence)), fix=advice(one.fix))
-            for one in judged.findings
-        ),
+        findings=tuple(reworded(one, words, advice) for one in judged.findings),
         checks=tuple(replace(one, reason=words(one.reason)) for one in judged.checks),
     )
 

@@ -33,7 +33,7 @@ from ddpdoctor.diagnose.meeting import (
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.report import make_report
+from ddpdoctor.diagnose.report import make_report, reworded
 from ddpdoctor.exchange.conversation import measure_clocks
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
@@ -212,15 +212,7 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
         # PET_NODE_RANK is --node-rank of torchrun.
         return pattern.sub(lambda found: "--" + found[1].removeprefix(_PREFIX).lower().replace("_", "-"), text)
 
-    return tuple(
-        replace(
-            finding,
-            summary=typed(finding.summary),
-            evidence=tuple(typed(sentence) for sentence in finding.evidence),
-            fix=typed(finding.fix),
-        )
-        for finding in findings
-    )
+    return tuple(reworded(finding, typed) for finding in findings)
 
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:
