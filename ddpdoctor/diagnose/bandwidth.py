@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.diagnose.job import judge_job
-from ddpdoctor.diagnose.report import make_report, member_rows
+from ddpdoctor.diagnose.report import attempt, crashed, make_report, member_rows
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import ExitStatus, UserError, report_status
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
-from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, Severity, now
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Severity, now
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.words import count_of, grouped, rank_list
@@ -166,24 +166,24 @@ class BenchReportOptions:
 
 def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     """Judge a bench, finished or not, and build its report. A part that raises becomes a crashed check."""
-    crashed: list[Check] = []
+    failed: list[Check] = []
     expect_gb_s, baseline = wanted.expect_gb_s, wanted.baseline
     curves = partial(build_curves, bench, expect_gb_s, use_reference=wanted.use_reference)
     comparison = None
     if baseline is not None:
-        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, crashed)
+        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, failed)
     measured = Measured(
         bench=bench,
-        curves=_try("curves", curves, (), crashed),
+        curves=_try("curves", curves, (), failed),
         comparison=comparison,
-        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
+        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), failed),
         expect_gb_s=expect_gb_s,
         fail_below=wanted.fail_below,
     )
-    advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
+    advice = _try("advice", lambda: advise(bench, wanted.model_size), None, failed)
     judged = judge(rules_of("bandwidth"), {Measured: [measured]})
     nothing: tuple[Finding, ...] = ()
-    stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
+    stopped = _try("stop", lambda: stop_findings(bench), nothing, failed)
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
     stacks = {} if bench.stop is None else {one.rank: one.stack for one in bench.stop.positions}
 
@@ -201,7 +201,7 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
             exit_status=None,
         ),
         findings=(*judged.findings, *stopped),
-        checks=(*judged.checks, *crashed),
+        checks=(*judged.checks, *failed),
         ranks=member_rows(bench.members, describe),
         data=_data(measured, advice, wanted.fleet),
     )
@@ -219,14 +219,13 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 
-def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check]) -> Made:
+def _try(name: str, make: Callable[[], Made], instead: Made, failed: list[Check]) -> Made:
     """Return the result of ``make``. If it raises, record a crashed check, so that the measurements are not lost."""
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are the parts that rules share
-        reason = f"{type(error).__name__}: {error}"
-        crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
-        return instead
+    made = attempt(make)
+    if not isinstance(made, Exception):
+        return made
+    failed.append(crashed(name, made, GROUP))
+    return instead
 
 
 def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
@@ -22,7 +22,7 @@ from ddpdoctor.diagnose.pictures import (
     rank_row,
     rows_by_rank,
 )
-from ddpdoctor.diagnose.report import make_report, reworded
+from ddpdoctor.diagnose.report import attempt, crashed, make_report, reworded
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
 from ddpdoctor.model.errors import ExitStatus, UserError
@@ -140,11 +140,8 @@ def picture_data(
 
 def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
     """Return the data that a function makes, or a crashed check if it raises."""
-    try:
-        return make(), ()
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
-        reason = f"{type(error).__name__}: {error}"
-        return {}, (Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),)
+    made = attempt(make)
+    return ({}, (crashed(CHECK_ID, made),)) if isinstance(made, Exception) else (made, ())
 
 
 def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
@@ -284,7 +281,6 @@ def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
     return (launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
 
 
-Made = TypeVar("Made")
 HANG_OPTION = "--hang-timeout"
 # Options of ``wrap`` that rules name and that other ways in do not have.
 _WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|speed|no-consistency)\b")
@@ -314,18 +310,18 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
 def judge_job(job: Job) -> Judgment:
     """Judge a job with all rules about progress, replicas and data, and about speed if the user asked for it."""
     rules = rules_of("progress", "consistency", "data", *["speed"] if job.speed_asked else [])
-    state = _attempt(lambda: build_job_state(job))
+    state = attempt(lambda: build_job_state(job))
     facts: Facts = {
         JobState: state if isinstance(state, Exception) else [state],
         Job: [job],
-        Replicas: _attempt(lambda: replicas_of(job)),
+        Replicas: attempt(lambda: replicas_of(job)),
     }
     if job.speed_asked:
         speed: SpeedState | Unread | Exception
         if isinstance(state, JobState) and state.cause is not Cause.NONE:  # such a job has other trouble first
             speed = Unread(why=Why.NEEDLESS, reason=state.cause.value)
         else:
-            speed = _attempt(lambda: build_speed_state(job))
+            speed = attempt(lambda: build_speed_state(job))
         facts = {**facts, SpeedState: [speed] if isinstance(speed, SpeedState) else speed}
     judged = judge(rules, facts)
     # A hang past torch's own time limit is final, because torch ends the job.
@@ -352,14 +348,6 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
         findings=tuple(reworded(one, words, advice) for one in judged.findings),
         checks=tuple(replace(one, reason=words(one.reason)) for one in judged.checks),
     )
-
-
-def _attempt(build: Callable[[], Made]) -> Made | Exception:
-    """Build the facts for some rules. If that raises, only the checks of these rules are crashed."""
-    try:
-        return build()
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
-        return error
 
 
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
@@ -423,7 +411,7 @@ def _build(
     world_size = max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size)
     summary = JobSummary(world_size=world_size, nnodes=job.nnodes, status=status, exit_status=end.exit_status)
     drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
-    pictures, crashed = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
+    pictures, failed = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
     consistency = job.consistency
     if consistency is not None:  # without the ranks' values, which are in the run folder
         consistency = replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams))
@@ -448,7 +436,7 @@ def _build(
         job=summary,
         findings=shown,
         earlier=before,
-        checks=(*judgment.checks, *crashed),
+        checks=(*judgment.checks, *failed),
         ranks=rows,
         data=data | pictures,
     )
@@ -514,12 +502,12 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     about = report.data["evidence"]
     rows = tuple(rank_row(rank) for rank in job.ranks)
     own = records_own_job(path, [rank.pid for rank in seen.ranks])
-    pictures, crashed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
+    pictures, failed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
     return replace(
         report,
         verdict=verdict,
         findings=tuple(order_findings(judged.findings)),
-        checks=(*judged.checks, *crashed),
+        checks=(*judged.checks, *failed),
         ranks=rows,
         data={**report.data, **pictures, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
     )

@@ -13,6 +13,7 @@ from ddpdoctor.collect.live import find_runs, read_live, read_past
 from ddpdoctor.collect.run import job_of, read_saved_run
 from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.diagnose.pictures import describe_state
+from ddpdoctor.model import live as metrics
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import BEST_CLOCKS
@@ -20,24 +21,6 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Attempt, JobStatus
 from ddpdoctor.model.live import (
-    FINDINGS,
-    JOB_EXIT_STATUS,
-    JOB_INFO,
-    JOB_RANKS,
-    JOB_RESTARTS,
-    JOB_START_TIME,
-    JOB_STATUS,
-    RANK_BATCHES,
-    RANK_EPOCHS,
-    RANK_IDLE,
-    RANK_MEMORY,
-    RANK_STEP_TIME,
-    RANK_STEPS,
-    RANK_UP,
-    RANK_WAITING,
-    REPLICAS_COMPARED,
-    REPLICAS_DIFFER,
-    REPLICAS_EQUAL_UP_TO,
     Blamed,
     Cost,
     History,
@@ -205,33 +188,33 @@ def read_samples(
         status = ended.status if ended is not None else JobStatus.RUNNING
         started_s = datetime.fromisoformat(now.started_at).timestamp() if now.started_at else None
         rows = [
-            (JOB_INFO, 1, {**common, "script": script, "version": version}),
-            *((JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
-            (JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
-            (JOB_START_TIME, started_s, common),
-            (JOB_RESTARTS, now.attempt, common),
-            (JOB_RANKS, now.world_size, common),
+            (metrics.JOB_INFO, 1, {**common, "script": script, "version": version}),
+            *((metrics.JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
+            (metrics.JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
+            (metrics.JOB_START_TIME, started_s, common),
+            (metrics.JOB_RESTARTS, now.attempt, common),
+            (metrics.JOB_RANKS, now.world_size, common),
         ]
         if now.replicas is not None:
             rows += [
-                (REPLICAS_EQUAL_UP_TO, now.replicas.equal_up_to or 0, common),
-                (REPLICAS_COMPARED, now.replicas.compared, common),
-                (REPLICAS_DIFFER, bool(now.replicas.differing), common),
+                (metrics.REPLICAS_EQUAL_UP_TO, now.replicas.equal_up_to or 0, common),
+                (metrics.REPLICAS_COMPARED, now.replicas.compared, common),
+                (metrics.REPLICAS_DIFFER, bool(now.replicas.differing), common),
             ]
         counts = Counter((one.code, one.kind, one.severity.value) for one in (report.findings if report else ()))
         for (code, kind, severity), count in counts.items():
-            rows.append((FINDINGS, count, {**common, "code": code, "kind": kind, "severity": severity}))
+            rows.append((metrics.FINDINGS, count, {**common, "code": code, "kind": kind, "severity": severity}))
     for rank in now.ranks:
         labels = {**common, "host": rank.host, "rank": str(rank.rank)}
         values: dict[Metric, float | None] = {
-            RANK_UP: rank.lives,
-            RANK_STEPS: rank.step,
-            RANK_STEP_TIME: rank.step_ms / 1000 if rank.step_ms is not None else None,
-            RANK_WAITING: rank.waits_share,
-            RANK_IDLE: 0 if rank.trains else rank.since_s,
-            RANK_EPOCHS: rank.epoch,
-            RANK_BATCHES: rank.batch,
-            RANK_MEMORY: rank.memory_bytes,
+            metrics.RANK_UP: rank.lives,
+            metrics.RANK_STEPS: rank.step,
+            metrics.RANK_STEP_TIME: rank.step_ms / 1000 if rank.step_ms is not None else None,
+            metrics.RANK_WAITING: rank.waits_share,
+            metrics.RANK_IDLE: 0 if rank.trains else rank.since_s,
+            metrics.RANK_EPOCHS: rank.epoch,
+            metrics.RANK_BATCHES: rank.batch,
+            metrics.RANK_MEMORY: rank.memory_bytes,
         }
         rows += [(metric, value, labels) for metric, value in values.items()]
     return tuple(
