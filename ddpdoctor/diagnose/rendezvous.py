@@ -12,7 +12,7 @@ import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import effective_environment, read_identity, read_node_launch, read_process
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.diagnose.machines import Head, sections_of
+from ddpdoctor.diagnose.machines import FQDN_LIMIT_S, Head, sections_of
 from ddpdoctor.diagnose.meeting import (
     FACTS_LIMIT_S,
     GRACE_S,
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 
 BESIDE = frozenset({"clock", "version-same"})  # checks of other groups that concern how nodes start together
 HEAD_LIMIT_S = 5.0
-FQDN_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

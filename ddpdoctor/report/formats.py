@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from ddpdoctor import __version__
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import SCHEMA_VERSION, JobStatus, Outcome, Report, Severity
+from ddpdoctor.model.findings import SCHEMA_VERSION, Outcome, Report, Severity
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.words import grouped
 from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Table, Text, Tree, read_content
@@ -183,7 +183,7 @@ def render_junit(report: Report, fail_on: Severity | None) -> str:
         # Render how the job ended, because a job may fail without a finding
         job = report.job
         case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
-        if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
+        if job.ended_badly:
             status = "" if job.exit_status is None else f", exit status {job.exit_status}"
             SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
         cases.insert(0, case)

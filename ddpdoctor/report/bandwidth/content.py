@@ -253,9 +253,8 @@ def bandwidth_content(report: Report) -> Content:
         words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
         late_section = ((Text(text=words),),)
     # How the run was cut short, and where its ranks were
-    if bench.stop is None:
-        stop_sections: tuple[Section, ...] = ()
-    else:
+    stop_sections: tuple[Section, ...] = ()
+    if bench.stop is not None:
         signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
         phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
         seen = "the results above were measured before" if bench.results else "nothing was measured"
