@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.diagnose.job import judge_job
-from ddpdoctor.diagnose.report import attempt, crashed, make_report, member_rows
+from ddpdoctor.diagnose.report import attempt, make_report, member_rows
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import ExitStatus, UserError, report_status
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
-from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Severity, now
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, Severity, now
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.words import count_of, grouped, rank_list
@@ -186,11 +186,6 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     stopped = _try("stop", lambda: stop_findings(bench), nothing, failed)
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
     stacks = {} if bench.stop is None else {one.rank: one.stack for one in bench.stop.positions}
-
-    def describe(rank: int) -> dict[str, Any]:
-        state = "finished" if bench.stop is None else describe_rank(rank, bench.stop)
-        return {"state": state, "stack": stacks.get(rank, ())}
-
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
@@ -202,7 +197,9 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
         ),
         findings=(*judged.findings, *stopped),
         checks=(*judged.checks, *failed),
-        ranks=member_rows(bench.members, describe),
+        ranks=member_rows(
+            bench.members, lambda rank: {"state": describe_rank(rank, bench.stop), "stack": stacks.get(rank, ())}
+        ),
         data=_data(measured, advice, wanted.fleet),
     )
 
@@ -224,7 +221,8 @@ def _try(name: str, make: Callable[[], Made], instead: Made, failed: list[Check]
     made = attempt(make)
     if not isinstance(made, Exception):
         return made
-    failed.append(crashed(name, made, GROUP))
+    reason = f"{type(made).__name__}: {made}"
+    failed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
     return instead
 
 
@@ -238,11 +236,11 @@ def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dic
         "world_size": len(bench.members),
         "hosts": list(dict.fromkeys(member.host for member in bench.members)),
         **encode(bench),
-        "curves": measured.curves,
+        "curves": list(measured.curves),
         "loads": [{"host": host, **encode(load)} for host, load in loads if load is not None],
         "comparison": measured.comparison,
         "advice": advice,
-        "reasons": measured.reasons,
+        "reasons": list(measured.reasons),
     }
 
 
@@ -293,8 +291,10 @@ def _is_silence(finding: Finding, stop: Stop) -> bool:
     return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
 
 
-def describe_rank(rank: int, stop: Stop) -> str:
+def describe_rank(rank: int, stop: Stop | None) -> str:
     """Return one phrase for where a rank was, or how it had ended, when the bench stopped."""
+    if stop is None:
+        return "finished"
     position = next((one for one in stop.positions if one.rank == rank), None)
     if position is None:
         end = next((one.ends[str(rank)] for one in stop.positions if str(rank) in one.ends), None)

@@ -40,24 +40,24 @@ class RulePage:
     text: str
 
 
-def read_pages() -> tuple[RulePage, ...]:
-    return tuple(map(_page, all_rules()))
+def read_pages(rules: Iterable[Rule] = ()) -> tuple[RulePage, ...]:
+    """Return the pages of these rules, by default of all in the order of their codes."""
+    return tuple(
+        RulePage(code=one.code, kind=one.kind, severity=one.severity.value, summary=one.summary, text=one.page)
+        for one in rules or all_rules()
+    )
 
 
 def read_page(name: str) -> RulePage:
     """Return the page of a rule by its code or kind. Raises ``UserError`` like ``find_page``."""
     rule = find_rule(name)
-    return find_page(name, read_pages()) if rule is None else _page(rule)
+    return find_page(name, read_pages()) if rule is None else read_pages([rule])[0]
 
 
 def read_titles(codes: Iterable[str]) -> dict[str, str]:
     """Return the line for lists of each of these rules, by code. An unknown code is left out."""
     rules = {code: find_rule(code) for code in codes}
     return {code: rule.summary for code, rule in rules.items() if rule is not None}
-
-
-def _page(rule: Rule) -> RulePage:
-    return RulePage(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
 
 
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:

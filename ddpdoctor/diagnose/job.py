@@ -22,7 +22,7 @@ from ddpdoctor.diagnose.pictures import (
     rank_row,
     rows_by_rank,
 )
-from ddpdoctor.diagnose.report import attempt, crashed, make_report, reworded
+from ddpdoctor.diagnose.report import attempt, make_report, reworded
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
 from ddpdoctor.model.errors import ExitStatus, UserError
@@ -141,7 +141,9 @@ def picture_data(
 def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
     """Return the data that a function makes, or a crashed check if it raises."""
     made = attempt(make)
-    return ({}, (crashed(CHECK_ID, made),)) if isinstance(made, Exception) else (made, ())
+    if not isinstance(made, Exception):
+        return made, ()
+    return {}, (Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=f"{type(made).__name__}: {made}"),)
 
 
 def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
@@ -180,7 +182,7 @@ def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | N
                 "budget": replace(found.budget, overlap=overlap_of(found)),
                 "settings": settings_of(found),
                 "network": network_use(found, curves),
-                "predictions": predict_changes(found, findings, curves),
+                "predictions": list(predict_changes(found, findings, curves)),
             }
     except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
         known = {"reason": f"{type(error).__name__}: {error}"}
@@ -427,7 +429,7 @@ def _build(
         "speed": speed_data(job, shown),
         "consistency": consistency,
         "loaders": loader_data(job),
-        "sections": sections,
+        "sections": list(sections),
     }
     return make_report(
         command=run.command or (),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
-from ddpdoctor.model.findings import Check, Outcome, RankRow, Report, now
+from ddpdoctor.model.findings import Outcome, RankRow, Report, now
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.engine import judge, order_findings, pick_verdict
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from ddpdoctor.model.bandwidth import Member
-    from ddpdoctor.model.findings import Finding, JobSummary
+    from ddpdoctor.model.findings import Check, Finding, JobSummary
     from ddpdoctor.model.trial import Participant
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule
@@ -66,11 +66,6 @@ def attempt(build: Callable[[], Made]) -> Made | Exception:
         return build()
     except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
         return error
-
-
-def crashed(name: str, error: Exception, group: str = "") -> Check:
-    """Return the crashed check of what could not be built."""
-    return Check(id=name, group=group, outcome=Outcome.CRASHED, reason=f"{type(error).__name__}: {error}")
 
 
 def reworded(finding: Finding, words: Callable[[str], str], advice: Callable[[str], str] | None = None) -> Finding:

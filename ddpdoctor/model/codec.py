@@ -216,8 +216,6 @@ def _tuple_decoder(members: tuple[Any, ...]) -> Convert:
     decoders = [_decoder(member) for member in members[: 1 if endless else None]]
 
     def decode_tuple(plain: Any) -> tuple[Any, ...]:
-        if type(plain) is tuple:
-            return plain
         if type(plain) is not list:
             raise _wrong("a list", plain)
         if not endless and len(plain) != len(decoders):
@@ -255,15 +253,12 @@ def _union_decoder(hint: Any) -> Convert:
     by_json = _by_json_kind(hint)
     decoders = {kind: _decoder(member) for kind, member in by_json.items()}
     allows_unread = Unread in typing.get_args(hint)
-    records = frozenset(filter(is_dataclass, typing.get_args(hint)))
     decode_unread = _decoder(Unread)
 
     def decode_union(plain: Any) -> Any:
-        if type(plain) in records:
-            return plain
         if allows_unread and type(plain) is dict and UNREAD_TAG in plain:
             return decode_unread(plain[UNREAD_TAG])
-        decode_one = decoders.get(type(plain))
+        decode_one = decoders.get(dict if is_dataclass(plain) else type(plain))
         if decode_one is None:
             raise _wrong(" or ".join(sorted({_name(kind) for kind in decoders})), plain)
         return decode_one(plain)
