@@ -219,9 +219,9 @@ def content(ranks=8):
         headline=STUCK.summary, status=f"hung, {ranks} ranks, exit status 124",
         sections=((places,), (Heading(text="compared replicas"), Text(text="equal up to step 59"))),
         ends_with_verdict=True, others=OTHERS,
-        draw_pictures=lambda: ((timeline(ranks),), (graph(ranks),), (SOURCE,), (tree(ranks),),
-                  (grid(min(ranks, 60)),),
-                  (heat(),), (SERIES,)),
+        draw_pictures=lambda: (
+            timeline(ranks), graph(ranks), SOURCE, tree(ranks), grid(min(ranks, 60)), heat(), SERIES,
+        ),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def finding(code, kind="", severity=Severity.ERROR, **more):
 
 
 def pictures(one):
-    return [block for section in read_content(one).pictures for block in section]
+    return list(read_content(one).pictures)
 
 
 def texts(grid):

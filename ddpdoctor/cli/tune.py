@@ -215,10 +215,10 @@ def run(options: Options) -> int:
     if (plan := plan_after(outcome)) is not None:
         return _restart(options, prepared, outcome, plan)
     trial = _report(outcome).data["tune"]
-    if trial["result"] is not None:
+    if trial.result is not None:
         return ExitStatus.OK
     # A trial that cannot have a result, or one that came to none because of the job.
-    return ExitStatus.WRONG_USE if trial["problem"] else outcome.exit_status
+    return ExitStatus.WRONG_USE if trial.problem else outcome.exit_status
 
 
 def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
@@ -229,7 +229,7 @@ def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: Re
     report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
     save_report(first.report_file.parent, report, first.report_file.name)
     show_report(report, first.format, sys.stderr, first.report_dir)
-    if restarts.status == ExitStatus.INTERRUPTED or report.data["tune"]["result"] is None:
+    if restarts.status == ExitStatus.INTERRUPTED or report.data["tune"].result is None:
         return restarts.status or ExitStatus.WRONG_USE
     return ExitStatus.OK
 
@@ -261,7 +261,7 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
         folder = first.report_dir / f"{kind.value}-{ranks}"
         with _share_of(ranks) if kind is LaunchKind.SHARE else nullcontext():
             outcome = launch_quietly(prepare(ranks if kind is LaunchKind.JOB else 1, folder), _report)
-            has_result = _report(outcome).data["tune"]["result"] is not None
+            has_result = _report(outcome).data["tune"].result is not None
         if not has_result:
             say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
             return outcome.exit_status or ExitStatus.INCONCLUSIVE

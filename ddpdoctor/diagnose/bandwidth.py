@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.diagnose.job import judge_job
-from ddpdoctor.diagnose.report import make_report
+from ddpdoctor.diagnose.report import attempt, make_report, member_rows
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import ExitStatus, UserError, report_status
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
-from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity, now
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, Severity, now
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.words import count_of, grouped, rank_list
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ddpdoctor.model.bandwidth import Advice, Bench, Position, Stop
-    from ddpdoctor.model.findings import Finding, Report
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView, Weighed
     from ddpdoctor.rules.registry import Rule
@@ -108,12 +108,10 @@ def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
 
 
 def reason_rules() -> tuple[Rule, ...]:
-    """Return the rules of `check-env` that concern bandwidth."""
     return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
 
 
 def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
-    """Run the checks on the machines that had ranks."""
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
     by_host = {place.node.host: place for place in seen.places}
@@ -135,7 +133,6 @@ def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
 
 
 def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
-    """Return whether data took this path on a machine."""
     inside = len(place.members) > 1
     if path is DataPath.INSIDE:
         return inside
@@ -169,38 +166,26 @@ class BenchReportOptions:
 
 def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     """Judge a bench, finished or not, and build its report. A part that raises becomes a crashed check."""
-    crashed: list[Check] = []
+    failed: list[Check] = []
     expect_gb_s, baseline = wanted.expect_gb_s, wanted.baseline
     curves = partial(build_curves, bench, expect_gb_s, use_reference=wanted.use_reference)
     comparison = None
     if baseline is not None:
-        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, crashed)
+        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, failed)
     measured = Measured(
         bench=bench,
-        curves=_try("curves", curves, (), crashed),
+        curves=_try("curves", curves, (), failed),
         comparison=comparison,
-        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
+        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), failed),
         expect_gb_s=expect_gb_s,
         fail_below=wanted.fail_below,
     )
-    advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
+    advice = _try("advice", lambda: advise(bench, wanted.model_size), None, failed)
     judged = judge(rules_of("bandwidth"), {Measured: [measured]})
     nothing: tuple[Finding, ...] = ()
-    stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
+    stopped = _try("stop", lambda: stop_findings(bench), nothing, failed)
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
     stacks = {} if bench.stop is None else {one.rank: one.stack for one in bench.stop.positions}
-    rows = [
-        RankRow(
-            rank=member.rank,
-            local_rank=member.local_rank,
-            host=member.host,
-            pid=member.pid,
-            state="finished" if bench.stop is None else describe_rank(member.rank, bench.stop),
-            gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
-            stack=stacks.get(member.rank, ()),
-        )
-        for member in bench.members
-    ]
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
@@ -211,8 +196,10 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
             exit_status=None,
         ),
         findings=(*judged.findings, *stopped),
-        checks=(*judged.checks, *crashed),
-        ranks=rows,
+        checks=(*judged.checks, *failed),
+        ranks=member_rows(
+            bench.members, lambda rank: {"state": describe_rank(rank, bench.stop), "stack": stacks.get(rank, ())}
+        ),
         data=_data(measured, advice, wanted.fleet),
     )
 
@@ -229,14 +216,14 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 
-def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check]) -> Made:
+def _try(name: str, make: Callable[[], Made], instead: Made, failed: list[Check]) -> Made:
     """Return the result of ``make``. If it raises, record a crashed check, so that the measurements are not lost."""
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are the parts that rules share
-        reason = f"{type(error).__name__}: {error}"
-        crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
-        return instead
+    made = attempt(make)
+    if not isinstance(made, Exception):
+        return made
+    reason = f"{type(made).__name__}: {made}"
+    failed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
+    return instead
 
 
 def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
@@ -249,11 +236,11 @@ def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dic
         "world_size": len(bench.members),
         "hosts": list(dict.fromkeys(member.host for member in bench.members)),
         **encode(bench),
-        "curves": [encode(curve) for curve in measured.curves],
+        "curves": list(measured.curves),
         "loads": [{"host": host, **encode(load)} for host, load in loads if load is not None],
-        "comparison": measured.comparison and encode(measured.comparison),
-        "advice": advice and encode(advice),
-        "reasons": [encode(reason) for reason in measured.reasons],
+        "comparison": measured.comparison,
+        "advice": advice,
+        "reasons": list(measured.reasons),
     }
 
 
@@ -290,10 +277,7 @@ MOST_NAMED = 4  # how many groups a summary names
 
 
 def stop_findings(bench: Bench) -> tuple[Finding, ...]:
-    """Return the causes of an unfinished bench, the first cause first, or nothing if it finished.
-
-    For an interrupted bench, return only hangs that had lasted for the hang timeout.
-    """
+    """Return the causes of an unfinished bench; of an interrupted one, hangs that had lasted for the hang timeout."""
     stop = bench.stop
     if stop is None:
         return ()
@@ -304,12 +288,13 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
 
 
 def _is_silence(finding: Finding, stop: Stop) -> bool:
-    """Return whether ranks are blamed only because they did not answer."""
     return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
 
 
-def describe_rank(rank: int, stop: Stop) -> str:
+def describe_rank(rank: int, stop: Stop | None) -> str:
     """Return one phrase for where a rank was, or how it had ended, when the bench stopped."""
+    if stop is None:
+        return "finished"
     position = next((one for one in stop.positions if one.rank == rank), None)
     if position is None:
         end = next((one.ends[str(rank)] for one in stop.positions if str(rank) in one.ends), None)
@@ -386,7 +371,6 @@ _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)")
 
 
 def build_job(bench: Bench, stop: Stop) -> Job:
-    """Return a stopped bench as a job for the progress rules."""
     positions = {position.rank: position for position in stop.positions}
     states = {int(rank): state for one in stop.positions for rank, state in one.states.items()}
     ends = {int(rank): end for one in stop.positions for rank, end in one.ends.items()}
@@ -423,15 +407,11 @@ def build_job(bench: Bench, stop: Stop) -> Job:
 
 
 def _has_come(position: Position) -> bool:
-    """Return whether a rank has reached the creation of the process group."""
     return position.phase not in {"start", "connect"} or position.op == INIT
 
 
 def is_in_call(position: Position) -> bool:
-    """Return whether a rank is in the call itself: the innermost frame is torch's or ddpdoctor's, which call C++.
-
-    Otherwise a wrapper or hook around the call may block it.
-    """
+    """Return whether the innermost frame is torch's or ddpdoctor's, which call C++; else a hook may block it."""
     if not position.inside or not position.stack:
         return position.inside
     file = _frame(position.stack[-1]).file

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.bandwidth import Bench
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import expand_hosts
 from ddpdoctor.model.reading import known
@@ -60,7 +61,6 @@ class Redactor:
     """Replaces names and addresses in text. The same one always becomes the same word."""
 
     def __init__(self, hosts: Iterable[str], users: Iterable[str]) -> None:
-        """Take the names to hide. Addresses are found by pattern."""
         self._words: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._learn(hosts, "host")
@@ -70,7 +70,6 @@ class Redactor:
         self._names = re.compile(rf"(?<![A-Za-z0-9_])(?:{joined})(?![A-Za-z0-9_])") if joined else None
 
     def text(self, text: str) -> str:
-        """Return the text with placeholders."""
         if self._names:
             text = self._names.sub(lambda match: self._words[match[0]], text)
         text = _HARDWARE.sub(lambda match: self._address(match[0]), text)
@@ -78,7 +77,6 @@ class Redactor:
         return _HOME.sub(r"\1user", text)
 
     def value(self, value: Value) -> Value:
-        """Return any value of a report with placeholders in all its texts."""
         return map_texts(value, lambda _, text: self.text(text))  # type: ignore[no-any-return]
 
     def counts(self) -> tuple[str, ...]:
@@ -166,7 +164,7 @@ class Bundle:
 def make_bundle(report: Report, users: Iterable[str], *, with_source: bool) -> Bundle:
     """Redact a report twice: by what is allowed, then by what looks like a secret, a name or an address."""
     keys = DATA_KEYS | {SOURCE_KEY} if with_source else DATA_KEYS
-    allowed = replace(report, data={key: value for key, value in report.data.items() if key in keys})
+    allowed = replace(report, data={key: value for key, value in encode(report.data).items() if key in keys})
     clean, secrets = without_secrets(allowed)
     redactor = Redactor(sorted(set(_hosts_in(clean))), [user for user in users if user not in {"", "root"}])
     redacted = redactor.value(clean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,11 +51,7 @@ _MIB = 2**20
 
 
 def compare_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
-    """Return the report that compares two runs, each given with its name.
-
-    Raises:
-        UserError: one of them has no time budget.
-    """
+    """Return the report that compares two named runs. Raises ``UserError`` if one of them has no time budget."""
     budgets = [_read_budget(name, report) for name, report in (first, second)]
     sides = [dict(settings_of_run(report)) for _, report in (first, second)]
     unequal = []
@@ -75,7 +71,7 @@ def compare_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Re
         started_at=now(),
         findings=(),
         checks=(),
-        data={"comparison": encode(comparison)},
+        data={"comparison": comparison},
     )
 
 
@@ -166,7 +162,7 @@ MAX_TEXT = 160
 
 def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
     """Return the report that says what differs between two runs, each given with its name."""
-    sides = [dict(_facts(report)) for _, report in (first, second)]
+    sides = [dict(_facts(replace(report, data=encode(report.data)))) for _, report in (first, second)]
     topics = [{topic for topic, _ in side} for side in sides]
     differences = []
     # What only makes a library print more is never the cause.
@@ -189,7 +185,7 @@ def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Repor
     )
     return make_report(
         command=("ddpdoctor", "diff", first[0], second[0]), started_at=now(), findings=(), checks=(),
-        data={"run_differences": encode(found)},
+        data={"run_differences": found},
     )  # fmt: skip
 
 
@@ -211,7 +207,6 @@ def _value_words(value: Any) -> str:
 
 
 def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    """Yield what a report knows, by topic and name."""
     for finding in report.findings:
         if finding.severity is not Severity.INFO:
             yield (Topic.VERDICT, f"{finding.code} {finding.kind}"), finding.summary

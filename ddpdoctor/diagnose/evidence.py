@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.job import PictureData, encode_timeline, walled
+from ddpdoctor.diagnose.job import PictureData, walled
 from ddpdoctor.diagnose.pictures import (
     LANE_DETAIL_SPANS,
     MOST_DETAIL_SPANS,
@@ -22,7 +22,6 @@ from ddpdoctor.diagnose.pictures import (
 )
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.evidence.reading import read_evidence
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.evidence import (
     Absent,
@@ -38,7 +37,7 @@ from ddpdoctor.model.evidence import (
     Reached,
     Waiting,
 )
-from ddpdoctor.model.findings import Place, RankRow, Severity
+from ddpdoctor.model.findings import RankRow, Severity
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.words import count_of, name_list
 from ddpdoctor.rules.engine import judge, pick_verdict
@@ -46,6 +45,7 @@ from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.nccl_path import explain_nccl
 from ddpdoctor.rules.evidence.ruling import decide
 from ddpdoctor.rules.evidence.state import RunState, build_run_state, last_samples
+from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -75,11 +75,8 @@ def evidence_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding
         targets = {rank: frozenset(others) for rank, others in found.items()}
         if not targets and blamed:
             targets = {rank: blamed for rank in state.waiting if rank not in blamed}
-        waits = fold_waits(targets, by_rank, blamed)
-        return {
-            "timeline": encode_timeline(flight_timeline(state.run.dumps, by_rank, cause)),
-            "waits": None if waits is None else encode(waits),
-        }
+        timeline = flight_timeline(state.run.dumps, by_rank, cause)
+        return {"timeline": timeline, "waits": fold_waits(targets, by_rank, blamed)}
 
     return walled(make)
 
@@ -91,10 +88,7 @@ AFTER_SHARE = 0.1
 def flight_timeline(
     dumps: Iterable[FlightDump], rows: Mapping[int, RankRow], verdict: Finding | None
 ) -> Timeline | None:
-    """Return the timeline of the ranks that left dumps, or None if no dump has times.
-
-    Times are those of the hosts' wall clocks. How far these differ is not known.
-    """
+    """Return the timeline of ranks by their hosts' wall clocks, which may differ; None if no dump has times."""
     by_rank = {one.rank: one for one in dumps if one.rank in rows and one.rank is not None and _times(one)}
     if not by_rank:
         return None
@@ -145,7 +139,6 @@ def flight_timeline(
 
 
 def _times(dump: FlightDump) -> list[int]:
-    """Return the known times of a dump's calls."""
     groups = [time for group in dump.groups for time in (*group.last_made_ns, *group.last_ended_ns) if time > 0]
     return [*groups, *(one.created_ns for group in dump.groups for one in group.transfers if one.created_ns > 0)]
 
@@ -203,8 +196,7 @@ MOST_HINTS = 12
 def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, verb: str = VERB) -> Report:
     """Read evidence, judge its last run, and return the report. ``verb`` is the command that asks.
 
-    Raises:
-        UserError: a path does not exist, or nothing was recognized.
+    Raises ``UserError`` if a path does not exist, or nothing was recognized.
     """
     evidence = read_evidence(paths)
     if not any(one.formats for one in evidence.read):
@@ -237,7 +229,6 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
 
 
 def _about(state: RunState) -> dict[str, Any]:
-    """Return what was read, for the report."""
     evidence = state.evidence
     hints = dict.fromkeys(
         [
@@ -304,7 +295,7 @@ def _row(rank: int, facts: list[Fact], state: RunState, inside: Inside | None, s
         host=state.hosts.get(rank, ""),
         pid=next((one.pid for one in who if one.pid is not None), None),
         state=state_words,
-        where=None if frame is None else Place(rank=rank, file=frame.file, line=frame.line, function=frame.function),
+        where=None if frame is None else to_place(rank, frame),
         stack=tuple(f"{one.file}:{one.line} {one.function}" for one in (sample.frames if sample is not None else ())),
     )
 

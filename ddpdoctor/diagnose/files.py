@@ -6,16 +6,15 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.report import check_report
-from ddpdoctor.model.codec import encode
+from ddpdoctor.diagnose.report import check_report, member_rows
 from ddpdoctor.model.data import RankShare, SamplingPlan, Shares, share_out
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
-from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report, now
+from ddpdoctor.model.findings import JobStatus, JobSummary, now
 from ddpdoctor.model.saved import Checkpoints, DiffFacts, ReadState
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.rules.data.shared import Replicas
-from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.registry import all_rules, find_rule, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,41 +40,32 @@ class RulePage:
     text: str
 
 
-def read_pages() -> tuple[RulePage, ...]:
-    """Return the pages of all rules, in the order of their codes."""
-    from ddpdoctor.rules.registry import all_rules
-
-    return tuple(map(_page, all_rules()))
+def read_pages(rules: Iterable[Rule] = ()) -> tuple[RulePage, ...]:
+    """Return the pages of these rules, by default of all in the order of their codes."""
+    return tuple(
+        RulePage(code=one.code, kind=one.kind, severity=one.severity.value, summary=one.summary, text=one.page)
+        for one in rules or all_rules()
+    )
 
 
 def read_page(name: str) -> RulePage:
     """Return the page of a rule by its code or kind. Raises ``UserError`` like ``find_page``."""
-    from ddpdoctor.rules.registry import find_rule
-
     rule = find_rule(name)
-    return find_page(name, read_pages()) if rule is None else _page(rule)
+    return find_page(name, read_pages()) if rule is None else read_pages([rule])[0]
 
 
 def read_titles(codes: Iterable[str]) -> dict[str, str]:
     """Return the line for lists of each of these rules, by code. An unknown code is left out."""
-    from ddpdoctor.rules.registry import find_rule
-
     rules = {code: find_rule(code) for code in codes}
     return {code: rule.summary for code, rule in rules.items() if rule is not None}
 
 
-def _page(rule: Rule) -> RulePage:
-    return RulePage(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
-
-
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:
-    """Return the title and the texts by label of the known error in a text, or None.
+    """Return the title and the texts by label of the known error in a text; None for the name of a rule.
 
-    Raises:
-        UserError: it is a text, and not the name of a rule, and no known error is in it.
+    Raises ``UserError`` for a text with no known error in it.
     """
     from ddpdoctor.model.known_errors import find_known, read_warning
-    from ddpdoctor.rules.registry import find_rule
 
     text = text.strip()
     if find_rule(text) is not None:
@@ -114,8 +104,6 @@ def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:
 
 def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
     """Split comma-separated codes and return them in upper case. Raises ``UserError`` for an unknown code."""
-    from ddpdoctor.rules.registry import find_rule
-
     codes = tuple(code.strip().upper() for entry in given for code in entry.split(",") if code.strip())
     for code in codes:
         rule = find_rule(code)
@@ -128,10 +116,9 @@ DATA_VERB = "check-data"
 
 
 def plan_report(plan: SamplingPlan, command: tuple[str, ...]) -> Report:
-    """Return the report of the arithmetic only."""
     started_at = now()
     shares = share_out(plan)
-    data = {"verb": DATA_VERB, "shares": encode(shares)}
+    data = {"verb": DATA_VERB, "shares": shares}
     return check_report(rules_of("data"), {Shares: [shares]}, data, command, started_at)
 
 
@@ -172,7 +159,7 @@ def drawn_report(
         )
         delivered = sum(row.drawn for row in rows)
         facts = {**facts, Shares: [Shares(plan=plan, ranks=shares, delivered=delivered, unique=drawn.passes[0].unique)]}
-    data = {"verb": DATA_VERB, "drawn": encode(drawn)}
+    data = {"verb": DATA_VERB, "drawn": drawn}
     return check_report(rules_of("data"), facts, data, command, started_at)
 
 
@@ -180,7 +167,6 @@ CHECKPOINT_VERB = "check-checkpoint"
 
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge checkpoints and return the report."""
     files = []
     for one in seen.files:  # without digests, and without the list of its tensors
         contents = one.contents
@@ -205,9 +191,11 @@ CONSISTENCY_VERB = "check-consistency"
 
 
 def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge a trial and build its report."""
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
     world_size = len(trial.participants)
+    did: dict[str, Any] = {"state": "model built"}
+    if trial.consistency is not None:
+        did = {"state": "finished", "step": trial.settings.steps}
     same: Any = len({model.digest for model in trial.models}) == 1
     # The trial as a running job, so that the rules for jobs can judge its models and replicas
     everybody = tuple(one.rank for one in trial.participants)
@@ -244,27 +232,15 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
             "verb": CONSISTENCY_VERB,
             "world_size": world_size,
             "hosts": hosts,
-            "trial": encode(replace(trial, models=trial.models[:1]) if same else trial),
+            "trial": replace(trial, models=trial.models[:1]) if same else trial,
         },
         command,
         started_at,
         job=JobSummary(world_size=world_size, nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None),
-        ranks=(
-            RankRow(
-                rank=one.rank,
-                local_rank=one.local_rank,
-                host=one.host,
-                pid=one.pid,
-                state="finished" if trial.consistency is not None else "model built",
-                step=trial.settings.steps if trial.consistency is not None else None,
-                gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
-            )
-            for one in trial.participants
-        ),
+        ranks=member_rows(trial.participants, lambda _: did),
     )
 
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge compared files and build the report."""
-    data = {"verb": CONSISTENCY_VERB, "diff": encode(facts)}
+    data = {"verb": CONSISTENCY_VERB, "diff": facts}
     return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)

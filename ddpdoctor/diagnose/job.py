@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
@@ -22,9 +22,8 @@ from ddpdoctor.diagnose.pictures import (
     rank_row,
     rows_by_rank,
 )
-from ddpdoctor.diagnose.report import make_report
+from ddpdoctor.diagnose.report import attempt, make_report, reworded
 from ddpdoctor.model.attached import Movement
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import Job, JobEnd, Life, Run, shell_status
@@ -60,11 +59,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.attached import AttachedJob
-    from ddpdoctor.model.facts import Run
-    from ddpdoctor.model.findings import Finding, RankRow
-    from ddpdoctor.model.pictures import SourceExcerpt, Timeline
+    from ddpdoctor.model.pictures import SourceExcerpt
     from ddpdoctor.rules.bandwidth.curves import Baseline
     from ddpdoctor.rules.data.shared import Shared
     from ddpdoctor.rules.engine import Facts
@@ -77,12 +73,12 @@ MOST_LOADERS = 16  # our choice: a script with more makes them anew, and the fir
 
 
 def loader_data(job: Job) -> list[Any]:
-    """Encode the loaders that two or more ranks of a group trained with, paired as the data rules pair them."""
+    """Return the loaders that two or more ranks of a group trained with, paired as the data rules pair them."""
     try:
         found = replicas_of(job)
         known = [] if isinstance(found, Unread) else [replicas for replicas in found if replicas.by_model]
         loaders = [shared for replicas in known for shared in shared_loaders(replicas)]
-        return [encode(_taken(shared)) for shared in loaders[:MOST_LOADERS]]
+        return list(map(_taken, loaders[:MOST_LOADERS]))
     except Exception:  # noqa: BLE001 - damaged records of one rank must not cost the report
         return []
 
@@ -119,8 +115,7 @@ def picture_data(
 ) -> PictureData:
     """Return the data of a job's pictures. A failure here costs the pictures and not the report.
 
-    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder; without,
-    only lines that were kept are shown.
+    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder.
     """
 
     def make() -> dict[str, Any]:
@@ -136,37 +131,19 @@ def picture_data(
             hung=status is JobStatus.HUNG,
         )
         waits = fold_waits(find_targets(state), by_rank, blamed_ranks(cause)) if state is not None else None
-        excerpt = _excerpt(saved, verdict, reads_source=reads_source)
         return {
-            "timeline": encode_timeline(timeline),
-            "waits": None if waits is None else encode(waits),
-            "source": None if excerpt is None else encode(excerpt),
-        }
+            "timeline": timeline, "waits": waits, "source": _excerpt(saved, verdict, reads_source=reads_source),
+        }  # fmt: skip
 
     return walled(make)
 
 
 def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
     """Return the data that a function makes, or a crashed check if it raises."""
-    try:
-        return make(), ()
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
-        reason = f"{type(error).__name__}: {error}"
-        return {}, (Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),)
-
-
-def encode_timeline(timeline: Timeline | None) -> Any:
-    """Encode a timeline without what its spans lack, which is much of their text."""
-    if timeline is None:
-        return None
-    plain = encode(timeline)
-    for lane in plain["lanes"]:
-        for name in ("coarse", "detail"):
-            lane[name] = [
-                {key: value for key, value in span.items() if value not in ("", None) or key == "end_ms"}
-                for span in lane[name]
-            ]
-    return plain
+    made = attempt(make)
+    if not isinstance(made, Exception):
+        return made, ()
+    return {}, (Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=f"{type(made).__name__}: {made}"),)
 
 
 def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
@@ -194,20 +171,18 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
 
 
 def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:
-    """Encode the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
+    """Return the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
     known: dict[str, Any]
     try:
         found = build_speed_state(job)
         if isinstance(found, Unread):
             known = {"reason": found.reason}
         else:
-            predictions = predict_changes(found, findings, curves)
-            network = network_use(found, curves)
             known = {
-                "budget": encode(replace(found.budget, overlap=overlap_of(found))),
-                "settings": encode(settings_of(found)),
-                "network": None if network is None else encode(network),
-                "predictions": [encode(one) for one in predictions],
+                "budget": replace(found.budget, overlap=overlap_of(found)),
+                "settings": settings_of(found),
+                "network": network_use(found, curves),
+                "predictions": list(predict_changes(found, findings, curves)),
             }
     except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
         known = {"reason": f"{type(error).__name__}: {error}"}
@@ -217,8 +192,7 @@ def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | N
 def predict_by_curve(report: Report, folder: Path, bench: Baseline) -> Report:
     """Return a report whose predictions use the times that ``allreduce-bench`` measured.
 
-    Raises:
-        UserError: the folder holds no run, it has no budget, or the bench measured no float32 all-reduces.
+    Raises ``UserError`` if the folder holds no run, it has no budget, or the bench measured no float32 all-reduces.
     """
     curves = curves_of(bench.results, len(bench.members))
     if curves is None:
@@ -309,7 +283,6 @@ def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
     return (launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
 
 
-Made = TypeVar("Made")
 HANG_OPTION = "--hang-timeout"
 # Options of ``wrap`` that rules name and that other ways in do not have.
 _WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|speed|no-consistency)\b")
@@ -330,7 +303,6 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
 
 
 def judge_replicas(folder: Path) -> tuple[Finding, ...]:
-    """Return the findings about the replicas of the job in a run folder, or nothing if it cannot be read."""
     try:
         return judge(rules_of("consistency"), {Job: [read_job(folder)]}).findings
     except UserError:
@@ -340,18 +312,18 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
 def judge_job(job: Job) -> Judgment:
     """Judge a job with all rules about progress, replicas and data, and about speed if the user asked for it."""
     rules = rules_of("progress", "consistency", "data", *["speed"] if job.speed_asked else [])
-    state = _attempt(lambda: build_job_state(job))
+    state = attempt(lambda: build_job_state(job))
     facts: Facts = {
         JobState: state if isinstance(state, Exception) else [state],
         Job: [job],
-        Replicas: _attempt(lambda: replicas_of(job)),
+        Replicas: attempt(lambda: replicas_of(job)),
     }
     if job.speed_asked:
         speed: SpeedState | Unread | Exception
         if isinstance(state, JobState) and state.cause is not Cause.NONE:  # such a job has other trouble first
             speed = Unread(why=Why.NEEDLESS, reason=state.cause.value)
         else:
-            speed = _attempt(lambda: build_speed_state(job))
+            speed = attempt(lambda: build_speed_state(job))
         facts = {**facts, SpeedState: [speed] if isinstance(speed, SpeedState) else speed}
     judged = judge(rules, facts)
     # A hang past torch's own time limit is final, because torch ends the job.
@@ -375,38 +347,19 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
 
     return replace(
         judged,
-        findings=tuple(
-            replace(one, summary=words(one.summary), evidence=tuple(map(words, one.evidence)), fix=advice(one.fix))
-            for one in judged.findings
-        ),
+        findings=tuple(reworded(one, words, advice) for one in judged.findings),
         checks=tuple(replace(one, reason=words(one.reason)) for one in judged.checks),
     )
 
 
-def _attempt(build: Callable[[], Made]) -> Made | Exception:
-    """Build the facts for some rules. If that raises, only the checks of these rules are crashed."""
-    try:
-        return build()
-    except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
-        return error
-
-
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
-    """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this."""
     saved = read_saved_run(folder)
     return _build(saved, job_of(saved), judgment, end, reads_source=True)
 
 
 def rebuild_report(folder: Path) -> Report:
-    """Return the report of a run folder without one: it was removed, the watcher was killed, or the disk was full.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a run folder without one: it was removed, the watcher was killed, or the disk was full."""
     saved = read_saved_run(folder)
     job = job_of(saved)
     judgment = judge_job(job)
@@ -434,9 +387,6 @@ def running_report(folder: Path, patience_s: float) -> Report:
     """Return the report of a job that goes on, from evidence that was just taken of it.
 
     A rank that made no progress for ``patience_s`` is blamed, if others wait for it.
-
-    Raises:
-        UserError: the folder is no run folder.
     """
     saved = read_saved_run(folder)
     job = job_of(saved)
@@ -463,7 +413,7 @@ def _build(
     world_size = max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size)
     summary = JobSummary(world_size=world_size, nnodes=job.nnodes, status=status, exit_status=end.exit_status)
     drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
-    pictures, crashed = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
+    pictures, failed = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
     consistency = job.consistency
     if consistency is not None:  # without the ranks' values, which are in the run folder
         consistency = replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams))
@@ -477,9 +427,9 @@ def _build(
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
         "speed": speed_data(job, shown),
-        "consistency": consistency and encode(consistency),
+        "consistency": consistency,
         "loaders": loader_data(job),
-        "sections": [encode(section) for section in sections],
+        "sections": list(sections),
     }
     return make_report(
         command=run.command or (),
@@ -488,7 +438,7 @@ def _build(
         job=summary,
         findings=shown,
         earlier=before,
-        checks=(*judgment.checks, *crashed),
+        checks=(*judgment.checks, *failed),
         ranks=rows,
         data=data | pictures,
     )
@@ -497,7 +447,7 @@ def _build(
 def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
     """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job.
 
-    ``hung`` is whether it was stopped. A job that goes on is running, whatever was found: a rank may move again.
+    A job that goes on is running, whatever was found: a rank may move again.
     """
     if hung:
         return JobStatus.HUNG
@@ -554,12 +504,12 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     about = report.data["evidence"]
     rows = tuple(rank_row(rank) for rank in job.ranks)
     own = records_own_job(path, [rank.pid for rank in seen.ranks])
-    pictures, crashed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
+    pictures, failed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
     return replace(
         report,
         verdict=verdict,
         findings=tuple(order_findings(judged.findings)),
-        checks=(*judged.checks, *crashed),
+        checks=(*judged.checks, *failed),
         ranks=rows,
         data={**report.data, **pictures, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
     )

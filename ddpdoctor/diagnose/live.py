@@ -13,31 +13,14 @@ from ddpdoctor.collect.live import find_runs, read_live, read_past
 from ddpdoctor.collect.run import job_of, read_saved_run
 from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.diagnose.pictures import describe_state
+from ddpdoctor.model import live as metrics
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import BEST_CLOCKS
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.findings import Attempt, JobStatus, Place
+from ddpdoctor.model.findings import Attempt, JobStatus
 from ddpdoctor.model.live import (
-    FINDINGS,
-    JOB_EXIT_STATUS,
-    JOB_INFO,
-    JOB_RANKS,
-    JOB_RESTARTS,
-    JOB_START_TIME,
-    JOB_STATUS,
-    RANK_BATCHES,
-    RANK_EPOCHS,
-    RANK_IDLE,
-    RANK_MEMORY,
-    RANK_STEP_TIME,
-    RANK_STEPS,
-    RANK_UP,
-    RANK_WAITING,
-    REPLICAS_COMPARED,
-    REPLICAS_DIFFER,
-    REPLICAS_EQUAL_UP_TO,
     Blamed,
     Cost,
     History,
@@ -54,7 +37,7 @@ from ddpdoctor.model.steps import recent_pace
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import is_file
 from ddpdoctor.rules.progress.job_state import build_job_state
-from ddpdoctor.rules.progress.states import call_words, peer_words
+from ddpdoctor.rules.progress.states import call_words, peer_words, to_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -79,16 +62,11 @@ WAITS_S = 1.0  # our choice: shorter waits are a part of most steps
 
 
 def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
-    """Return what the job in a run folder does right now, with or without its other members.
-
-    Raises:
-        UserError: the folder is not a run folder, or is damaged.
-    """
+    """Return what the job in a run folder does right now, with or without its other members."""
     return status_of(run_dir, read_live(run_dir, with_others=with_others), datetime.now(timezone.utc))
 
 
 def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
-    """Return what a job does, from what was read of it."""
     job, running_s, judged = live.job, None, None
     state = Liveness.RUNNING if live.is_running else Liveness.ENDED
     if live.is_running is None and live.end is None:
@@ -156,7 +134,6 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     # The user's line of its call, or else the last one that was seen
     site = waiting.call.site if waiting is not None and waiting.call is not None else None
     frame = site or rank.last_place
-    place = None if frame is None else Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
     return RankNow(
         rank=rank.rank,
         host=rank.host,
@@ -165,7 +142,7 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
         trains=trains,
         state="trains" if trains else describe_state(rank),
         since_s=None if trains or not lives or since_ns is None else round(max(0, since_ns) / 1e9, 3),
-        where=None if trains else place,
+        where=None if trains or frame is None else to_place(rank.rank, frame),
         step=rank.steps or (pace.number if pace is not None else 0),
         step_ms=round(pace.step_ms, 3) if pace is not None else None,
         waits_share=round(pace.waits_share, 4) if pace is not None else None,
@@ -211,33 +188,33 @@ def read_samples(
         status = ended.status if ended is not None else JobStatus.RUNNING
         started_s = datetime.fromisoformat(now.started_at).timestamp() if now.started_at else None
         rows = [
-            (JOB_INFO, 1, {**common, "script": script, "version": version}),
-            *((JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
-            (JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
-            (JOB_START_TIME, started_s, common),
-            (JOB_RESTARTS, now.attempt, common),
-            (JOB_RANKS, now.world_size, common),
+            (metrics.JOB_INFO, 1, {**common, "script": script, "version": version}),
+            *((metrics.JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
+            (metrics.JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
+            (metrics.JOB_START_TIME, started_s, common),
+            (metrics.JOB_RESTARTS, now.attempt, common),
+            (metrics.JOB_RANKS, now.world_size, common),
         ]
         if now.replicas is not None:
             rows += [
-                (REPLICAS_EQUAL_UP_TO, now.replicas.equal_up_to or 0, common),
-                (REPLICAS_COMPARED, now.replicas.compared, common),
-                (REPLICAS_DIFFER, bool(now.replicas.differing), common),
+                (metrics.REPLICAS_EQUAL_UP_TO, now.replicas.equal_up_to or 0, common),
+                (metrics.REPLICAS_COMPARED, now.replicas.compared, common),
+                (metrics.REPLICAS_DIFFER, bool(now.replicas.differing), common),
             ]
         counts = Counter((one.code, one.kind, one.severity.value) for one in (report.findings if report else ()))
         for (code, kind, severity), count in counts.items():
-            rows.append((FINDINGS, count, {**common, "code": code, "kind": kind, "severity": severity}))
+            rows.append((metrics.FINDINGS, count, {**common, "code": code, "kind": kind, "severity": severity}))
     for rank in now.ranks:
         labels = {**common, "host": rank.host, "rank": str(rank.rank)}
         values: dict[Metric, float | None] = {
-            RANK_UP: rank.lives,
-            RANK_STEPS: rank.step,
-            RANK_STEP_TIME: rank.step_ms / 1000 if rank.step_ms is not None else None,
-            RANK_WAITING: rank.waits_share,
-            RANK_IDLE: 0 if rank.trains else rank.since_s,
-            RANK_EPOCHS: rank.epoch,
-            RANK_BATCHES: rank.batch,
-            RANK_MEMORY: rank.memory_bytes,
+            metrics.RANK_UP: rank.lives,
+            metrics.RANK_STEPS: rank.step,
+            metrics.RANK_STEP_TIME: rank.step_ms / 1000 if rank.step_ms is not None else None,
+            metrics.RANK_WAITING: rank.waits_share,
+            metrics.RANK_IDLE: 0 if rank.trains else rank.since_s,
+            metrics.RANK_EPOCHS: rank.epoch,
+            metrics.RANK_BATCHES: rank.batch,
+            metrics.RANK_MEMORY: rank.memory_bytes,
         }
         rows += [(metric, value, labels) for metric, value in values.items()]
     return tuple(
@@ -248,7 +225,6 @@ def read_samples(
 
 
 def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> History:
-    """Return the history of a job from its starts, in their order."""
     failures = sum(start.failed for start in starts)
     began = [start.began_at for start in starts if start.began_at is not None]
     ended: list[datetime] = []
@@ -287,10 +263,7 @@ def cost_of(starts: Sequence[Start], at: int) -> Cost:
 
 
 def _lost_steps(start: Start, following: Start) -> int | None:
-    """Return how many steps the next start made again at most.
-
-    Those are the steps since the last torch.save, else since the epoch with which the next start began.
-    """
+    """Return how many steps the next start made again, at most: since the last save, else since its epoch began."""
     if start.saved_step is not None:
         return max(0, start.steps - start.saved_step)
     resumed, first = following.first_epoch, start.first_epoch
@@ -335,8 +308,7 @@ VARIES = (
 def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
     """Return the histories of the jobs in a folder, that of the latest start last, and why other runs were not read.
 
-    Raises:
-        UserError: there is no run folder, or none that can be read.
+    Raises ``UserError`` if there is no run folder, or none that can be read.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", help=HELP)

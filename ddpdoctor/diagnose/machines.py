@@ -19,7 +19,6 @@ from ddpdoctor.diagnose.report import check_report
 from ddpdoctor.exchange.conversation import BadRecord, measure_offset, shown_clock
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.findings import now
 from ddpdoctor.model.launch import Launch
@@ -58,10 +57,7 @@ LIST_HINT = "`ddpdoctor check-env --list` lists them all."
 
 
 def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, ...]:
-    """Return the wanted rules (all if none are named) without the unwanted, in the order of their codes.
-
-    Raises ``UserError`` for an unknown name, and if no rule is left.
-    """
+    """Return the rules, in the order of their codes. Raises ``UserError`` for an unknown name, and if none is left."""
     rules = rules_of("environment")
     chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
     left = chosen - _find_all(unwanted, rules)
@@ -71,7 +67,6 @@ def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, 
 
 
 def sections_of(rules: Iterable[Rule]) -> frozenset[str]:
-    """Return the sections of a node that these rules need."""
     return frozenset(section for rule in rules for section in rule.needs)
 
 
@@ -100,9 +95,8 @@ MOST_NAMED = 64  # for how many ranks without an answer their hello is looked up
 def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
     """Return the facts from all processes of a job on rank 0, and None on the other ranks.
 
-    ``timeout_s`` is how long rank 0 waits for the slowest rank after it has read its own host. The others read theirs
-    at the same time, so it only covers how much later they started and how much slower they are. It is also how long
-    each rank tries to reach the store. Ranks that do not answer in time are named, and the rest is reported.
+    ``timeout_s`` is how long each rank tries to reach the store, and how long rank 0 waits for the others after it has
+    read its own host. These read theirs at the same time, so it only covers how much later and slower they are.
 
     Raises ``UserError`` if the store cannot be reached.
     """
@@ -130,10 +124,7 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
 
 
 def gather_over(conversation: Conversation, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
-    """Do the same in an open conversation, for a program whose ranks go on together afterwards.
-
-    Raises ``StoreError``.
-    """
+    """Do the same in an open conversation, for a program whose ranks go on together. Raises ``StoreError``."""
     if not launch.gathers:
         return _read_alone(launch, system, plan)
     return _Member(launch, system, plan, SLOWEST_S).take_part(conversation, ends_last=False)
@@ -222,10 +213,7 @@ class _Member:
         return replace(node, clock=replace(node.clock, offset_s=offsets[-1]))
 
     def _hear(self, conversation: Conversation) -> tuple[list[Facts], list[str], tuple[str, ...]]:
-        """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived.
-
-        Return them, what went wrong, and the hosts of ranks that said no more than hello.
-        """
+        """Receive facts until all are there or the time is up. Return problems too, and hosts that only said hello."""
         facts: list[Facts] = []
         problems: list[str] = []
         hellos: dict[int, Hello] = {}
@@ -300,10 +288,7 @@ class Facts:
 
 
 def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
-    """Return the fleet of these processes, sorted by rank. No process is lost or counted twice.
-
-    Two processes with the same rank are both kept, so that the check of the ranks can find them.
-    """
+    """Return the fleet of these processes, sorted by rank. Two with the same rank are both kept: a check finds them."""
     arrived = sorted(facts, key=lambda one: one.rank)
     groups = []
     for machine in grouped((one.machine, one) for one in arrived).values():
@@ -349,7 +334,6 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
 
 
 def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
-    """Return the ranks that sent no facts."""
     return tuple(sorted(set(range(launch.world_size)) - {one.rank for one in facts}))
 
 
@@ -387,10 +371,7 @@ class CheckEnvOptions:
 
 
 def list_checks(wanted: CheckEnvOptions) -> list[str]:
-    """Return a line for each chosen check: code, kind, severity, group, and what it reads.
-
-    Raises ``UserError`` for unknown names.
-    """
+    """Return a line for each chosen check. Raises ``UserError`` for unknown names."""
     rules = choose_rules(wanted.checks, wanted.skip)
     width = max(len(rule.kind) for rule in rules)
     return [
@@ -443,7 +424,6 @@ def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report
 def build_checkup(
     fleet: Fleet, rules: Iterable[Rule], wanted: CheckEnvOptions, started_at: str, env: Mapping[str, str]
 ) -> Report:
-    """Judge a fleet and build its report."""
     fleet = replace(fleet, expected=tuple(map(read_expected, wanted.expect_version)))
     data = {
         "hosts": [node.host for node in fleet.nodes],
@@ -451,7 +431,7 @@ def build_checkup(
         "world_size": fleet.world_size,
         "missing_ranks": list(fleet.missing),
         "gathering": list(fleet.problems),
-        "nodes": [encode(node) for node in fleet.nodes],
+        "nodes": fleet.nodes,
     }
     report = check_report(rules, fleet_facts(fleet), data, wanted.command, started_at)
     return redact(report, fleet, env) if wanted.redact else report

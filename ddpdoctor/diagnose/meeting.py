@@ -125,10 +125,7 @@ class NodeMeeting(ExitStack):
     def __init__(
         self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, *, over_store: bool = False
     ) -> None:
-        """Take this node's launch and the ways to meet. ``folder`` may be shared with other nodes.
-
-        Without ``over_store``, nodes can meet only through ddpdoctor's own port or the folder.
-        """
+        """Without ``over_store``, nodes can meet only through ddpdoctor's own port or the folder, if they share one."""
         super().__init__()
         self._launch, self._over_store = launch, over_store
         self._folder = folder
@@ -138,7 +135,6 @@ class NodeMeeting(ExitStack):
 
     @property
     def trust(self) -> str:
-        """What the nodes' trust is based on."""
         if self._given:
             return f"the token of {VARIABLE}"
         if self._launch.launch.launcher is Launcher.SLURM:
@@ -225,7 +221,6 @@ class NodeMeeting(ExitStack):
 
 
 def in_background(what: Callable[[], None]) -> threading.Thread:
-    """Run a function in a daemon thread, so that it does not delay the process's exit."""
     thread = threading.Thread(target=what, name="ddpdoctor-beside", daemon=True)
     thread.start()
     return thread
@@ -246,12 +241,10 @@ class Arrivals:
     seen: Mapping[int, SentFacts]  # the facts of those that sent any
 
     def leads(self) -> dict[int, NodeArrival]:
-        """Return the processes that read their node."""
         return {number: one for number, one in self.arrived.items() if one.leads}
 
 
 def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, NodeArrival]:
-    """Return the processes that joined, when all are there or the time is up."""
     most = 2 * launch.launch.world_size + MOST_TOO_MANY
     counted, last_came_s = 0, time.monotonic()
 
@@ -368,6 +361,5 @@ def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]
 
 
 def absent_visits(launch: NodeLaunch, numbers: Iterable[int]) -> list[Visit]:
-    """Return the nodes with these numbers, which did not join."""
     hosts = dict(enumerate(launch.hosts))
     return [Visit(number=n, host=hosts.get(n, ""), arrived=False, settings=JobSettings()) for n in numbers]

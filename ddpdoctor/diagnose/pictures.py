@@ -43,8 +43,8 @@ MAX_STACK = 40
 def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     """Return a rank's row of the report.
 
-    ``stopped_ns`` is when a hung job was stopped. Errors after that are left out: when several nodes are stopped, the
-    ranks of one node fail because those of another are gone.
+    Errors after ``stopped_ns``, when a hung job was stopped, are left out: when several nodes are stopped, the ranks of
+    one node fail because those of another are gone.
     """
     if stopped_ns is not None and rank.samples:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
@@ -111,7 +111,6 @@ def pace_rows(job: Job) -> list[dict[str, Any]]:
 
 
 def blamed_ranks(verdict: Finding | None) -> frozenset[int]:
-    """Return the ranks that a verdict blames."""
     return frozenset(verdict.ranks) if verdict is not None else frozenset()
 
 
@@ -191,7 +190,6 @@ class TimelineClock:
 
     @property
     def until_ms(self) -> float:
-        """The length of the timeline."""
         return self.ms(self.until_ns)
 
     def ms(self, time_ns: int) -> float:
@@ -232,10 +230,7 @@ class StepRange(NamedTuple):
 
 
 def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int) -> tuple[Span, ...]:
-    """Return the steps of a rank, merged to at most ``most`` spans, with the last save, and what came before and after.
-
-    ``tail`` is what the rank did in the end.
-    """
+    """Return a rank's steps, merged to at most ``most`` spans, what was before and after, the save, and ``tail``."""
     # The recorded steps by number: the evenly kept and the longest of the run, and the last ones
     found: dict[int, StepRange] = {}
     kept = rank.speed.kept if rank.speed is not None else None
@@ -283,10 +278,7 @@ def _host(start_ms: float, end_ms: float, label: str) -> tuple[Span, ...]:
 
 
 def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
-    """Merge parts that end in the same slice of time. One that is longer than a slice stays alone.
-
-    There are half as many slices as ``most``, the largest number of merged parts.
-    """
+    """Merge parts that end in the same slice of time; there are ``most`` / 2. One longer than a slice stays alone."""
     if len(parts) <= most:
         return list(parts)
     start_ns, count = parts[0].start_ns, max(1, most // 2)
@@ -348,8 +340,7 @@ def detail_spans(
 ) -> list[Span]:
     """Return the spans of a rank's chosen calls, of those that have not ended, and of the code between, by start.
 
-    ``tail``, what the rank did in the end, is left out if later calls are not shown. ``waits``: it waited for others in
-    the end, also if that wait failed.
+    ``tail`` is what the rank did in the end. ``waits``: it waited for others then, also if that wait failed.
     """
     spans = [*_ended_spans(rank, chosen, arrivals, clock, tail, waits=waits)]
     if not chosen.cut_after:
@@ -443,7 +434,6 @@ def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Sp
 
 
 def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
-    """Return the rank's last save to a file, if there was one."""
     save = rank.last_save
     if save is None:
         return ()
@@ -452,7 +442,6 @@ def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
 
 
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
-    """Return the span of a call that has not ended."""
     return replace(_words(rank, kind_of(call)), start_ms=clock.ms(call.started_ns), number=call.seq)
 
 
@@ -482,13 +471,7 @@ def make_timeline(
 ) -> Timeline | None:
     """Return the timeline of a job, or None if it had no ranks.
 
-    Args:
-        job: Its facts.
-        rows: The row of each rank in the report.
-        verdict: The verdict if the job ended badly, else None.
-        waiters: The ranks that waited for others in the end, also if their wait failed.
-        started_at: The time of ``began_ns`` in the format of reports.
-        hung: It hung, and was stopped for that.
+    ``verdict`` is None if the job ended well. ``waiters`` waited for others in the end, also if their wait failed.
     """
     ranks = {rank.rank: rank for rank in sorted(job.ranks, key=lambda one: (one.attempt, one.started_ns or 0))}
     if not ranks:
@@ -572,10 +555,7 @@ def _details(
     clock: TimelineClock,
     at_ns: int | None,
 ) -> tuple[dict[int, tuple[Span, ...]], float]:
-    """Return the spans of each lane that is shown in full, and since when all of them are whole.
-
-    ``there`` are all ranks that started, ``at_ns`` is the time of the fault.
-    """
+    """Return the spans of each lane shown in full, and since when all of them are whole. ``at_ns``: of the fault."""
     most = min(LANE_DETAIL_SPANS, MOST_DETAIL_SPANS // len(shown))
     chosen = {}
     for number in there.keys() & shown:  # its last calls, or those around the fault if there are many after it
@@ -643,7 +623,7 @@ def fold_waits(
 ) -> RankWaits | None:
     """Return the waits of all ranks by class, or None if nobody waits for anybody.
 
-    Ranks of one class are in the same state at the same line and wait for the same ranks, so that a circle stays one.
+    Ranks of one class wait for the same ranks, so that a circle stays one.
     """
     if not targets:
         return None

@@ -12,7 +12,7 @@ import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import effective_environment, read_identity, read_node_launch, read_process
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.diagnose.machines import Head, sections_of
+from ddpdoctor.diagnose.machines import FQDN_LIMIT_S, Head, sections_of
 from ddpdoctor.diagnose.meeting import (
     FACTS_LIMIT_S,
     GRACE_S,
@@ -33,7 +33,7 @@ from ddpdoctor.diagnose.meeting import (
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.report import make_report
+from ddpdoctor.diagnose.report import make_report, reworded
 from ddpdoctor.exchange.conversation import measure_clocks
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 
 BESIDE = frozenset({"clock", "version-same"})  # checks of other groups that concern how nodes start together
 HEAD_LIMIT_S = 5.0
-FQDN_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,6 @@ class OwnNode:
     identity: Identity
 
     def arrived(self) -> NodeArrival:
-        """Return the message that the node sends when it joins."""
         launch = self.launch
         return NodeArrival(
             host=self.identity.host,
@@ -96,16 +94,12 @@ class OwnNode:
 
 
 def chosen_rules() -> tuple[Rule, ...]:
-    """Return the rules about machines and launches that concern how nodes meet."""
     groups = {CheckGroup.NETWORK, CheckGroup.LAUNCH}
     return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
 
 
 def read_own_node(member: OwnNode, entry: JoinedMeeting | None) -> Node:
-    """Read this node. ``entry`` is None if it has not met the others.
-
-    Every node looks up the name of the first host, which only torchrun's c10d rendezvous publishes.
-    """
+    """Read this node. All look up the name of the first host, which only torchrun's c10d rendezvous publishes."""
     sections = sections_of(chosen_rules())
     head: str | None = None
     if entry is not None and not member.launch.by_number:
@@ -176,7 +170,6 @@ def judge_meeting(rendezvous: Rendezvous, judged: Judgment) -> tuple[tuple[Findi
 
 
 def build_report(sentence: Sentence, wanted: RendezvousOptions, data: dict[str, Any], world_size: int | None) -> Report:
-    """Return the report of a verdict. ``data`` holds this node's facts."""
     findings = as_typed(sentence.findings, wanted.options)
     return make_report(
         command=wanted.command,
@@ -190,7 +183,6 @@ def build_report(sentence: Sentence, wanted: RendezvousOptions, data: dict[str, 
 
 
 def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
-    """Return the facts in the form of the report."""
     pairs = rendezvous.pairs
     if len(pairs) > PAIRS_SHOWN:
         pairs = tuple(pair for pair in pairs if not is_whole((pair,)))
@@ -203,7 +195,7 @@ def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
         "world_size": fleet["world_size"],
         "missing_ranks": fleet["missing"],
         "gathering": fleet["problems"],
-        "nodes": [encode(node) for node in rendezvous.fleet.nodes],
+        "nodes": rendezvous.fleet.nodes,
         "rendezvous": {**plain, "pairs_tried": len(rendezvous.pairs)},
     }
 
@@ -219,19 +211,10 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
         # PET_NODE_RANK is --node-rank of torchrun.
         return pattern.sub(lambda found: "--" + found[1].removeprefix(_PREFIX).lower().replace("_", "-"), text)
 
-    return tuple(
-        replace(
-            finding,
-            summary=typed(finding.summary),
-            evidence=tuple(typed(sentence) for sentence in finding.evidence),
-            fix=typed(finding.fix),
-        )
-        for finding in findings
-    )
+    return tuple(reworded(finding, typed) for finding in findings)
 
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:
-    """Return whether all pairs were tried and work."""
     contacts = ((pair.connecting, *filter(None, (pair.small, pair.large))) for pair in pairs)
     return all(one is not None and one.contact is Contact.CONNECTED for those in contacts for one in those)
 
@@ -271,7 +254,6 @@ class OwnVisit:
     def __init__(
         self, *, member: OwnNode, wanted: RendezvousOptions, torch: TorchProcess, meeting: NodeMeeting, started_at: str
     ) -> None:
-        """Take this node's identity and tools."""
         self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
         self.started_at = started_at
         self.seen: SentFacts | None = None
@@ -507,8 +489,8 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
         "verb": "check-rendezvous",
         "hosts": list(sentence.hosts),
         "launcher": launch.launch.launcher.value,
-        "nodes": [encode(visit.seen.node)],
-        "door": encode(visit.store_view) if visit.store_view is not None else None,
+        "nodes": [visit.seen.node],
+        "door": visit.store_view,
     }
     return RendezvousChecked(
         report=build_report(sentence, visit.wanted, data, launch.settings.world_size),
@@ -549,7 +531,6 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
 
 
 def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
-    """Send this process's variables, and leave the checks to the process that reads the node."""
     with NodeMeeting(member.launch, member.system.env, wanted.folder) as meeting:
         try:
             conversation = meeting.find(wanted.timeout_s).conversation
@@ -561,9 +542,9 @@ def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
 
 
 def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:
-    """Read this node and check the store, unless that is already done, and judge only that.
+    """Judge only this node and the store. ``why`` says why the node is alone.
 
-    ``why`` says why the node is alone. ``attempts`` are its connections to the store while it searched for the others.
+    ``attempts`` are its connections to the store while it searched for the others.
     """
     seen = visit.seen or visit.read(None, 0)
     view = visit.store_view or visit.view_store(None, None, 0)

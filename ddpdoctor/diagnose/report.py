@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
-from ddpdoctor.model.findings import Outcome, Report, now
+from ddpdoctor.model.findings import Outcome, RankRow, Report, now
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.engine import judge, order_findings, pick_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-    from ddpdoctor.model.findings import Check, Finding, JobSummary, RankRow
+    from ddpdoctor.model.bandwidth import Member
+    from ddpdoctor.model.findings import Check, Finding, JobSummary
+    from ddpdoctor.model.trial import Participant
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule
+
+Made = TypeVar("Made")
 
 
 def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
@@ -30,10 +34,7 @@ def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
     job: JobSummary | None = None,
     ranks: Iterable[RankRow] = (),
 ) -> Report:
-    """Return a report. An empty ``ended_at`` means now. ``job`` is None if no job was run.
-
-    The findings in ``earlier`` are shown, but cannot become the verdict.
-    """
+    """Return a report; an empty ``ended_at`` means now. Findings in ``earlier`` are shown, but never the verdict."""
     found = tuple(findings)
     return Report(
         command=hide_secrets(command),
@@ -57,6 +58,35 @@ def check_report(
     return make_report(
         command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
     )
+
+
+def attempt(build: Callable[[], Made]) -> Made | Exception:
+    """Build what several rules, or parts of a report, share. If that raises, only they go without it."""
+    try:
+        return build()
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
+        return error
+
+
+def reworded(finding: Finding, words: Callable[[str], str], advice: Callable[[str], str] | None = None) -> Finding:
+    """Return a finding whose texts are changed by ``words``, its fix by ``advice`` if that is another."""
+    evidence = tuple(map(words, finding.evidence))
+    return replace(finding, summary=words(finding.summary), evidence=evidence, fix=(advice or words)(finding.fix))
+
+
+def member_rows(members: Iterable[Member | Participant], describe: Callable[[int], dict[str, Any]]) -> list[RankRow]:
+    """Return the row of each rank of a probe. ``describe`` returns what it did, as fields of the row."""
+    return [
+        RankRow(
+            rank=one.rank,
+            local_rank=one.local_rank,
+            host=one.host,
+            pid=one.pid,
+            gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
+            **describe(one.rank),
+        )
+        for one in members
+    ]
 
 
 def leave_out(report: Report, codes: Collection[str]) -> Report:

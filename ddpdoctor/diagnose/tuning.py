@@ -10,7 +10,6 @@ from ddpdoctor.collect.run import read_job
 from ddpdoctor.collect.run_files import read_trial
 from ddpdoctor.diagnose.job import build_report
 from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.tuning import (
@@ -74,11 +73,7 @@ SENTENCES = {
 def build_tune_report(
     folder: Path, judgment: Judgment, end: JobEnd, restarted: TrialRecord | None = None
 ) -> Report:  # fmt: skip
-    """Return the report of a trial, and of what was tried by restarts after it.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a trial, and of what was tried by restarts after it."""
     report = build_report(folder, judgment, end)
     trial, job = read_trial(folder), read_job(folder)
     trials = [one for one in (trial, restarted) if one is not None and one.has_result]
@@ -93,7 +88,7 @@ def build_tune_report(
             round=trial.round + 1 if trial.trying else 0,
             rounds=trial.rounds,
         )
-        return replace(report, data={"tune": encode(outcome), **report.data})
+        return replace(report, data={"tune": outcome, **report.data})
     if restarted is None:
         problem, help_text = _why_none(job, trial)
     elif restarted.reason:
@@ -105,12 +100,11 @@ def build_tune_report(
     outcome = TuneOutcome(problem=problem, help=help_text)
     return replace(
         report, job=finished(report), verdict=None, findings=(), checks=(),
-        data={"tune": encode(outcome), **report.data},
+        data={"tune": outcome, **report.data},
     )  # fmt: skip
 
 
 def words_of_setting(setting: str) -> str:
-    """Return what a user calls a setting that was in effect."""
     return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting)
 
 
@@ -155,7 +149,7 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
         job=finished(report),
         findings=judged.findings,
         checks=judged.checks,
-        data={"tune": encode(TuneOutcome(result=result, rounds=result.rounds)), **report.data},
+        data={"tune": TuneOutcome(result=result, rounds=result.rounds), **report.data},
     )
 
 
@@ -199,11 +193,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
 def build_scaling_report(
     launched: Sequence[tuple[LaunchKind, int, Path]], command: tuple[str, ...], started_at: str, notes: tuple[str, ...]
 ) -> Report:
-    """Return the report of launches that all have a result, each with its number of ranks and its run folder.
-
-    Raises:
-        UserError: a folder is no run folder.
-    """
+    """Return the report of launches that all have a result, each with its number of ranks and its run folder."""
     measured = [
         (launch, folder)
         for kind, ranks, folder in launched
@@ -239,7 +229,7 @@ def build_scaling_report(
         findings=(),
         checks=(),
         job=JobSummary(world_size=result.measured_ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
-        data={"scaling": encode(result)},
+        data={"scaling": result},
     )
 
 
@@ -251,10 +241,7 @@ ENDED = frozenset({TrialStop.DONE, TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MO
 def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan | None:
     """Return what to try by restarts after a first launch, or None if nothing calls for them.
 
-    Args:
-        folder: Its run folder.
-        only: Names of the settings to try; empty: all that fit.
-        wall_s: How long it took.
+    ``only`` names the settings to try (empty: all that fit). ``wall_s`` is how long the first launch took.
     """
     trial = read_trial(folder)
     if trial.stop not in ENDED or not trial.blocks:
@@ -285,26 +272,20 @@ def describe_plan(plan: RestartPlan, rounds: int) -> str:
 def build_launch_report(
     folder: Path, judgment: Judgment, end: JobEnd, *, setting: str, number: int, rounds: int
 ) -> Report:
-    """Return the report of a launch: that of any job, and which setting was in effect if it ended badly.
-
-    Raises:
-        UserError: the folder is no run folder.
-    """
+    """Return the report of a launch: that of any job, and which setting was in effect if it ended badly."""
     report = build_report(folder, judgment, end)
     if report.job is not None and report.job.ended_badly:
         outcome = TuneOutcome(trying=words_of_setting(setting), round=number + 1, rounds=rounds)
-        return replace(report, data={"tune": encode(outcome), **report.data})
+        return replace(report, data={"tune": outcome, **report.data})
     return replace(report, job=finished(report), verdict=None, findings=(), checks=())
 
 
 def read_launch(folder: Path, setting: str, number: int) -> TriedBlock | None:
-    """Return the steps that a launch measured, as a block of a round, or None."""
     found = next((block for block in read_trial(folder).blocks if block.setting == setting), None)
     return None if found is None else replace(found, round=number)
 
 
 def why_unmeasured(folder: Path, report: Report, setting: str) -> str:
-    """Return why a launch has measured nothing."""
     refused = dict(read_trial(folder).refused)
     if setting in refused:
         return refused[setting]

@@ -5,7 +5,10 @@ with plain values, tuples of one kind (``tuple[X, ...]``) or of fixed length, ``
 plain JSON, and unions whose members have different JSON kinds (``Unread`` has a tag).
 
 The name of a field in JSON is its own, or ``metadata["json"]``: a field that got a better name keeps the old one in
-files, so that saved runs are still read.
+files, so that saved runs are still read. A field with ``metadata["omit"]`` is left out where it has its default.
+
+A report holds records in its plain data until it is written: they are encoded there, and decoding leaves them as they
+are, so that one reader serves a report that was just made and one that comes from a file.
 
 Hosts may run different versions, so unknown fields are dropped and missing fields take their default. Any other value
 that does not match its hint raises ``WrongValue``, which names the place. Received data is never executed.
@@ -62,9 +65,9 @@ class WrongValue(Exception):  # noqa: N818 - says what it is
 
 
 def encode(value: Any) -> Any:
-    """Convert an instance of a dataclass to values that ``json.dumps`` accepts."""
+    """Convert a dataclass, or plain data that holds some, to values that ``json.dumps`` accepts."""
     kind: Any = type(value)
-    return _encoder(kind)(value)
+    return _encode_any(value) if kind in {dict, list, tuple} else _encoder(kind)(value)
 
 
 def decode(kind: type[Kind], plain: Any) -> Kind:
@@ -118,7 +121,9 @@ def _encoder(hint: Any) -> Convert:
 
 
 def _encode_any(value: Any) -> Any:
-    """Convert tuples and enums to plain values, and NaN and infinities to null."""
+    """Convert tuples, enums and dataclasses to plain values, and NaN and infinities to null."""
+    if is_dataclass(value):
+        return encode(value)
     if isinstance(value, dict):
         return {str(key): _encode_any(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -130,13 +135,16 @@ def _encode_any(value: Any) -> Any:
 
 def _dataclass_encoder(kind: Any) -> Convert:
     # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, str, Convert]] = []
+    parts: list[tuple[str, str, Convert, Any]] = []
 
     def encode_dataclass(value: Any) -> dict[str, Any]:
         if not parts:
             hints = field_hints(kind)
-            parts.extend((one.name, _json_name(one), _encoder(hints[one.name])) for one in fields(kind))
-        return {in_json: encode_one(getattr(value, name)) for name, in_json, encode_one in parts}
+            for one in fields(kind):
+                omitted = one.default if "omit" in one.metadata else MISSING
+                parts.append((one.name, _json_name(one), _encoder(hints[one.name]), omitted))
+        held = ((in_json, encode_one, getattr(value, name), omitted) for name, in_json, encode_one, omitted in parts)
+        return {in_json: encode_one(one) for in_json, encode_one, one, omitted in held if one != omitted}
 
     return encode_dataclass
 
@@ -250,7 +258,7 @@ def _union_decoder(hint: Any) -> Convert:
     def decode_union(plain: Any) -> Any:
         if allows_unread and type(plain) is dict and UNREAD_TAG in plain:
             return decode_unread(plain[UNREAD_TAG])
-        decode_one = decoders.get(type(plain))
+        decode_one = decoders.get(dict if is_dataclass(plain) else type(plain))
         if decode_one is None:
             raise _wrong(" or ".join(sorted({_name(kind) for kind in decoders})), plain)
         return decode_one(plain)
@@ -263,6 +271,8 @@ def _dataclass_decoder(kind: Any) -> Convert:
     parts: list[tuple[str, str, Convert, bool]] = []
 
     def decode_dataclass(plain: Any) -> Any:
+        if type(plain) is kind:
+            return plain
         if type(plain) is not dict:
             raise _wrong("an object", plain)
         if not parts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+OMITTED = {"omit": True}  # of a span, what it lacks, which would be much of a timeline's text
+
 
 class SpanKind(str, Enum):
     """What a rank did during a span."""
@@ -28,10 +30,12 @@ class Span:
     start_ms: float
     end_ms: float | None  # None: it had not ended
     label: str  # the operation, such as "all_reduce"
-    group: str = ""
-    number: int | None = None  # the sequence number of a collective in its group, or the number of a step
-    shape: str = ""  # such as "float32 [1024, 16]"
-    place: str = ""  # the user's line: "train.py:61 in main"
+    group: str = field(default="", metadata=OMITTED)
+    number: int | None = field(
+        default=None, metadata=OMITTED
+    )  # the sequence number of a collective in its group, or the number of a step
+    shape: str = field(default="", metadata=OMITTED)  # such as "float32 [1024, 16]"
+    place: str = field(default="", metadata=OMITTED)  # the user's line: "train.py:61 in main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

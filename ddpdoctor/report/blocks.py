@@ -226,15 +226,14 @@ class Content:
     several_hosts: bool = False  # findings name their hosts
     # On a screen, only the verdict is shown with its evidence. Each other finding takes a line.
     ends_with_verdict: bool = False
-    # Returns what a document draws before the results: the timeline, who waits for whom, stacks, grids.
-    draw_pictures: Callable[[], tuple[Section, ...]] = tuple
+    # Draws what a document has before the results: the timeline, who waits for whom, stacks, grids.
+    draw_pictures: Callable[[], Iterable[Block]] = tuple
     others: tuple[Finding, ...] = ()  # with ``ends_with_verdict``: findings beside the verdict that no section shows
     is_checklist: bool = False  # count the outcomes of checks, and show notes only as details
 
     @property
-    def pictures(self) -> tuple[Section, ...]:
-        """What a document draws before the results."""
-        return self.draw_pictures()
+    def pictures(self) -> tuple[Block, ...]:
+        return tuple(self.draw_pictures())
 
 
 def table_of(
@@ -247,8 +246,7 @@ def table_of(
 ) -> Table:
     """Return an indented table of rows. A head is a name, or a name and a unit.
 
-    The first ``left`` columns, or those of these names, are aligned to the left. ``weights`` are by name of a column,
-    ``more`` fields of a table.
+    The first ``left`` columns, or those of these names, are aligned to the left. ``more`` are fields of a table.
     """
     columns = []
     for at, head in enumerate(heads):
@@ -260,7 +258,6 @@ def table_of(
 
 
 def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:
-    """Return a list of plain sentences."""
     return Items(items=tuple(Item(text=text) for text in texts), mark=mark)
 
 

@@ -49,11 +49,7 @@ Kind = TypeVar("Kind")
 
 
 def read_part(kind: type[Kind], plain: Any, what: str) -> Kind | None:
-    """Return a part of a report's data, or None if the report lacks it. ``what`` names it in the error.
-
-    Raises:
-        UserError: the part is damaged.
-    """
+    """Return a part of a report's data, or None if the report lacks it. Raises ``UserError`` that names ``what``."""
     try:
         return None if plain is None else decode(kind, plain)
     except (WrongValue, TypeError) as error:
@@ -69,15 +65,11 @@ def read_picture(kind: type[Kind], plain: Any) -> Kind | None:
 
 
 def severity_word(severity: Severity) -> str:
-    """Return the word for a severity. An info is called a note."""
     return "note" if severity is Severity.INFO else severity.value
 
 
 def verdict_section(verdict: Finding) -> Section:
-    """Return what backs the verdict of a job: the ranks, the line, the evidence, and what to do.
-
-    The problem itself is the headline of the report.
-    """
+    """Return what backs the verdict of a job. The problem itself is the headline of the report."""
     title = f"{title_of(verdict)} ({sureness_of(verdict)})"
     step = [] if verdict.step is None else [f"step {verdict.step}"]
     tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
@@ -87,7 +79,6 @@ def verdict_section(verdict: Finding) -> Section:
 
 
 def finding_facts(finding: Finding, more_places: tuple[str, ...] = (), *, explain: bool) -> tuple[FactEntry, ...]:
-    """Return where a finding is, what backs it, and what to do."""
     # A command with inserted line breaks could not be pasted, so the terminal wraps it.
     is_command = COMMAND.match(finding.fix) is not None
     return (
@@ -124,10 +115,7 @@ def count_checks(report: Report) -> str:
 
 
 def places_of(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[Section, ...]:
-    """Return a section that says where the ranks are, or nothing if there are none.
-
-    Its classes are sorted by lowest rank. Ranks that the verdict blames have their own.
-    """
+    """Return a section of where the ranks are, by lowest rank, those that the verdict blames apart; or nothing."""
     blamed = frozenset(verdict.ranks) if verdict else frozenset()
     several = len({row.host for row in ranks}) > 1
     ordered = sorted(ranks, key=lambda row: row.rank)

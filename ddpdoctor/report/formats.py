@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from ddpdoctor import __version__
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import SCHEMA_VERSION, JobStatus, Outcome, Report, Severity
+from ddpdoctor.model.findings import SCHEMA_VERSION, Outcome, Report, Severity
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.words import grouped
 from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Table, Text, Tree, read_content
@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 
 
 def render_csv(report: Report) -> str:
-    """Render a header and one row per record. None is empty, and booleans are "true" and "false".
-
-    Raises ``UserError`` for a report without records.
-    """
+    """Render a header and one row per record. Raises ``UserError`` for a report without records."""
     records = read_content(report).records
     if records is None:
         raise UserError("this report has no table of measurements", help="--format json has everything.")
@@ -83,7 +80,6 @@ class _Header:
 
 
 def report_to_dict(report: Report) -> dict[str, Any]:
-    """Build the JSON object that ``report/schema.json`` describes."""
     body = encode(report)
     del body["tool_version"]
     tool = {"name": TOOL_NAME, "version": report.tool_version or __version__}
@@ -91,14 +87,13 @@ def report_to_dict(report: Report) -> dict[str, Any]:
 
 
 def render_json(report: Report) -> str:
-    """Render a report as JSON text."""
     return write_json(report_to_dict(report), indent=2)
 
 
 def write_json(value: Any, *, indent: int | None = None) -> str:
     """Return JSON text with a final newline. It is pure ASCII, so any stream can carry it.
 
-    Two # in a text may begin a command of a CI runner. They are written so that only JSON reads them as two.
+    Two # may begin a command of a CI runner. They are written so that only JSON reads them as two.
     """
     return json.dumps(value, indent=indent, allow_nan=False).replace("##", "\\u0023#") + "\n"
 
@@ -132,10 +127,7 @@ TITLE = "ddpdoctor"
 
 
 def render_github(report: Report, cwd: Path | None) -> str:
-    """Render one line per finding, and one per check without an answer. Paths below ``cwd`` are relative to it.
-
-    Without findings, the only line is the headline: an error if the job ended badly, else a notice.
-    """
+    """Render one line per finding, and one per check without an answer; without findings, the headline."""
     content = read_content(report)
     lines = [_draw_finding(finding, cwd) for finding in report.findings]
     if not lines:
@@ -191,7 +183,7 @@ def render_junit(report: Report, fail_on: Severity | None) -> str:
         # Render how the job ended, because a job may fail without a finding
         job = report.job
         case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
-        if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
+        if job.ended_badly:
             status = "" if job.exit_status is None else f", exit status {job.exit_status}"
             SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
         cases.insert(0, case)
@@ -268,10 +260,7 @@ KEPT = ("ranks", "hosts", "confidence", "origin", "step", "tensor", "share", "ev
 
 
 def render_sarif(report: Report, titles: Mapping[str, str], cwd: Path | None) -> str:
-    """Render one result per finding. ``titles`` has the line for lists of each rule, by code.
-
-    Paths below ``cwd`` are relative to it.
-    """
+    """Render one result per finding. ``titles`` has the line for lists of each rule, by code."""
     codes, rules = [], []
     for finding in {finding.code: finding for finding in report.findings}.values():
         code = clean(finding.code)
@@ -354,8 +343,7 @@ def render_markdown(report: Report) -> str:
     parts = [f"## {title}: {_inline(content.headline)}"]
     parts += _write_sections(content.about)
     parts += [_write_finding(finding) for finding in report.findings]
-    blocks = [block for section in content.pictures for block in section]
-    parts += [_write_block(block) for block in blocks if isinstance(block, SourceExcerpt | Tree)]
+    parts += [_write_block(block) for block in content.pictures if isinstance(block, SourceExcerpt | Tree)]
     parts += _write_sections(content.sections)
     if report.checks:
         rows = []
@@ -448,10 +436,7 @@ def _inline(text: str) -> str:
 
 
 def draw_tree(tree: Tree) -> list[str]:
-    """Return the lines of a tree in ASCII. It goes a level deeper only where ranks part.
-
-    The ranks of a node are named where they are not those of the node above.
-    """
+    """Return the lines of a tree in ASCII. It goes a level deeper, and names ranks, only where ranks part."""
     lines: list[str] = []
     todo: list[tuple[TreeNode, int, tuple[int, ...]]] = [(root, 0, ()) for root in reversed(tree.roots)]
     while todo:

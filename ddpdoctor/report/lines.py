@@ -57,18 +57,14 @@ def cleaned(data: Any, cwd: Path | None = None) -> Any:
 def printable(text: str) -> str:
     """Escape control and bidi characters, lone surrogates, NUL, and commands of a CI runner in a whole document.
 
-    This is the last step of every format except JSON, which is ASCII. Collected data is untrusted, and escaping the
-    whole document covers every field.
+    Collected data is untrusted. This is the last step of every format except JSON, which is ASCII.
     """
     text = text if text.replace("\n", "").isprintable() else "".join(map(_escape, text))
     return _AZURE.sub(r"\\x23#", text)
 
 
 def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = None) -> list[str]:
-    """Wrap between words. ``first`` is the prefix of the first line, ``rest`` that of the others.
-
-    A word that is too long, such as a path with its line, is never broken. If ``width`` is None, nothing is wrapped.
-    """
+    """Wrap between words, unless ``width`` is None. A word that is too long, such as a path, stays whole."""
     lines: list[str] = []
     hanging = " " * len(first) if rest is None else rest
     for part in text.splitlines() or [""]:
@@ -146,7 +142,6 @@ def title_of(finding: Finding, *, hosts: bool = True) -> str:
 
 
 def sureness_of(finding: Finding) -> str:
-    """Return how sure a finding is: ``confidence low``."""
     return f"confidence {finding.confidence.value}"
 
 
@@ -157,5 +152,4 @@ def blamed_by(finding: Finding, *, hosts: bool = True) -> str:
 
 
 def path_from(file: str, cwd: Path | None) -> str:
-    """Return a path relative to ``cwd`` if it is below it, else the path itself."""
     return file if cwd is None else file.removeprefix(f"{cwd}/")

@@ -84,7 +84,6 @@ class TextPage:
             self.lines.append(drawn)
 
     def gap(self) -> None:
-        """Add an empty line, unless the page is empty."""
         if self.lines:
             self.lines.append(Text())
 
@@ -355,7 +354,6 @@ MAX_RANKS_WIDTH = 28  # a longer list of ranks gets its own lines
 
 
 def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
-    """Add sections, each separated from the previous one."""
     for section in sections:
         before = len(page.lines)
         page.gap()
@@ -366,7 +364,6 @@ def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
 
 
 def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
-    """Add blocks one below the other."""
     for block in blocks:
         drawn: list[str] = []
         match block:
@@ -435,16 +432,13 @@ def render_text(
     cwd: Path | None = None,
     verbose: bool = False,
 ) -> str:
-    """Render a report. ``width`` is None if the output is not a terminal. Then nothing is wrapped.
-
-    Paths below ``cwd`` are shown relative to it. Raises ``UserError`` if the report is damaged.
-    """
+    """Render a report. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     content = read_content(report)
     page = TextPage(width=width, cwd=cwd)
     _add_head(page, report, content, run_dir, verbose=verbose)
     # The verdict says the rest.
     pictures = content.pictures if content.ends_with_verdict else ()  # no other has a timeline
-    strips = [section for section in pictures if any(isinstance(block, Timeline) for block in section)]
+    strips = [(block,) for block in pictures if isinstance(block, Timeline)]
     add_sections(page, (*content.about, *content.sections, *strips))
     if content.ends_with_verdict:
         # Add checks without an answer, other findings in short, and the verdict last, so that it stays on the screen
@@ -468,10 +462,7 @@ def render_text(
 
 
 def render_verdict(report: Report) -> str:
-    """Render only the headline, how it ended, and what backs the verdict, for a program that has the rest as data.
-
-    Raises ``UserError`` if the report is damaged.
-    """
+    """Render only the headline, how it ended, and what backs the verdict, for a program that has the rest as data."""
     content = read_content(report)
     page = TextPage(width=None, cwd=None)
     _add_head(page, report, content, None, verbose=True)
@@ -496,7 +487,6 @@ def _add_head(page: TextPage, report: Report, content: Content, run_dir: Path | 
 
 
 def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bool) -> None:
-    """Add checks and findings, the worst last."""
     checks = report.checks
     unknown = [] if verbose else [check for check in checks if check.outcome in UNKNOWN]
     if verbose:

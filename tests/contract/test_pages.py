@@ -139,7 +139,7 @@ def test_at_first_the_last_steps_before_the_fault_are_in_sight(browser, save):
     timeline = pages.timeline()
     fault = replace(timeline.events[0], at_ms=10_800.0, fault=True)
     faulty = replace(timeline, events=(fault,))
-    browser.open(save(replace(pages.content(), draw_pictures=lambda: ((faulty,),))))
+    browser.open(save(replace(pages.content(), draw_pictures=lambda: (faulty,))))
     assert settled_range(browser) == [10.233, 10.98, 16.8]
     assert browser.one(".events .fault").text == "10.80 s: the hang is certain (rank 1)"
 

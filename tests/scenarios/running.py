@@ -201,8 +201,8 @@ def _validator() -> Any:
 
 def grids_of(report: dict[str, Any]) -> dict[str, Grid]:
     """Return the grids that a document draws of a report, by their titles."""
-    sections = read_content(parse_report(json.dumps(report))).pictures
-    return {block.title: block for section in sections for block in section if isinstance(block, Grid)}
+    pictures = read_content(parse_report(json.dumps(report))).pictures
+    return {block.title: block for block in pictures if isinstance(block, Grid)}
 
 
 def cell_of(grid: Grid, row: str, column: str) -> str:

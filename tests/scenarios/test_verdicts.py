@@ -104,7 +104,7 @@ def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_m
     assert rows[0].startswith("> rank 1")
     assert set(rows[0][len(head) :]) == {"."}
     assert (len(rows[1]), rows[1][-1]) == (len(rows[0]), "w")  # a busy machine lets its last calls end after the fault
-    _, _, _, (tree,) = job_content(parse_report((ran.folder / "report.json").read_text())).pictures
+    _, _, _, tree = job_content(parse_report((ran.folder / "report.json").read_text())).pictures
     blamed = next(line for line in draw_tree(tree) if line.startswith("> "))
     assert "stuck.py" in blamed
     assert "in load" in blamed

@@ -65,7 +65,6 @@ WORDS = {
 
 
 def describe_members(bench: Bandwidth) -> str:
-    """Name ranks, hosts, backend, devices and versions. Values that differ are listed with their ranks."""
     where = f"{count_of(len(bench.members), 'rank')} on {format_hosts(bench.hosts)}"
     nccl = _alike(bench, lambda member: member.nccl or "")
     driver = _alike(bench, lambda member: member.driver or "")
@@ -169,7 +168,6 @@ MAX_ROWS = 12  # More rows do not help on a screen. The report file has all of t
 
 
 def comparison_section(comparison: Comparison) -> Section:
-    """Return what got slower, how the setups of the runs differ, and how many sizes are unchanged."""
     # Sizes below the requested limit come first, then those that are slower beyond the noise, the worst first.
     matter = [change for change in comparison.changes if change.below or change.ratio_high < 1]
     matter.sort(key=lambda change: (not change.below, change.ratio))
@@ -225,7 +223,6 @@ LATE_SHARE = 0.8
 
 
 def bandwidth_content(report: Report) -> Content:
-    """Return the content of a run. Raises ``UserError`` if the report is damaged."""
     bench = read_bandwidth(report)
     series = sort_series(bench.results)
     matrices = make_matrices(report, bench)
@@ -256,9 +253,8 @@ def bandwidth_content(report: Report) -> Content:
         words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
         late_section = ((Text(text=words),),)
     # How the run was cut short, and where its ranks were
-    if bench.stop is None:
-        stop_sections: tuple[Section, ...] = ()
-    else:
+    stop_sections: tuple[Section, ...] = ()
+    if bench.stop is not None:
         signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
         phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
         seen = "the results above were measured before" if bench.results else "nothing was measured"
@@ -290,7 +286,6 @@ def bandwidth_content(report: Report) -> Content:
 
 
 def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
-    """Return the table of a series, with its wrong rows highlighted, and what its curves show, latency first."""
     wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
     of_series = (series.collective, series.dtype, series.redop, series.in_place)
     curves = [one for one in bench.curves if (one.collective, one.dtype, one.redop, one.in_place) == of_series]
@@ -308,7 +303,6 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
 
 
 def _figures(curve: Curve) -> Iterator[str]:
-    """Yield the plateau and the latency of a curve, and how well time is linear in size."""
     parts = []
     if curve.plateau_gb_s is not None:
         since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
@@ -384,12 +378,11 @@ VALUES = "  {:>7}  {:>6}  {:>6}  {:>5}" * 2
 def render_nccl_tests(report: Report) -> str:
     """Render measurements in the format of nccl-tests, for programs that parse its output: one block per collective.
 
-    Throughput is preferred, because nccl-tests measures that. The lines follow ``src/common.cu`` and ``src/util.cu`` of
-    https://github.com/NVIDIA/nccl-tests, with out-of-place results on the left and in-place results on the right. The
-    output states the differences. The time is the median over iterations of the slowest rank, but nccl-tests prints the
-    mean over ranks and iterations. nccl-tests always measures both halves. Here, an unmeasured half repeats the other
-    one, with "N/A" for wrong elements, as nccl-tests prints without validation. A blank or "N/A" for any other number
-    would break most parsers.
+    The lines follow ``src/common.cu`` and ``src/util.cu`` of https://github.com/NVIDIA/nccl-tests. Throughput is
+    preferred, because nccl-tests measures that; its time is the mean over ranks and iterations, ours the median over
+    iterations of the slowest rank, and the output says so. nccl-tests always measures both halves: here, an unmeasured
+    half repeats the other one, with "N/A" for wrong elements, as nccl-tests prints without validation. A blank or "N/A"
+    for any other number would break most parsers.
     """
     bench = read_bandwidth(report)
     collectives = dict.fromkeys(row.collective for row in bench.results)

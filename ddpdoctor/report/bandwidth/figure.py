@@ -133,7 +133,6 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
 
 
 def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
-    """Draw bus bandwidth on the left and time on the right, each over the size."""
     lines = list_plotted(bench)
     references = list_references(bench)
     _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
@@ -202,7 +201,6 @@ def _draw_reference(axes: Axes, reference: Reference, lines: Sequence[Plotted]) 
 
 
 def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
-    """Label the sizes on the axis, and the lines at their ends or in a legend."""
     sizes = sorted({size for line in lines for size in line.sizes_bytes})
     if not sizes:
         return

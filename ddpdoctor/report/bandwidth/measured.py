@@ -7,23 +7,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import (
-    Advice,
-    Arrival,
-    BenchSettings,
-    Comparison,
-    Curve,
-    Ending,
-    LeftOut,
-    Measurement,
-    Member,
-    Mode,
-    NcclLog,
-    NodeResult,
-    Pair,
-    Reason,
-    Stop,
-)
+from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Ending, Measurement, Mode, Reason
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import count_of, format_rate, format_time
@@ -44,9 +28,9 @@ from ddpdoctor.report.blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import Change, Collective, Reference
+    from ddpdoctor.model.bandwidth import Change, Collective, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Block, Section
 
@@ -54,23 +38,13 @@ VERB = "allreduce-bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth:
-    """The data of a report of this command that the formats use."""
+class Bandwidth(Bench):
+    """A bench and what follows from it: the data of a report of this command."""
 
-    settings: BenchSettings
-    members: tuple[Member, ...]
-    results: tuple[Measurement, ...]
     curves: tuple[Curve, ...]
-    arrivals: tuple[Arrival, ...]
-    pairs: tuple[Pair, ...]
-    nodes: tuple[NodeResult, ...]
-    left_out: tuple[LeftOut, ...]
-    nccl_logs: tuple[NcclLog, ...]
     comparison: Comparison | None
     advice: Advice | None
     reasons: tuple[Reason, ...]
-    notes: tuple[str, ...]
-    stop: Stop | None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -79,7 +53,6 @@ class Bandwidth:
 
     @property
     def ending(self) -> Ending:
-        """How the bench ended."""
         return Ending.FINISHED if self.stop is None else self.stop.ending
 
 
@@ -140,12 +113,10 @@ class MeasuredCase:
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The modes measured, latency first."""
         return tuple(mode for mode in Mode if any(mode in row for row in self.rows))
 
 
 def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
-    """Group measurements into series, in the order of measurement."""
     series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
     for one in results:
         sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
@@ -231,7 +202,6 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
 
 
 def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
-    """List the references of the curves, each once."""
     return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
 
 
@@ -246,10 +216,7 @@ EMPTY, LOWEST, BLAMED = ".", "<", "> "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first.
-
-    A cell on the diagonal is the bandwidth within one end.
-    """
+    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first."""
 
     title: str
     noun: str  # the word for an end: "rank" or "host"
@@ -260,7 +227,6 @@ class Matrix:
 
     @property
     def cells(self) -> dict[tuple[int, int], float]:
-        """The bandwidths that were measured."""
         return {at: one.busbw_gb_s for at, one in self.results.items() if one.busbw_gb_s is not None}
 
     @property
@@ -278,7 +244,6 @@ class Matrix:
 
 
 def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
-    """Make the matrix of ranks. ``blamed`` are ranks that findings name."""
     hosts = {rank: host for pair in pairs for rank, host in zip(pair.ranks, pair.hosts, strict=True)}
     ranks = sorted(hosts)
     place = {rank: at for at, rank in enumerate(ranks)}
@@ -366,7 +331,6 @@ def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
 
 
 def cell_key(one: int, other: int) -> tuple[int, int]:
-    """Return the key of the cell of two positions."""
     return (one, other) if one <= other else (other, one)
 
 
@@ -377,20 +341,17 @@ def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
 PALER = "The paler, the slower."
 
 
-def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
-    """Return busbw over the size, a separate chart for each reference, and the time of a call over the size."""
+def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
+    """Yield busbw over the size, a separate chart for each reference, and the time of a call over the size."""
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
-    drawn = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
-    references: list[ChartLine | None] = [*(reference_line(one, busbw) for one in drawn)]
-    charts = [
-        Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=reference)
-        for reference in (references or [None])
-        if busbw
-    ]
-    charts += [Series(title="time of a call in us over size (median)", lines=tuple(time))] if time else []
-    return tuple((chart,) for chart in charts)
+    known = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
+    levels: list[ChartLine | None] = [*(reference_line(one, busbw) for one in known)]
+    for level in (levels or [None]) if busbw else ():
+        yield Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
+    if time:
+        yield Series(title="time of a call in us over size (median)", lines=tuple(time))
 
 
 def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
@@ -409,7 +370,7 @@ def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLin
     return ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
 
 
-def matrix_picture(matrix: Matrix) -> Section:
+def matrix_picture(matrix: Matrix) -> Grid:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
     if len(matrix.ends) <= MAX_COLUMNS:
         choose_ends = list(range(len(matrix.ends)))
@@ -425,7 +386,7 @@ def matrix_picture(matrix: Matrix) -> Section:
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
     low = min(*values, high / 10) if values else 0.0
-    grid = Grid(
+    return Grid(
         title=matrix.title,
         rows=tuple((MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
         columns=tuple(matrix.heads[at] for at in shown),
@@ -438,7 +399,6 @@ def matrix_picture(matrix: Matrix) -> Section:
             *not_shown(len(matrix.ends) - len(shown), matrix.noun),
         ),
     )
-    return (grid,)
 
 
 def _cell(

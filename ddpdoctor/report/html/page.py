@@ -56,17 +56,17 @@ RESULTS = "Results"
 def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them.
 
-    Each has an id for links, a title, a tone and blocks. A section without a title continues the part before it.
+    A section without a title continues the part before it.
     """
     pictures = content.pictures
-    drawn = {title for section in pictures for block in section if (title := _title(block)) is not None}
+    drawn = {_title(block) for block in pictures} - {None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
     before: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
-    for parts, those, prefix in ((before, (*first, *pictures), "p"), (behind, rest, "r")):
+    for parts, those, prefix in ((before, (*first, *((block,) for block in pictures)), "p"), (behind, rest, "r")):
         for section in filter(None, those):
             head, tone, blocks = section[0], Tone.STRONG, section
             if isinstance(head, Heading):
@@ -81,7 +81,6 @@ def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 
 def _title(block: Block) -> str | None:
-    """Return the title that a section has from its first block."""
     match block:
         case Heading():
             return block.text
@@ -103,10 +102,7 @@ ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def embed(data: Any, folder: Path | None = None) -> str:
-    """Return data as JSON in ASCII without a character that HTML reads. Texts are cleaned as everywhere else.
-
-    Paths below ``folder`` lose it.
-    """
+    """Return data as JSON in ASCII without a character that HTML reads. Paths below ``folder`` lose it."""
     text = json.dumps(cleaned(data, folder), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(ESCAPES)
 
@@ -147,8 +143,7 @@ LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels.
 def lay_out_chart(series: Series) -> dict[str, Any]:
     """Give each point its place, and return what the template draws. Points that are not above 0 are left out.
 
-    A tick is its place and its label; a curve its name, path, marks, style and whether it is a reference; a mark x, y
-    and what hovering says. References have no marks.
+    A curve is its name, path, marks, style and whether it is a reference; a mark x, y and what hovering says.
     """
     lines = [(line, line.is_reference) for line in series.lines]
     lines += [(series.reference, True)] if series.reference is not None else []
@@ -206,8 +201,7 @@ MAX_CHARACTERS = 31  # what fits a line of a box
 def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
     """Give each node a box and each edge an arrow, the path of an SVG, and return what the template draws.
 
-    A circle has arrows that lead back, below the boxes. ``words`` says each edge in a sentence, ``left_out`` counts
-    nodes without a box.
+    ``words`` says each edge in a sentence, ``left_out`` counts nodes without a box.
     """
     count = min(len(graph.classes), MAX_NODES)
     edges = [(one, other) for one, other in graph.links if one < count and other < count and one != other]
@@ -252,7 +246,6 @@ def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
 
 
 def _walk(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the nodes so that each comes before those it waits for, and the edges that do not close a circle."""
     order: list[int] = []
     forward: list[tuple[int, int]] = []
     open_nodes: set[int] = set()
@@ -275,10 +268,7 @@ def _walk(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list
 
 
 def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
-    """Return a curve from the right of a box to the left of another.
-
-    It passes above the boxes between them, and below all boxes if it leads back.
-    """
+    """Return a curve from a box's right to another's left: above those between, below all if it leads back."""
     x, y = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT // 2
     to_x, to_y = end[0], end[1] + BOX_HEIGHT // 2
     if to_x > x + ACROSS:
@@ -292,7 +282,6 @@ def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
 
 
 def _box(node: WaitingRanks, place: tuple[int, int]) -> tuple[int, int, list[str], bool, str]:
-    """Return the place of a box, its lines, whether it is blamed, and what hovering says."""
     lines = (format_ranks(node.ranks), node.state, node.place.rpartition("/")[2])
     cleaned = [clean(line) for line in lines if line]
     cut = [
@@ -489,10 +478,7 @@ def render_html(report: Report) -> str:
 
 
 def make_environment(folder: Path | None = None) -> Environment:
-    """Return the environment of the templates. It escapes what is not markup of its own.
-
-    Paths below ``folder`` lose it, unless the filter ``whole`` keeps them.
-    """
+    """Return the templates' environment. Paths below ``folder`` lose it, unless the filter ``whole`` keeps them."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import escape
 
@@ -501,13 +487,11 @@ def make_environment(folder: Path | None = None) -> Environment:
         return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value, folder)
 
     def by_place(where: tuple[Place, ...]) -> list[tuple[tuple[int, ...], Place]]:
-        """Return each line of code once, with its ranks."""
         places = {format_place(place): place for place in reversed(where)}
         ranks = grouped((format_place(place), place.rank) for place in where)
         return [(tuple(at), places[line]) for line, at in ranks.items()]
 
     def by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
-        """Return the groups over the columns, with the number of columns of each."""
         return [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda one: one.group)]
 
     env = Environment(
@@ -531,7 +515,6 @@ def make_environment(folder: Path | None = None) -> Environment:
 
 @cache
 def read_file(name: str) -> str:
-    """Return a file of this package."""
     return (FOLDER / name).read_text(encoding="ascii")
 
 

@@ -30,7 +30,7 @@ from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.model.saved import Unequal
@@ -41,12 +41,12 @@ QUIET = (Outcome.PASSED, Outcome.SKIPPED)
 MAX_NAMED = 12  # how many of the checks of a row are named
 
 
-def machine_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the grid of checks by hosts. Nothing if the report is not about machines."""
+def machine_pictures(report: Report) -> Iterator[Grid]:
+    """Yield the grid of checks by hosts. Nothing if the report is not about machines."""
     named = report.data.get("hosts")
     hosts = list(dict.fromkeys(one for one in named if isinstance(one, str))) if isinstance(named, list) else []
     if not hosts or not report.checks:
-        return ()
+        return
     # The rows of each group: those of checks that say something, then counts of the others by outcome
     rows: list[Row] = []
     by_kind = grouped((one.kind, one) for one in report.findings)
@@ -74,7 +74,7 @@ def machine_pictures(report: Report) -> tuple[Section, ...]:
         differs = marked and those[0] not in most
         return (MARK if differs else "") + format_hosts(hosts[at] for at in those)
 
-    grid = grid_by_member(
+    yield grid_by_member(
         "checks by host",
         shown,
         range(len(hosts)),
@@ -82,7 +82,6 @@ def machine_pictures(report: Report) -> tuple[Section, ...]:
         axes=("check", "host"),
         legend=(*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check")),
     )
-    return ((grid,),)
 
 
 def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> GridCell:
@@ -102,7 +101,7 @@ def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> Gr
 
 
 def checklist_content(
-    report: Report, *about: Section, pictures: Callable[[], tuple[Section, ...]] = tuple
+    report: Report, *about: Section, pictures: Callable[[], Iterable[Grid]] = tuple
 ) -> Content:  # fmt: skip
     """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
@@ -136,10 +135,9 @@ MAX_NAMES = 3  # how many files of a column are named
 SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
-def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """Return a grid of results by files, equal files in one column."""
+def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
     if not files:
-        return ()
+        return
     paths = [str(one.get("path")) for one in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
@@ -167,18 +165,16 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
         known = isinstance(count, int)
         rows["tensors"][at] = GridCell(text=str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
     rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in kinds}
-    grid = grid_by_member(
+    yield grid_by_member(
         "what could be read of each file, and what it holds",
         list(rows.items()),
         range(len(files)),
         lambda those: first_names([names[at] for at in those], MAX_NAMES),
         axes=("", "file"),
     )
-    return ((grid,),)
 
 
 def checkpoint_content(report: Report) -> Content:
-    """Return a line for each file."""
     files = report.data["files"]
     known = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
     lines = []
@@ -194,11 +190,11 @@ def checkpoint_content(report: Report) -> Content:
     return checklist_content(report, (items(lines),), pictures=lambda: checkpoint_pictures(known))
 
 
-def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Section, ...]:
-    """Return a grid of contents by files, equal files in one column. Nothing if the files are equal."""
+def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Grid]:
+    """Yield a grid of contents by files, equal files in one column. Nothing if the files are equal."""
     unequal = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
     if not unequal:
-        return ()
+        return
     tone = tone_of(findings)
     files = range(len(facts.files))
     rows: list[Row] = [(f"{one.name} ({one.kind.value})", _cells(one, tone)) for one in unequal[:MAX_ROWS]]
@@ -210,7 +206,7 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Sectio
         named, rank = rank_list((number + 1 for number in those), noun="file"), facts.files[those[0]].rank
         return named if len(those) > 1 or rank is None else f"{named} (rank {rank})"
 
-    grid = grid_by_member(
+    yield grid_by_member(
         "contents that differ",
         rows,
         files,
@@ -218,7 +214,6 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Sectio
         axes=("tensor or value", "file"),
         legend=(SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value")),
     )
-    return ((grid,),)
 
 
 def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
@@ -249,7 +244,6 @@ HEADS = ("", "what", "differ", "of", "largest", "relative")
 
 
 def diff_content(report: Report) -> Content:
-    """Return the content for compared files."""
     facts = decode(DiffFacts, report.data["diff"])
     files = []
     for number, one in enumerate(facts.files, start=1):
@@ -326,7 +320,6 @@ SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "spl
 
 
 def shares_content(report: Report) -> Content:
-    """Return the content for the arithmetic of an epoch."""
     shares = decode(Shares, report.data["shares"])
     drawn, repeated, batches, left_out = (
         sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
@@ -353,12 +346,12 @@ def shares_content(report: Report) -> Content:
     world = count_of(plan.world_size, "rank")
     sizes = f"{count_of(plan.samples, 'sample')}, {world}, batches of {plan.batch_size}"
     # The arithmetic of an epoch as a grid, unless overlaps depend on the shuffle
-    pictures: tuple[Section, ...] = ()
+    pictures: list[Grid] = []
     shown = shares.ranks[:MAX_COLUMNS]
     if shares.unique is not None and len(shown) > 1:
         both = tuple(tuple(count_both(plan, one, other) for other in shown) for one in shown)
         title = "samples that two ranks both get in an epoch"
-        pictures = ((_grid(title, [one.rank for one in shown], both, len(shares.ranks)),),)
+        pictures.append(_grid(title, [one.rank for one in shown], both, len(shares.ranks)))
     return checklist_content(
         report,
         (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
@@ -369,12 +362,11 @@ def shares_content(report: Report) -> Content:
 
 
 def drawn_content(report: Report) -> Content:
-    """Return the content for passes over the user's loaders: what each rank drew, and the totals."""
     drawn = decode(Drawn, report.data["drawn"])
     notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
     rows: list[tuple[str, ...]] = []
     totals: list[str] = []
-    pictures: list[Section] = []
+    pictures: list[Grid] = []
     for one in drawn.passes:
         marked = ((row, "" if row.complete else "+") for row in one.ranks)
         found = grouped(
@@ -398,7 +390,7 @@ def drawn_content(report: Report) -> Content:
         compared = [row.rank for row in one.ranks[: len(one.overlaps)]]  # older versions lack the counts
         if len(compared) > 1 and all(len(row) == len(compared) for row in one.overlaps):
             title = f"samples that two ranks both drew in pass {one.number}"
-            pictures.append((_grid(title, compared, one.overlaps, len(one.ranks)),))
+            pictures.append(_grid(title, compared, one.overlaps, len(one.ranks)))
     samples = "" if drawn.samples is None else f", {count_of(drawn.samples, 'sample')}"
     world = count_of(drawn.world_size, "rank")
     loader = f"{drawn.function}: {_class_name(drawn.kind)} over {_class_name(drawn.dataset)}{samples}, {world}"
@@ -412,7 +404,7 @@ def drawn_content(report: Report) -> Content:
         (Text(text=loader), Text(text=", ".join(filter(None, settings)))),
         (table_of(DRAWN_HEAD, rows),),
         (*(Text(text=line) for line in totals), *notes),
-        pictures=lambda: tuple(pictures),
+        pictures=lambda: pictures,
     )
 
 

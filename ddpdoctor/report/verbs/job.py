@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.findings import Finding, RankRow, Report
-    from ddpdoctor.report.blocks import Grid, Row, Section
+    from ddpdoctor.report.blocks import Block, Grid, Row, Section
 
 REPLICAS = "DD50"  # the codes of findings about replicas begin with it
 NOUNS = {
@@ -54,14 +54,14 @@ EQUAL = "equal"
 OTHER = "other"
 
 
-def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> tuple[Section, ...]:
-    """Return a grid of tensors by ranks for each stream of records in which tensors differ."""
+def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[Grid]:
+    """Yield a grid of tensors by ranks for each stream of records in which tensors differ."""
     streams = () if consistency is None else consistency.streams
     tone = tone_of(findings)
     several = len({(one.group, one.model) for one in streams}) > 1
-    return tuple(
-        (_grid(one, tone, several=several),) for one in streams if any(each.splits for each in one.differences)
-    )
+    for one in streams:
+        if any(each.splits for each in one.differences):
+            yield _grid(one, tone, several=several)
 
 
 def tone_of(findings: Iterable[Finding]) -> Tone:
@@ -127,8 +127,8 @@ SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The
 NAMED = f"{MARK}a rank that a finding about data names"
 
 
-def loader_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
+def loader_pictures(report: Report) -> Iterator[Grid]:
+    """Yield the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
     findings = [one for one in report.findings if one.code.startswith(DATA)]
     lines = {(place.file, place.line) for one in findings for place in one.where}
     taken = read_picture(tuple[LoaderTaken, ...], report.data.get("loaders")) or ()
@@ -140,7 +140,7 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
         own = [each.severity for each in findings if any((place.file, place.line) == here for place in each.where)]
         rows += _rows(one, TONES[min(own, key=lambda severity: severity.order)] if own else Tone.PLAIN)
     if not rows:
-        return ()
+        return
     shown = rows[:MAX_ROWS]
     blamed = {rank for one in findings for rank in one.ranks}
     ranks = sorted({rank for _, cells in shown for rank in cells})
@@ -150,7 +150,7 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
     def name(those: Sequence[int]) -> str:
         return (MARK if marked.intersection(those) else "") + format_ranks(those)
 
-    grid = grid_by_member(
+    yield grid_by_member(
         "what ranks took from loaders",
         shown,
         ranks,
@@ -162,7 +162,6 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
             *not_shown(len(rows) - len(shown), "row"),
         ),
     )
-    return ((grid,),)
 
 
 def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
@@ -199,7 +198,6 @@ class _Node:
 
 
 def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | None:
-    """Return the merged stacks of the main threads, or None if no rank has one."""
     root = _Node()
     room = MOST_NODES
     for row in sorted(rows, key=lambda row: row.rank):
@@ -227,7 +225,6 @@ def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | Non
 def _build(
     below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], AbstractSet[int]]
 ) -> Iterator[TreeNode]:  # fmt: skip
-    """Yield nodes, those of the most ranks first."""
     for frame, node in sorted(below.items(), key=lambda item: (-len(item[1].ranks), item[1].ranks)):
         parts = _FRAME.fullmatch(frame)
         file, line = (parts["file"], int(parts["line"])) if parts and len(parts["line"]) < 10 else (frame, 0)
@@ -241,24 +238,20 @@ def _build(
         )
 
 
-def job_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the pictures of a job, as far as the report has what they are drawn from.
-
-    Reports of older versions have less. Damaged data costs its picture and nothing else.
-    """
-    pictures: list[Section] = []
+def job_pictures(report: Report) -> Iterator[Block]:
+    """Yield the pictures of a job that its report has. Damaged data costs its picture and nothing else."""
     timeline = read_picture(Timeline, report.data.get("timeline"))
     if timeline is not None and timeline.lanes:
-        pictures.append((timeline,))
+        yield timeline
     waits = read_picture(RankWaits, report.data.get("waits"))
     if waits is not None and waits.links:
         known = tuple(link for link in waits.links if 0 <= min(link) <= max(link) < len(waits.classes))
-        pictures.append((replace(waits, links=known),))
+        yield replace(waits, links=known)
     source = read_picture(SourceExcerpt, report.data.get("source"))
     if source is not None:
-        pictures.append((source,))
-    tree = stack_tree(report.ranks, report.verdict)
-    return (*pictures, (tree,)) if tree is not None else tuple(pictures)
+        yield source
+    if (tree := stack_tree(report.ranks, report.verdict)) is not None:
+        yield tree
 
 
 # Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
@@ -317,11 +310,7 @@ def job_content(report: Report) -> Content:
 
 
 def read_attempts(report: Report) -> tuple[Attempt, ...]:
-    """Return the attempts of a job that was restarted, or nothing if it was not.
-
-    Raises:
-        UserError: the attempts are damaged.
-    """
+    """Return the attempts of a job that was restarted, or nothing if it was not."""
     return read_part(tuple[Attempt, ...], report.data.get("sections"), "attempts") or ()
 
 
@@ -363,11 +352,7 @@ def _ending(attempt: Attempt) -> str:
 
 
 def replica_words(report: Report) -> str | None:
-    """Return how often replicas were compared, and the result. None if they were not compared or findings say it.
-
-    Raises:
-        UserError: the report is damaged.
-    """
+    """Return how often replicas were compared, and the result. None if they were not compared or findings say it."""
     consistency = read_part(Consistency, report.data.get("consistency"), "replicas")
     said = any(one.code.startswith(REPLICAS) and one.severity is not Severity.INFO for one in report.findings)
     if consistency is None or said:

@@ -78,7 +78,6 @@ def plain_histories(jobs: Sequence[History], unread: Sequence[str]) -> dict[str,
 
 
 def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
-    """Return the blocks of one job. ``several`` jobs are told apart by their command lines."""
     heading = (Heading(text=" ".join(job.command[:MOST_WORDS])),) if several else ()
     reasons = [
         Item(text=f"{number}: {_verdict_words(start)}: {start.summary}")
@@ -133,7 +132,6 @@ def sentence(job: History) -> str:
 
 
 def _verdict_words(start: Start) -> str:
-    """Return how a start ended: its verdict and whom that blames, or in a word."""
     if not start.code:
         return start.status.value
     ranks = {one.rank for one in start.blamed if one.rank is not None}
@@ -240,7 +238,6 @@ def _range(values: Iterable[int]) -> str:
 
 
 def _known(those: Sequence[RankNow], name: str, write: Callable[[list[Any]], str]) -> str:
-    """Write what is known of a field of the ranks, or that nothing is."""
     known = [value for rank in those if (value := getattr(rank, name)) is not None]
     return write(known) if known else "-"
 

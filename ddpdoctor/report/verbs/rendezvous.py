@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.launch import NodePair, Visit
-    from ddpdoctor.report.blocks import Block, Content, Section
+    from ddpdoctor.report.blocks import Block, Content
 
 WORDS = {
     Contact.CONNECTED: "ok",
@@ -36,7 +36,6 @@ LEGEND = {
 
 
 def pair_word(pair: NodePair) -> str:
-    """Return how a pair came out in one word."""
     if pair.connecting is None:
         return "-"
     if pair.connecting.contact is not Contact.CONNECTED:
@@ -50,16 +49,16 @@ def _legend(seen: Rendezvous) -> list[str]:
     return [f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words]
 
 
-def pair_pictures(seen: Rendezvous) -> tuple[Section, ...]:
-    """Return the grid of all pairs. Of many nodes, those come first that are in a pair that does not work."""
+def pair_pictures(seen: Rendezvous) -> Iterator[Grid]:
+    """Yield the grid of all pairs. Of many nodes, those come first that are in a pair that does not work."""
     if not seen.pairs:
-        return ()
+        return
     known = {(pair.source, pair.target): pair for pair in seen.pairs}
     bad = {number for at, pair in known.items() if pair_word(pair) not in {"ok", "-"} for number in at}
     hosts = {visit.number: visit.host for visit in seen.visits}
     numbers = sorted(hosts, key=lambda number: (number not in bad, number))
     shown = sorted(numbers[:MAX_COLUMNS])
-    grid = Grid(
+    yield Grid(
         title="connections between nodes, from the node of the row to that of the column",
         rows=tuple(f"{number} {hosts[number]}".strip() for number in shown),
         columns=tuple(map(str, shown)),
@@ -68,7 +67,6 @@ def pair_pictures(seen: Rendezvous) -> tuple[Section, ...]:
         column_name="to",
         legend=(*_legend(seen), *not_shown(len(hosts) - len(shown), "node")),
     )
-    return ((grid,),)
 
 
 def _cell(known: dict[tuple[int, int], NodePair], source: int, target: int) -> GridCell:
@@ -97,7 +95,6 @@ MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it wou
 
 
 def rendezvous_content(report: Report) -> Content:
-    """Return the nodes that joined, the state of the store, and the result of each pair."""
     plain: Any = report.data[KEY]
     if not isinstance(plain, dict):
         return checklist_content(report)

@@ -31,7 +31,7 @@ from ddpdoctor.report.blocks import (
 from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.steps import PhaseRow
@@ -43,11 +43,7 @@ MOST_ROWS = 5
 
 
 def prediction_blocks(report: Report) -> tuple[Block, ...]:
-    """Return the table of the changes that gain most, or nothing if none gains enough.
-
-    Raises:
-        UserError: the report is damaged.
-    """
+    """Return the table of the changes that gain most, or nothing if none gains enough."""
     plain = speed_data(report).get("predictions")
     predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
     shown = [one for one in predictions if one.gain >= LEAST_GAIN][:MOST_ROWS]
@@ -72,11 +68,7 @@ SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are lef
 
 
 def speed_sections(report: Report) -> tuple[Section, ...]:
-    """Return the section with the time budget, or nothing if the user did not ask for it.
-
-    Raises:
-        UserError: the report is damaged.
-    """
+    """Return the section with the time budget, or nothing if the user did not ask for it."""
     said = speed_data(report)
     if not said.get("asked"):
         return ()
@@ -124,7 +116,6 @@ def speed_data(report: Report) -> dict[str, Any]:
 
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
-    """Return whether a phase takes enough of the step on any rank."""
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
 
 
@@ -137,12 +128,10 @@ def network_words(use: NetworkUse | None) -> str | None:
 
 
 def number(value: float) -> str:
-    """Return a number with about three digits, such as "12.3"."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def ms(value: float) -> str:
-    """Return a time in milliseconds, such as "12.3 ms"."""
     return f"{number(value)} ms"
 
 
@@ -160,18 +149,20 @@ PHASES = {
 }
 
 
-def speed_pictures(report: Report) -> tuple[Section, ...]:
-    """Return a grid of phases by ranks if the user asked for speed or a rank is slow. Nothing if they are not known."""
+def speed_pictures(report: Report) -> Iterator[Grid]:
+    """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
-    slow = any(one.code == STRAGGLER for one in report.findings)
-    return (*(_budget_pictures(report) if asked else ()), *(_pace_pictures(report) if asked or slow else ()))
+    if asked:
+        yield from _budget_pictures(report)
+    if asked or any(one.code == STRAGGLER for one in report.findings):
+        yield from _pace_pictures(report)
 
 
-def _budget_pictures(report: Report) -> tuple[Section, ...]:
+def _budget_pictures(report: Report) -> Iterator[Grid]:
     budget = read_picture(Budget, speed_data(report).get("budget"))
     phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
     if budget is None or not phases:
-        return ()
+        return
 
     def cells(row: PhaseRow) -> tuple[GridCell, ...]:
         worst = f" on rank {row.worst_rank}"
@@ -184,7 +175,7 @@ def _budget_pictures(report: Report) -> tuple[Section, ...]:
             for value, whose in ((row.critical_ms, ""), (row.median_ms, ""), (row.worst_ms, worst))
         )
 
-    grid = Grid(
+    yield Grid(
         title="time of a step by phase, in ms",
         rows=tuple(row.phase for row in phases),
         columns=("critical rank", "median rank", "worst rank"),
@@ -193,11 +184,10 @@ def _budget_pictures(report: Report) -> tuple[Section, ...]:
         column_name="rank",
         legend=("The darker, the more of the step.",),
     )
-    return ((grid,),)
 
 
-def _pace_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the grid of phases by ranks. Of many ranks, those that compute for longest."""
+def _pace_pictures(report: Report) -> Iterator[Grid]:
+    """Yield the grid of phases by ranks. Of many ranks, those that compute for longest."""
     # A row that lacks one, as in a damaged report, is left out.
     rows = report.data.get("steps")
     paces: dict[int, Mapping[str, float]] = {}
@@ -207,7 +197,7 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
         if all(type(value) in {int, float} and math.isfinite(value) for value in values):  # type: ignore[arg-type]
             paces[rank] = row
     if len(paces) < 2:
-        return ()
+        return
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
     shown = {rank: paces[rank] for rank in sorted(slowest[:MAX_COLUMNS])}
     named = {rank for one in report.findings if one.code.startswith((STRAGGLER, SPEED)) for rank in one.ranks}
@@ -219,7 +209,7 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
     def cell(value: float) -> GridCell:
         return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
 
-    grid = grid_by_member(
+    yield grid_by_member(
         "usual step by rank, in ms",
         [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()],
         shown,
@@ -227,7 +217,6 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
         axes=("phase", "rank"),
         legend=(*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank")),
     )
-    return ((grid,),)
 
 
 STEP = "step"
@@ -237,7 +226,6 @@ LIMIT = (
 
 
 def comparison_content(report: Report) -> Content:
-    """Return the content for two compared runs."""
     found = decode(SpeedComparison, report.data["comparison"])
     about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
@@ -284,7 +272,6 @@ def comparison_content(report: Report) -> Content:
 
 
 def verdict_of(found: SpeedComparison) -> str:
-    """Return what the comparison comes to, in one sentence."""
     step = found.step
     if step.is_change:
         way = "shorter" if step.change_ms < 0 else "longer"
@@ -333,7 +320,6 @@ MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of t
 
 
 def run_diff_content(report: Report) -> Content:
-    """Return the content of the differences between two runs."""
     found = decode(RunDifferences, report.data["run_differences"])
     sides = tuple(
         FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))

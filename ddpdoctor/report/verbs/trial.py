@@ -29,9 +29,11 @@ from ddpdoctor.report.lines import format_ranks
 from ddpdoctor.report.verbs.job import consistency_pictures
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.trial import GradientErrors
-    from ddpdoctor.report.blocks import Section
+    from ddpdoctor.report.blocks import Grid, Section
 
 
 def error_ratio(one: GradientErrors) -> float:
@@ -39,20 +41,20 @@ def error_ratio(one: GradientErrors) -> float:
     return one.whole / one.rounding if one.rounding else float(bool(one.whole))
 
 
-def reference_pictures(trial: Trial) -> tuple[Section, ...]:
-    """Return the grid of parameters by steps, the worst first. Nothing if there was no comparison."""
+def reference_pictures(trial: Trial) -> Iterator[Grid]:
+    """Yield the grid of parameters by steps, the worst first. Nothing if there was no comparison."""
     steps = () if trial.reference is None else trial.reference.steps
     errors: dict[str, dict[int, GradientErrors]] = {}
     for at, step in enumerate(steps):
         for one in step.tensors:
             errors.setdefault(one.name, {})[at] = one
     if not errors:
-        return ()
+        return
     worst = {name: max(map(error_ratio, by_step.values())) for name, by_step in errors.items()}
     names = sorted(errors, key=lambda name: -worst[name])
     shown = names[:MAX_ROWS]
     highest = worst[names[0]]
-    grid = grid_by_member(
+    yield grid_by_member(
         "how many times the rounding error DDP's gradient is off from that of one process",
         [(name, {at: _cell(one, highest) for at, one in errors[name].items()}) for name in shown],
         range(len(steps)),
@@ -60,7 +62,6 @@ def reference_pictures(trial: Trial) -> tuple[Section, ...]:
         axes=("parameter", "step"),
         legend=not_shown(len(names) - len(shown), "parameter"),
     )
-    return ((grid,),)
 
 
 def _cell(one: GradientErrors, highest: float) -> GridCell:
@@ -84,7 +85,6 @@ NAMES = {
 
 
 def trial_content(report: Report) -> Content:
-    """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     reference = trial.reference
     sections = [*_compared_sections(trial)]

@@ -27,20 +27,20 @@ from ddpdoctor.report.verbs.job import job_content
 from ddpdoctor.report.verbs.speed import ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RatioRange, ScalingRow, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section, Table
 
 
-def tune_pictures(rows: Sequence[TriedSetting]) -> tuple[Section, ...]:
-    """Return the grid of settings by predicted and measured change, or nothing if nothing was tried."""
+def tune_pictures(rows: Sequence[TriedSetting]) -> Iterator[Grid]:
+    """Yield the grid of settings by predicted and measured change, or nothing if nothing was tried."""
     spans = [span for row in rows for span in (row.predicted, row.measured) if span is not None]
     if not spans:
-        return ()
+        return
     most = max(abs(span.ratio - 1) for span in spans)
-    grid = Grid(
+    yield Grid(
         title="change of the step by setting (minus: shorter)",
         rows=tuple(row.title for row in rows),
         columns=("predicted", "measured"),
@@ -51,7 +51,6 @@ def tune_pictures(rows: Sequence[TriedSetting]) -> tuple[Section, ...]:
         column_name="change",
         legend=("The darker, the larger the change.",),
     )
-    return ((grid,),)
 
 
 def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
@@ -66,10 +65,9 @@ def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
     )
 
 
-def scaling_pictures(rows: Sequence[ScalingRow]) -> tuple[Section, ...]:
-    """Return the grid of efficiencies and their factors by number of ranks."""
+def scaling_pictures(rows: Sequence[ScalingRow]) -> Iterator[Grid]:
     heads = ("efficiency", "threads", "contention", "communication")
-    grid = Grid(
+    yield Grid(
         title="scaling efficiency and its factors",
         rows=tuple(str(row.ranks) for row in rows),
         columns=heads,
@@ -83,7 +81,6 @@ def scaling_pictures(rows: Sequence[ScalingRow]) -> tuple[Section, ...]:
         column_name="factor",
         legend=("The paler, the more is lost.",),
     )
-    return ((grid,),)
 
 
 KINDS = {
@@ -101,7 +98,6 @@ FACTORS = (
 
 
 def scaling_content(report: Report) -> Content:
-    """Return the content."""
     result = decode(ScalingResult, report.data["scaling"])
     alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
     if not result.rows or alone is None:

@@ -8,10 +8,10 @@ import pytest
 
 from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.evidence import analyze
-from ddpdoctor.diagnose.job import encode_timeline, judge_job
+from ddpdoctor.diagnose.job import judge_job
 from ddpdoctor.diagnose.pictures import LANE_DETAIL_SPANS, make_timeline, rank_row
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.codec import decode
+from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.facts import DeviceState, Life, Save
 from ddpdoctor.model.pictures import RankWaits, SpanKind, Timeline
 from ddpdoctor.model.steps import Speed, StepEnd, StepParts, StepTimes
@@ -51,7 +51,7 @@ def timeline_of(facts, *, finished=False, hung=True):
     verdict = None if finished else pick_verdict(judge_job(facts).findings)
     waiters = build_job_state(facts).waits.waiters
     found = make_timeline(facts, rows, verdict, waiters=waiters, started_at="2026-01-01T00:00:00+00:00", hung=hung)
-    assert decode(Timeline, json.loads(json.dumps(encode_timeline(found)))) == found
+    assert decode(Timeline, json.loads(json.dumps(encode(found)))) == found
     return found
 
 
@@ -234,7 +234,7 @@ def test_the_size_has_a_limit(world, most_kib):
     assert len(found.classes) == min(world, 64)
     assert sum(bool(one.detail) for one in found.lanes) == min(world, 48)
     assert all(len(one.detail) <= LANE_DETAIL_SPANS for one in found.lanes)
-    text = json.dumps({"data": {"timeline": encode_timeline(found)}}, indent=2)
+    text = json.dumps({"data": {"timeline": encode(found)}}, indent=2)
     assert len(text) <= most_kib * 1024
 
 

@@ -122,7 +122,7 @@ BLOCKS_HTML = (
     Heading(text="heading"), Text(text="text"), Items(items=(Item(text="item"),)),
     FactList(facts=(FactEntry(label="label", texts=("fact",)),)),
     Table(columns=(Column(name="name", cells=("cell",)),)),
-    *(block for section in (*pages.content().sections[:1], *pages.content().pictures) for block in section),
+    *pages.content().sections[0], *pages.content().pictures,
 )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_parts_support_the_verdict_first_and_titles_are_said_once():
 
 def test_what_a_picture_shows_is_not_shown_in_its_small_form_too():
     small = ((Heading(text=pages.heat().title), Text(text="a table")), (pages.SERIES,), (Text(text="kept"),))
-    content = Content(headline="", sections=small, draw_pictures=lambda: ((pages.heat(),), (pages.SERIES,)))
+    content = Content(headline="", sections=small, draw_pictures=lambda: (pages.heat(), pages.SERIES))
     before, behind = list_parts(content)
     assert [part["title"] for part in before] == [pages.heat().title, pages.SERIES.title]
     assert [(part["title"], part["blocks"]) for part in behind] == [("Results", (Text(text="kept"),))]
@@ -222,7 +222,7 @@ def test_stacks_of_any_depth_are_drawn(monkeypatch):
     deepest = TreeNode(text="frame 0", ranks=(0,))
     for depth in range(1, 3000):
         deepest = TreeNode(text=f"frame {depth}", ranks=(0, *range(depth % 2)), children=(deepest,))
-    content = replace(pages.content(), draw_pictures=lambda: ((Tree(title="Stacks", roots=(deepest,)),),))
+    content = replace(pages.content(), draw_pictures=lambda: (Tree(title="Stacks", roots=(deepest,)),))
     assert page_of(monkeypatch, content).count("frame ") == 3000
 
 
@@ -236,6 +236,6 @@ def test_frames_of_the_same_ranks_are_not_nested():
 
 def test_an_empty_grid_and_every_kind_of_span_are_drawn(monkeypatch):
     empty = Grid(title="empty", rows=(), columns=(), cells=())
-    page_of(monkeypatch, replace(pages.content(), draw_pictures=lambda: ((empty,),)))
+    page_of(monkeypatch, replace(pages.content(), draw_pictures=lambda: (empty,)))
     style = page_of(monkeypatch)
     assert all(f".k-{kind.value} " in style and f"--{kind.value}:" in style for kind in SpanKind)

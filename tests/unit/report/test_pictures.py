@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.diagnose.job import encode_timeline
 from ddpdoctor.diagnose.live import sum_up
 from ddpdoctor.diagnose.rendezvous import rendezvous_data
 from ddpdoctor.model.codec import encode
@@ -72,7 +71,7 @@ def a_trial_shows_replicas_and_errors_beside_one_process():
         settings=TrialSettings(model="m:f"), models=(), participants=(), reference=OneProcess(steps=steps),
         consistency=Consistency(check_every=1, streams=(stream(drift),)),
     )  # fmt: skip
-    return consistency_pictures(trial.consistency, ()), reference_pictures(trial)
+    return [*consistency_pictures(trial.consistency, ())], [*reference_pictures(trial)]
 
 
 def reference_step(number, ratios):
@@ -361,7 +360,7 @@ SOURCE = SourceExcerpt(file=SCRIPT, first=7, lines=("def read():", "    `sleep`(
 REPORT = replace(
     report(
         VERDICT, job=JobSummary(world_size=3, nnodes=1, status=JobStatus.HUNG, exit_status=124),
-        timeline=encode_timeline(TIMELINE), waits=encode(GRAPH), source=encode(SOURCE),
+        timeline=encode(TIMELINE), waits=encode(GRAPH), source=encode(SOURCE),
     ),
     ranks=ROWS, command=("ddpdoctor", "wrap", "train.py"), started_at="2026-01-01T00:00:00.000+00:00", ended_at="",
     tool_version="",
@@ -370,7 +369,7 @@ REPORT = replace(
 
 @CASES
 def a_job_that_hung_has_four_pictures_of_which_text_and_markdown_draw_some():
-    (timeline,), *others = job_content(REPORT).pictures
+    timeline, *others = job_content(REPORT).pictures
     assert timeline == TIMELINE
     assert screen(REPORT).isascii()
     return others, screen(REPORT), render_markdown(REPORT)
@@ -383,7 +382,7 @@ def a_report_of_an_earlier_version_has_the_stacks_alone_and_damage_costs_its_pic
     for one in damaged:
         assert "rank 1 is stuck" in screen(one, 80)
     found = [job_content(one).pictures for one in (old, replace(old, ranks=()), *damaged)]
-    return [tuple(type(block).__name__ for section in one for block in section) for one in found], screen(old)
+    return [tuple(type(block).__name__ for block in one) for one in found], screen(old)
 
 
 @CASES
