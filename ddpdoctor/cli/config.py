@@ -245,12 +245,11 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
+def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Declared, ...]:
     """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file.
 
-    ``says``: what is left out of the files is said on stderr.
+    ``kind`` declares them. ``says``: what is left out of the files is said on stderr.
     """
-    kind = load_verb(verb).Options
     if verb == CONFIG_VERB:
         return declared_by(kind)
     try:
@@ -258,8 +257,11 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
     except FileNotFoundError:  # it was removed
         cwd = Path("/")
     config = read_config(cwd, os.environ)
-    settings = config.settings_of(verb, kind) if config.tables else {}
-    notes = [str(note) for note in (*config.notes, *config.left_out(verb, kind))]
+    settings: dict[str, FileSetting] = {}
+    notes = [*map(str, config.notes)]
+    if config.tables:
+        settings = config.settings_of(verb, kind)
+        notes += map(str, config.left_out(verb, kind))
     if hasattr(kind, "ignore"):
         notes += [
             f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
