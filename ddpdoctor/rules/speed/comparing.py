@@ -139,9 +139,9 @@ def network_use(state: SpeedState, curves: MeasuredCurves | None = None) -> Netw
         return None
     limit: tuple[float, str] | None
     if curves is not None:
-        points = zip(curves.mid.sizes_bytes, curves.mid.times_ms, strict=True)
-        factor = ring_factor(curves.mid.ranks)
-        limit = max(factor * size / time / 1e6 for size, time in points), "allreduce-bench"
+        _, mid, _ = curves
+        points = zip(mid.sizes_bytes, mid.times_ms, strict=True)
+        limit = max(ring_factor(mid.ranks) * size / time / 1e6 for size, time in points), "allreduce-bench"
     else:
         limit = _by_link(state.job) or _by_reference(state.job, ranks)
     step_bytes = settings.gradient_bytes * settings.reductions
