@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Advice, Assessment, Collective, Mode, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.words import format_size, format_time, grouped, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, skipped
 from ddpdoctor.rules.bandwidth.curves import (
     EXPECT,
     cannot_tell,
@@ -146,9 +146,7 @@ def check_noise(measured: Measured) -> Answer:
     if not doubts:
         held = measured.comparison is not None or any(curve.reference is not None for curve in measured.curves)
         return judged((), "the noise is low enough") if held else skipped("there is nothing to compare with")
-    return judged(
-        [Problem(summary=f"Too noisy to judge: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)
-    )
+    return found(f"Too noisy to judge: {doubts[0]}", "; ".join(doubts), evidence=tuple(doubts), fix=FIX)
 
 
 SHOWN_WRONG = 8  # how many wrong elements are named; more would repeat the same

@@ -35,8 +35,8 @@ def check_input(state: SpeedState) -> Answer:
     steps = state.steps
     critical_ms = mean(steps.on_critical("data"))
     median_ms = median_low(mean(one.parts_ms["data"]) for one in steps.ranks.values())
-    shares = state.share(critical_ms), state.share(median_ms)
-    seen = f"waiting for data takes {shares[0]:.0%} of the step on the critical rank, {shares[1]:.0%} on the median rank"
+    critical, usual = state.share(critical_ms), state.share(median_ms)
+    seen = f"waiting for data takes {critical:.0%} of the step on the critical rank, {usual:.0%} on the median rank"
     if not are_starved(state) and min(critical_ms, median_ms) < SHARE * state.budget.wall_ms:
         return passed(seen)
     loading = _loading(state, median_ms)
