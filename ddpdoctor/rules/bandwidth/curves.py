@@ -143,7 +143,6 @@ def find_reference(
 
 
 def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
-    """Look for a curve in the table."""
     backend, names = bench.settings.backend, sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
         return None, f"no reference for {backend} on CPUs: there is no known peak"
@@ -503,7 +502,6 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
 
 
 def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
-    """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
     sides = (baseline.members, bench.members)
     # The variables that can affect bandwidth, without those that only control logging. Another check makes sure that
     # all ranks have the same.

@@ -72,7 +72,6 @@ def check_below(measured: Measured) -> Answer:
 
 
 def _below_references(measured: Measured) -> list[Problem]:
-    """Report the curves that are below --expect or the table."""
     one_host = len({member.host for member in measured.bench.members}) == 1
     problems = []
     for curve in measured.curves:

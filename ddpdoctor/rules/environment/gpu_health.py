@@ -74,8 +74,6 @@ def _state_rule(  # noqa: PLR0913 - the columns of a row
     is_read: Callable[[Gpu], object], seen: Callable[[Sequence[Gpu]], str], faults: tuple[GpuFault, ...],
     settled: Callable[[Node, Sequence[Gpu]], Answer | None] = lambda _node, _gpus: None,
 ) -> None:  # fmt: skip
-    """Register a rule about the state of each GPU that the job uses."""
-
     def check(node: Node) -> Answer:
         gpus = [gpu for gpu in in_use(node) if is_read(gpu)]
         if not gpus:

@@ -263,7 +263,6 @@ def check_gpu_count(node: Node) -> Answer:
 
 
 def _unlisted(gpus: Gpus) -> Iterator[Problem]:
-    """Yield GPUs on the bus that should work but that NVML does not list."""
     if any(not gpu.bus_id for gpu in gpus.devices):
         return  # one that NVML lists and that cannot report its place would count twice
     here = {gpu.bus_id for gpu in gpus.devices}

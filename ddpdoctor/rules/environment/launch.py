@@ -152,7 +152,6 @@ def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
-    """Yield one problem for each set of missing names."""
     by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
         missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
@@ -333,7 +332,6 @@ def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
 
 
 def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
-    """Yield one problem for all ranks that several processes claim."""
     claims = grouped((process.rank, (node, process)) for node, process in fleet.processes() if process.rank is not None)
     doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
     if not doubled:

@@ -513,7 +513,6 @@ def check_firewall_local(fleet: Fleet) -> Answer:
 
 
 def _is_wide(rule: str, low: int, high: int) -> bool:
-    """Say whether an accepting rule covers TCP and all ports that the kernel hands out."""
     if _OTHER_PROTOCOL.search(rule) and not _TCP.search(rule):
         return False
     ports = _PORTS.search(rule)
@@ -583,7 +582,6 @@ def takes_itself_for(names: Names, host: str) -> bool | None:
 
 
 def _no_single_host(fleet: Fleet, endpoint: Endpoint, matching: list[str]) -> Problem:
-    """Say that all these hosts match the endpoint, or that none does."""
     severity, if_given = Severity.ERROR, ""
     if endpoint.variable != "PET_RDZV_ENDPOINT":  # then it is only assumed
         if_given = ", if it is what torchrun gets as --rdzv-endpoint"

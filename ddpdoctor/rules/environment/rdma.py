@@ -432,7 +432,6 @@ def _family(node: Node) -> str:
 
 
 def _kind(gid: Gid) -> str:
-    """Return "IPv4", "IPv6" or "link-local"."""
     if gid.gid.lower().startswith(MAPPED_IPV4):
         return "IPv4"
     return "link-local" if gid.gid.lower().startswith(LINK_LOCAL) else "IPv6"
@@ -465,7 +464,6 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> Iterator[Problem]:
 
 
 def _by_index(node: Node, ports: Ports, setting: Setting) -> Iterator[Problem]:
-    """Judge the entry that NCCL_IB_GID_INDEX names, over all ports."""
     judged_ports = ((_entry_fault(port, setting.number or 0), (device, port)) for device, port in ports)
     faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
     good = [{gid.index for gid in port.gids if gid.type == V2 and _kind(gid) == "IPv4"} for _, port in ports]
@@ -499,7 +497,6 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
 
 
 def _compare_hosts(roce: list[tuple[Node, Ports]]) -> Iterator[Problem]:
-    """Compare what NCCL_IB_GID_INDEX means on every host."""
     meanings = []
     for node, ports in roce:
         setting = _index(node)

@@ -39,7 +39,6 @@ _BYTES_PER_S_OF_MBIT = 1e6 / 8
 
 
 def _interval(draw: Callable[[random.Random], float]) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of what is drawn again and again."""
     dice = random.Random(SEED)  # noqa: S311 - resampling, no secret
     drawn = sorted(draw(dice) for _ in range(RESAMPLES))
     at = int(PART * RESAMPLES)
@@ -122,7 +121,6 @@ def settings_of(state: SpeedState) -> SpeedSettings:
 
 
 def _common(values: Iterable[Value | None]) -> Value | None:
-    """Return the value that all ranks have, or None."""
     different = set(values)
     return different.pop() if len(different) == 1 else None
 

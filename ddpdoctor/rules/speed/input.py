@@ -103,8 +103,6 @@ def _batches_a_step(rank: Rank) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loading:
-    """How the median rank of a job gets its batches."""
-
     make_ms: float  # the time that one process needs for the batches of a step
     workers: int  # loader workers of each rank; 0: the rank itself makes its batches
     cpu_share: float  # the share of ``make_ms`` that is processor time

@@ -110,8 +110,6 @@ def _sums(rank: RankSteps, parts: Sequence[str]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stalls:
-    """The slow steps of a job."""
-
     steps: JobSteps
     places: tuple[int, ...]  # their positions in the steps
     usual_ms: float

@@ -389,7 +389,6 @@ def base_step_ms(trial: TrialRecord) -> float:
 
 
 def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
-    """Return the step time of each block, by setting and round."""
     times: dict[str, dict[int, float]] = {}
     for block in trial.blocks:
         slowest_ms: list[float] = [max(step) for step in zip(*block.ranks_ms, strict=True)]
