@@ -257,11 +257,9 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     except FileNotFoundError:  # it was removed
         cwd = Path("/")
     config = read_config(cwd, os.environ)
-    settings: dict[str, FileSetting] = {}
-    notes = [*map(str, config.notes)]
-    if config.tables:
-        settings = config.settings_of(verb, kind)
-        notes += map(str, config.left_out(verb, kind))
+    settings = config.settings_of(verb, kind) if config.tables else {}
+    left_out = config.left_out(verb, kind) if config.tables else ()
+    notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
         notes += [
             f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
