@@ -245,12 +245,11 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
+def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Declared, ...]:
     """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file.
 
-    ``says``: what is left out of the files is said on stderr.
+    ``kind`` declares them. ``says``: what is left out of the files is said on stderr.
     """
-    kind = load_verb(verb).Options
     if verb == CONFIG_VERB:
         return declared_by(kind)
     try:
@@ -259,7 +258,8 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
         cwd = Path("/")
     config = read_config(cwd, os.environ)
     settings = config.settings_of(verb, kind) if config.tables else {}
-    notes = [str(note) for note in (*config.notes, *config.left_out(verb, kind))]
+    left_out = config.left_out(verb, kind) if config.tables else ()
+    notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
         notes += [
             f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"

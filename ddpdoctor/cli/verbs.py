@@ -219,7 +219,7 @@ class Verbs(TyperGroup):
             cmd_name, cls=KINDS.get(cmd_name, Verb),
             help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
             context_settings={"help_option_names": ["--help", "-h"]},
-        )(_callback(module, read_declared(cmd_name, says=not ctx.resilient_parsing)))  # fmt: skip
+        )(_callback(module, read_declared(cmd_name, module.Options, says=not ctx.resilient_parsing)))  # fmt: skip
         return get_command(alone)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -69,6 +69,6 @@ def judged(problems: Iterable[Problem], seen: str = "", *, certain: bool = False
     return Answer(outcome=outcome, seen=seen, problems=found, certain=certain, may_resume=may_resume)
 
 
-def found(summary: str, **fields: Any) -> Answer:
+def found(summary: str, seen: str = "", **fields: Any) -> Answer:
     """Answer with one problem; ``fields`` are the others of ``Problem``."""
-    return judged([Problem(summary=summary, **fields)])
+    return judged([Problem(summary=summary, **fields)], seen)

@@ -158,7 +158,6 @@ def crashed(error: Exception) -> Answer:
 
 
 def _ask(check: Callable[..., Answer], facts: Sequence[object] | Unread | Exception) -> list[tuple[object, Answer]]:
-    """Return a rule's answers, one for each of the facts."""
     if isinstance(facts, Unread):
         return [(None, _missing(facts))]
     if isinstance(facts, Exception):
@@ -187,7 +186,6 @@ def _outcome(rule: Rule, answer: Answer) -> Outcome:
 
 
 def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Finding]:
-    """Merge all answers into findings. Problems of several machines that say the same become one finding."""
     drawn: dict[object, Finding] = {}
     for about, answer in heard:
         for problem in answer.problems:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import grouped, majority_of, name_list, rank_list
+from ddpdoctor.rules.answers import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 Value = TypeVar("Value", bound="Hashable")
-Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,6 @@ class Split(Generic[Value]):
         return Confidence.HIGH if self.majority is not None else Confidence.LOW
 
 
-def voices_of(
-    readings: Iterable[tuple[Node, Section]], value: Callable[[Section], Value | None]
-) -> tuple[Voice[Value], ...]:
-    """Make one voice per node from what ``Fleet.each`` returns."""
-    return tuple(Voice(host=node.host, ranks=node.ranks, value=value(section)) for node, section in readings)
-
-
 def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
     """Return who differs from whom, or None if all who know say the same."""
     by_value = grouped((voice.value, voice) for voice in voices if voice.value is not None)
@@ -86,6 +79,16 @@ def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
     if majority_of(by_value.values()):
         return Split(majority=sides[-1], minorities=sides[:-1])
     return Split(majority=None, minorities=sides)
+
+
+def compare_nodes(said: Iterable[tuple[Node, Value | None]]) -> Split[Value] | None:
+    """Return which nodes differ from which, by what each says."""
+    return compare(Voice(host=node.host, ranks=node.ranks, value=value) for node, value in said)
+
+
+def disagreement(split: Split[Any], summary: str, fix: str, **fields: Any) -> Problem:
+    """Return a problem of the hosts that differ from the majority; ``fields`` are others of ``Problem``."""
+    return Problem(summary=summary, fix=fix, confidence=split.confidence, hosts=split.hosts, **fields)
 
 
 def describe(

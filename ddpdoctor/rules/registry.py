@@ -127,7 +127,6 @@ def also(code: str) -> Callable[[Check], Check]:
 
 
 def _about(check: Check) -> str:
-    """Return the type name of a function's one argument, from its annotation."""
     annotation = next(iter(check.__annotations__.values()), "")
     name = annotation if isinstance(annotation, str) else annotation.__name__
     if name not in SUBJECTS:

@@ -149,8 +149,6 @@ def _meant_word(value: str, known: list[str]) -> str:
 
 
 class _Kind(NamedTuple):
-    """A type of values, and what is said of a value that it does not take."""
-
     # By the value and the words of the type. It may also raise ValueError if it does not take the value.
     takes: Callable[[str, list[str]], object]
     what: str

@@ -233,7 +233,7 @@ NOT_TRUSTED = {
 
 
 def hang_timeout() -> str:
-    (one,) = (one for one in read_declared("wrap") if one.field == "hang_timeout_s")
+    (one,) = (one for one in read_declared("wrap", load_verb("wrap").Options) if one.field == "hang_timeout_s")
     return str(one.default)
 
 
@@ -390,10 +390,10 @@ def test_an_option_that_acts_comes_from_the_user_only(verb, key, project, capsys
     (one,) = (one for one in declared_by(load_verb(verb).Options) if one.names[0] == f"--{key}")
     text = f"{key} = " + ("true" if one.is_flag else json.dumps(VALUES.get(key, "x:y")))
     project.file.write_text("")
-    before = {one.field: one.default for one in read_declared(verb)}
+    before = {one.field: one.default for one in read_declared(verb, load_verb(verb).Options)}
     for table in (f"[tool.ddpdoctor.{verb}]\n{text}", f"[tool.ddpdoctor]\n{text}"):
         project.file.write_text(table)
-        assert {one.field: one.default for one in read_declared(verb)} == before
+        assert {one.field: one.default for one in read_declared(verb, load_verb(verb).Options)} == before
         said = " ".join(capsys.readouterr().err.split())
         assert f"{key} in [tool.ddpdoctor" in said
         assert "a project's file cannot set what runs, sends or writes something" in said
@@ -401,7 +401,7 @@ def test_an_option_that_acts_comes_from_the_user_only(verb, key, project, capsys
     own = project.top / "home" / "ddpdoctor" / "config.toml"
     own.parent.mkdir(parents=True)
     own.write_text(f"[{verb}]\n{text}")
-    assert {one.field: one.default for one in read_declared(verb)} != before
+    assert {one.field: one.default for one in read_declared(verb, load_verb(verb).Options)} != before
     assert capsys.readouterr().err == ""
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.bandwidth import (
     Assessment,
@@ -47,9 +47,12 @@ def sort_sweeps(results: Iterable[Measurement]) -> tuple[Sweep, ...]:
     return tuple(tuple(points[size] for size in sorted(points)) for points in groups.values())
 
 
-def curve_of(one: Measurement) -> tuple[object, ...]:
-    """Return what a measurement has in common with the others of its curve."""
-    return one.collective, one.dtype, one.redop, one.mode, one.in_place
+CASE = ("collective", "dtype", "redop", "mode", "in_place")  # what the measurements of one curve have in common
+
+
+def curve_of(one: Measurement) -> tuple[Any, ...]:
+    """Return the values of ``CASE``."""
+    return tuple(getattr(one, name) for name in CASE)
 
 
 def time_bounds(point: Measurement) -> tuple[float, float]:
@@ -140,7 +143,6 @@ def find_reference(
 
 
 def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
-    """Look for a curve in the table."""
     backend, names = bench.settings.backend, sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
         return None, f"no reference for {backend} on CPUs: there is no known peak"
@@ -368,11 +370,7 @@ def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool
             gb_s = 1 / line.us_per_byte / 1e3
             fit = Fit(alpha_us=line.alpha_us, bandwidth_gb_s=gb_s, residual=line.residual, fits=line.fits)
         curves.append(Curve(
-            collective=sweep[0].collective,
-            dtype=sweep[0].dtype,
-            redop=sweep[0].redop,
-            mode=sweep[0].mode,
-            in_place=sweep[0].in_place,
+            **dict(zip(CASE, curve_of(sweep[0]), strict=True)),
             plateau_gb_s=plateau.gb_s if plateau else None,
             plateau_spread=plateau.spread if plateau else None,
             plateau_from_bytes=plateau.from_bytes if plateau else None,
@@ -486,11 +484,7 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
         new_low, new_high = time_bounds(new)
         old_low, old_high = time_bounds(old)
         changes.append(Change(
-            collective=new.collective,
-            dtype=new.dtype,
-            redop=new.redop,
-            mode=new.mode,
-            in_place=new.in_place,
+            **dict(zip(CASE, curve_of(new), strict=True)),
             size_bytes=new.size_bytes,
             now_us=new.p50_us,
             then_us=old.p50_us,
@@ -508,7 +502,6 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
 
 
 def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
-    """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
     sides = (baseline.members, bench.members)
     # The variables that can affect bandwidth, without those that only control logging. Another check makes sure that
     # all ranks have the same.

@@ -285,7 +285,6 @@ def _judge_hosts(pairs: Sequence[Pair]) -> tuple[SlowOnes[str], SlowOnes[str], i
 
 
 def _slow_inside(alone: Sequence[NodeResult]) -> tuple[Slow[str], ...]:
-    """Compare what nodes with the same number of ranks reach by themselves."""
     found = []
     for node in alone:
         others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
@@ -336,7 +335,6 @@ PARTS = {
 
 
 def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
-    """Report a slow part: the ranks or hosts in ``slow.ends``."""
     bench, ends = measured.bench, sorted(slow.ends)
     host_of = {member.rank: member.host for member in bench.members}
     of_ranks = part in {"rank", "link"}
@@ -474,7 +472,6 @@ def check_slow_node(measured: Measured) -> Answer:
 
 
 def _answer(problems: Sequence[Problem], bench: Bench, who: SlowParts, *, pairs: bool) -> Answer:
-    """Answer with the problems, or why there may be others, or what was compared."""
     if problems:
         return judged(problems)
     if why := _why_unknown(bench, who, pairs=pairs):
@@ -498,7 +495,6 @@ def _compared(results: Sequence[Series], noun: str) -> str:
 
 
 def _why_unknown(bench: Bench, who: SlowParts, *, pairs: bool) -> str:
-    """Return why no slow one can be found among the pairs of ranks, or those of nodes."""
     if who.pairs_judged if pairs else who.nodes_judged:
         return ""
     if shared := describe_shared_gpus(bench.members):

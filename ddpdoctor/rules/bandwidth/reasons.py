@@ -216,7 +216,6 @@ def processor_reasons(view: BenchView) -> Iterator[Weighed]:
 
 
 def _crowded(place: BenchNode) -> Iterator[Weighed]:
-    """Yield a reason if a machine's ranks have fewer CPUs than there are ranks, by affinity or by quota."""
     cpus = {cpu for process in place.node.processes for cpu in process.cpus}
     limits = known(place.node.limits)
     quota = limits.cpu_quota if limits is not None else None
@@ -389,7 +388,6 @@ def network_reasons(view: BenchView) -> Iterator[Weighed]:
 def _tcp(
     view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
 ) -> Iterator[Weighed]:
-    """Yield reasons in the interfaces over which a library sends from host to host."""
     for interface in used:
         if is_tunnel(interface.name):
             text = f"{library} uses {interface.name}, which looks like a VPN: it is slower than the underlying network"

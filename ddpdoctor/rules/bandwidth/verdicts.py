@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.bandwidth import Advice, Assessment, Collective, Mode, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.words import format_size, format_time, grouped, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, skipped
 from ddpdoctor.rules.bandwidth.curves import (
     EXPECT,
     cannot_tell,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Bench, Change, Wrong
-    from ddpdoctor.rules.bandwidth.curves import FittedLine, Measured, Plateau, Sweep
+    from ddpdoctor.rules.bandwidth.curves import FittedLine, Measured, Sweep
 
 
 SHOWN = 6  # how many sizes are named as evidence; the table has them all
@@ -73,7 +72,6 @@ def check_below(measured: Measured) -> Answer:
 
 
 def _below_references(measured: Measured) -> list[Problem]:
-    """Report the curves that are below --expect or the table."""
     one_host = len({member.host for member in measured.bench.members}) == 1
     problems = []
     for curve in measured.curves:
@@ -146,9 +144,7 @@ def check_noise(measured: Measured) -> Answer:
     if not doubts:
         held = measured.comparison is not None or any(curve.reference is not None for curve in measured.curves)
         return judged((), "the noise is low enough") if held else skipped("there is nothing to compare with")
-    return judged(
-        [Problem(summary=f"Too noisy to judge: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)
-    )
+    return found(f"Too noisy to judge: {doubts[0]}", "; ".join(doubts), evidence=tuple(doubts), fix=FIX)
 
 
 SHOWN_WRONG = 8  # how many wrong elements are named; more would repeat the same
@@ -256,26 +252,6 @@ LAST_WORD = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Basis:
-    """The curve that the advice is based on."""
-
-    sweep: Sweep
-    plateau: Plateau | None
-    line: FittedLine | None
-
-    def time_us(self, size_bytes: float) -> float | None:
-        """Return the time of a size in us. Beyond the largest measured size it needs a plateau, else it is None."""
-        within = time_at(self.sweep, size_bytes)
-        if within is not None or self.plateau is None:
-            return within
-        return self.sweep[-1].p50_us * size_bytes / self.sweep[-1].size_bytes
-
-    def measured(self, size_bytes: float) -> bool:
-        """Return whether a size is within the measured range."""
-        return self.sweep[0].size_bytes <= size_bytes <= self.sweep[-1].size_bytes
-
-
 def advise(bench: Bench, model_size: int | None) -> Advice | None:
     """Return what a DDP job of ``model_size`` parameters can expect, or None if no all_reduce over ranks was measured.
 
@@ -292,70 +268,57 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
     sweep = min(found, key=place, default=None)
     if sweep is None or len(bench.members) < 2:
         return None
-    basis = _Basis(sweep=sweep, plateau=find_plateau(sweep), line=fit_line(sweep))
-    share, said = _describe_bucket(basis)
-    text = [said]
-    model_bytes, whole_us, try_mib = None, None, None
-    gains_ms: list[float] | list[None] = [None] * 3
+    first, last, plateau = sweep[0], sweep[-1], find_plateau(sweep)
+    is_measured = first.size_bytes <= BUCKET_BYTES <= last.size_bytes
+
+    def time_us(size_bytes: float) -> float | None:
+        """Return the time of a size. Beyond the largest measured size it needs a plateau, else it is None."""
+        within = time_at(sweep, size_bytes)
+        return within if within is not None or plateau is None else last.p50_us * size_bytes / last.size_bytes
+
+    share, whole_us, model_bytes = None, None, None
+    suggested: dict[str, Any] = dict.fromkeys(("try_mib", "gain_ms", "gain_low_ms", "gain_high_ms"))
+    if (bucket_us := time_us(BUCKET_BYTES)) is None:
+        largest = format_size(last.size_bytes)
+        text = [f"The time of DDP's default bucket of 25 MiB is unknown: the largest measured size is {largest}."]
+    else:
+        said = f"DDP's default bucket of 25 MiB takes {format_time(bucket_us)}"
+        if plateau is not None and last.busbw_gb_s is not None and is_measured:
+            share = BUCKET_BYTES / bucket_us / 1e3 * last.busbw_gb_s / last.algbw_gb_s / plateau.gb_s
+            # If the bucket already reaches the plateau, a disturbed size beyond it is no reason to ask for more.
+            full = size_at(sweep, NEAR_FULL * plateau.gb_s) if share < NEAR_FULL else None
+            enough = f", of which {NEAR_FULL:.0%} takes {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
+            said += f" and reaches {share:.0%} of the plateau{enough}"
+        text = [f"{said}."]
     if model_size is not None:
-        model_bytes = model_size * (sweep[0].size_bytes // sweep[0].count)
-        whole_us, said = _describe_whole(basis, model_size, model_bytes)
-        text.append(said)
-        if whole_us is not None:
-            try_mib, gains_ms, said = _suggest_bucket(basis, model_bytes, whole_us)
+        # All gradients, in a first bucket of 1 MiB, full buckets and the rest
+        model_bytes = model_size * (first.size_bytes // first.count)
+        start = min(FIRST_BUCKET_BYTES, model_bytes)
+        full_ones, rest = divmod(model_bytes - start, BUCKET_BYTES)
+        buckets = ((1, start), (full_ones, BUCKET_BYTES), (1 if rest else 0, rest))
+        times_us = [None if (one := time_us(size)) is None else count * one for count, size in buckets if count]
+        whole_us = None if None in times_us else sum(filter(None, times_us))
+        unit, size = next(((unit, size) for unit, size in UNITS if model_size >= size), ("", 1))
+        what = f"{model_size / size:.3g}{unit} gradients in {first.dtype} ({model_bytes / 1e9:.3g} GB)"
+        if whole_us is None:
+            text.append(f"The time of {what} is unknown: measure up to 32 MiB or more.")
+        else:
+            more = "" if is_measured else ", based on the plateau, because 25 MiB is larger than the measured sizes"
+            text.append(f"{what} in such buckets take {format_time(whole_us)} without overlap{more}.")
+            largest_bytes = min(model_bytes, last.size_bytes)
+            gains, said = _suggest_bucket(fit_line(sweep), largest_bytes, model_bytes, whole_us)
+            suggested.update(gains)
             text.append(said)
     return Advice(
-        model_bytes=model_bytes,
-        dtype=sweep[0].dtype,
-        whole_ms=None if whole_us is None else whole_us / 1e3,
-        bucket_mib=BUCKET_BYTES / MIB,
-        bucket_share=share,
-        try_mib=try_mib,
-        gain_ms=gains_ms[0],
-        gain_low_ms=gains_ms[1],
-        gain_high_ms=gains_ms[2],
-        text=(*text, LAST_WORD),
-    )
-
-
-def _describe_bucket(basis: _Basis) -> tuple[float | None, str]:
-    """Return the share of the plateau that the default bucket reaches, if it was measured, and a sentence about it."""
-    plateau, last = basis.plateau, basis.sweep[-1]
-    time_us = basis.time_us(BUCKET_BYTES)
-    if time_us is None:
-        largest = format_size(last.size_bytes)
-        return None, f"The time of DDP's default bucket of 25 MiB is unknown: the largest measured size is {largest}."
-    said = f"DDP's default bucket of 25 MiB takes {format_time(time_us)}"
-    if plateau is None or last.busbw_gb_s is None or not basis.measured(BUCKET_BYTES):
-        return None, f"{said}."
-    factor = last.busbw_gb_s / last.algbw_gb_s
-    share = BUCKET_BYTES / time_us / 1e3 * factor / plateau.gb_s
-    # If the bucket already reaches the plateau, a disturbed size beyond it is no reason to ask for more.
-    full = size_at(basis.sweep, NEAR_FULL * plateau.gb_s) if share < NEAR_FULL else None
-    enough = f", of which {NEAR_FULL:.0%} takes {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
-    return share, f"{said} and reaches {share:.0%} of the plateau{enough}."
-
-
-def _describe_whole(basis: _Basis, model_size: int, model_bytes: int) -> tuple[float | None, str]:
-    """Return the time in us of all gradients, in a first bucket of 1 MiB, full buckets and the rest, and a sentence."""
-    first = min(FIRST_BUCKET_BYTES, model_bytes)
-    full, rest = divmod(model_bytes - first, BUCKET_BYTES)
-    whole_us: float | None = 0.0
-    for count, size in ((1, first), (full, BUCKET_BYTES), (1 if rest else 0, rest)):
-        time_us = basis.time_us(size) if count else 0.0
-        whole_us = None if whole_us is None or time_us is None else whole_us + count * time_us
-    unit, size = next(((unit, size) for unit, size in UNITS if model_size >= size), ("", 1))
-    what = f"{model_size / size:.3g}{unit} gradients in {basis.sweep[0].dtype} ({model_bytes / 1e9:.3g} GB)"
-    if whole_us is None:
-        return None, f"The time of {what} is unknown: measure up to 32 MiB or more."
-    beyond = ", based on the plateau, because 25 MiB is larger than the measured sizes"
-    more = "" if basis.measured(BUCKET_BYTES) else beyond
-    return whole_us, f"{what} in such buckets take {format_time(whole_us)} without overlap{more}."
+        model_bytes=model_bytes, dtype=first.dtype, whole_ms=None if whole_us is None else whole_us / 1e3,
+        bucket_mib=BUCKET_BYTES / MIB, bucket_share=share, text=(*text, LAST_WORD),
+        **suggested,
+    )  # fmt: skip
 
 
 def _suggest_bucket(
-    basis: _Basis, model_bytes: int, whole_us: float
-) -> tuple[int | None, list[float] | list[None], str]:
+    line: FittedLine | None, largest_bytes: int, model_bytes: int, whole_us: float
+) -> tuple[dict[str, Any], str]:
     """Return the bucket near sqrt(alpha * bandwidth * gradients), the best if no communication is hidden.
 
     With t = alpha + S/B, gradients G and buckets of b, all buckets take alpha * G/b + G/B. Waiting for the first bucket
@@ -363,21 +326,18 @@ def _suggest_bucket(
     nothing if it takes no time. The square root is the minimum with b/B, and the gain is computed with it. The interval
     also covers the gain without b/B, and adds the uncertainty of the fit on both sides.
 
-    Returns:
-        Its size in MiB, what it gains in ms with the ends of the interval, and a sentence. Without one, the sentence
-        says why.
+    Return its size and gain as fields of ``Advice``, and a sentence. Without one, the sentence says why.
     """
-    line, none = basis.line, "No other bucket_cap_mb can be suggested"
+    none = "No other bucket_cap_mb can be suggested"
     if line is None:
-        return None, [None] * 3, f"{none}: too few sizes were measured."
+        return {}, f"{none}: too few sizes were measured."
     if not line.fits:
         misfit = f"this curve does not follow alpha + S/B (the residual is {line.residual:.0%})"
-        return None, [None] * 3, f"{none}: {misfit}, so try larger and smaller ones."
-    largest = min(model_bytes, basis.sweep[-1].size_bytes)
-    mib = max(1, round(min(math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), largest) / MIB))
+        return {}, f"{none}: {misfit}, so try larger and smaller ones."
+    mib = max(1, round(min(math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), largest_bytes) / MIB))
     # It takes fewer calls (alpha each), and no wait for bytes that a smaller bucket does not have.
     fewer_calls = model_bytes / BUCKET_BYTES - model_bytes / (mib * MIB)
-    gains, lows, highs = [], [], []
+    ranges = []
     for smaller_bytes in (BUCKET_BYTES - mib * MIB, 0):
         variance = (
             fewer_calls**2 * line.var_alpha
@@ -386,12 +346,12 @@ def _suggest_bucket(
         )
         gain = line.alpha_us * fewer_calls + line.us_per_byte * smaller_bytes
         doubt = SIGMAS * math.sqrt(max(0.0, variance))
-        gains.append(gain)
-        lows.append(gain - doubt)
-        highs.append(gain + doubt)
-    gain, low, high = gains[0], min(lows), max(highs)
+        ranges.append((gain - doubt, gain, gain + doubt))
+    lows, (gain, _), highs = zip(*ranges, strict=True)
+    low, high = min(lows), max(highs)
     if lows[0] <= 0 or gain < LEAST_GAIN * whole_us:
-        return None, [None] * 3, "No other bucket_cap_mb is clearly better than the default of 25."
+        return {}, "No other bucket_cap_mb is clearly better than the default of 25."
     limits = " and ".join(f"{format_time(abs(us))} {'lost' if us < 0 else 'saved'}" for us in (low, high))
     saved = f"it saves about {format_time(gain)} per step (between {limits}) if backward hides no communication"
-    return mib, [us / 1e3 for us in (gain, low, high)], f"Worth trying: bucket_cap_mb={mib}; {saved}."
+    gains = {"gain_ms": gain / 1e3, "gain_low_ms": low / 1e3, "gain_high_ms": high / 1e3}
+    return {"try_mib": mib, **gains}, f"Worth trying: bucket_cap_mb={mib}; {saved}."

@@ -10,11 +10,11 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
+from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from ddpdoctor.model.node import Fleet, Node
 
@@ -125,20 +125,12 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
         for node, one in software
         if one.hosts_lines is not None
     ]
-    compared: dict[str, Sequence[Voice[str]]] = {
-        "Python": voices_of(software, lambda one: one.executable),
-        "torch": voices_of(torch, lambda one: one.path),
-        "system": voices_of(software, lambda one: one.os_name or None),
-        "/etc/hosts (digest)": voices_of(others, lambda lines: f"{zlib.crc32(lines.encode()):08x}"),
+    splits = {
+        "Python": compare_nodes((node, one.executable) for node, one in software),
+        "torch": compare_nodes((node, build.path) for node, build in torch),
+        "system": compare_nodes((node, one.os_name or None) for node, one in software),
+        "/etc/hosts (digest)": compare_nodes((node, f"{zlib.crc32(lines.encode()):08x}") for node, lines in others),
     }
-    problems = [
-        Problem(
-            summary=describe(split, name),
-            fix="set up the nodes the same way, or run them from one container image",
-            confidence=split.confidence,
-            hosts=split.hosts,
-        )
-        for name, voices in compared.items()
-        if (split := compare(voices)) is not None
-    ]
+    fix = "set up the nodes the same way, or run them from one container image"
+    problems = [disagreement(split, describe(split, name), fix) for name, split in splits.items() if split is not None]
     return judged(problems, f"paths and systems of {len(software)} nodes")

@@ -27,7 +27,7 @@ from ddpdoctor.rules.environment.gpus import (
     strangers,
     verb,
 )
-from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.majority import Voice, compare, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
@@ -74,8 +74,6 @@ def _state_rule(  # noqa: PLR0913 - the columns of a row
     is_read: Callable[[Gpu], object], seen: Callable[[Sequence[Gpu]], str], faults: tuple[GpuFault, ...],
     settled: Callable[[Node, Sequence[Gpu]], Answer | None] = lambda _node, _gpus: None,
 ) -> None:  # fmt: skip
-    """Register a rule about the state of each GPU that the job uses."""
-
     def check(node: Node) -> Answer:
         gpus = [gpu for gpu in in_use(node) if is_read(gpu)]
         if not gpus:
@@ -299,11 +297,9 @@ def check_app_clocks(fleet: Fleet) -> Answer:
             if gpu.name == name
         )
         if split is not None:
-            problems.append(Problem(
-                summary=describe(split, f"the highest clock of {name} is", words=lambda clock: f"{clock} MHz"),
-                fix="compare nvidia-smi -q -d CLOCK, the driver and the VBIOS of both",
-                confidence=split.confidence, hosts=split.hosts, ranks=split.ranks,
-            ))  # fmt: skip
+            summary = describe(split, f"the highest clock of {name} is", words=lambda clock: f"{clock} MHz")
+            fix = "compare nvidia-smi -q -d CLOCK, the driver and the VBIOS of both"
+            problems.append(disagreement(split, summary, fix, ranks=split.ranks))
     clocks = sorted({gpu.max_clock_sm_mhz for gpu in readable if gpu.max_clock_sm_mhz is not None})
     return judged(problems, f"highest clocks of {len(readable)} GPUs: {', '.join(map(str, clocks))} MHz")
 

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.launch import VARIABLE, Visible, read_visible
 from ddpdoctor.model.reading import NotRead, Unread, Why, known, need
 from ddpdoctor.model.words import count_of, format_age, grouped, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 
@@ -227,13 +227,12 @@ def check_gpu_count(node: Node) -> Answer:
     """Report a GPU that does not work, one that the driver does not list, and more ranks than GPUs."""
     torch = known(node.torch)
     if torch is not None and torch.cuda_stuck:
-        problem = Problem(
-            summary="CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU",
-            evidence=(torch.cuda_error,) if torch.cuda_error else (),
-            fix="sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
-            "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES=",
+        summary = "CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU"
+        fix = (
+            "sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
+            "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES="
         )
-        return judged([problem], torch.cuda_error or "")
+        return found(summary, torch.cuda_error or "", evidence=(torch.cuda_error,) if torch.cuda_error else (), fix=fix)
     gpus = need(node.gpus)
     if gpus.init_error == MISMATCH:
         return skipped("NVML does not start because driver and library differ: see driver-lib-mismatch")
@@ -244,12 +243,9 @@ def check_gpu_count(node: Node) -> Answer:
             else "outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container that lost its GPUs after "
             "`systemctl daemon-reload` on the host (github.com/NVIDIA/nvidia-container-toolkit/issues/1227): restart it"
         )
-        problem = Problem(
-            summary="The NVIDIA driver is installed, but NVML does not start, so no GPU can be used",
-            evidence=(f"nvmlInit fails with {gpus.init_error}",),
-            fix=fix,
-        )
-        return judged([problem], f"NVML does not start: {gpus.init_error}")
+        summary = "The NVIDIA driver is installed, but NVML does not start, so no GPU can be used"
+        evidence = (f"nvmlInit fails with {gpus.init_error}",)
+        return found(summary, f"NVML does not start: {gpus.init_error}", evidence=evidence, fix=fix)
     problems = []
     silent = [gpu for gpu in gpus.devices if gpu.error is not None]
     if silent:
@@ -267,7 +263,6 @@ def check_gpu_count(node: Node) -> Answer:
 
 
 def _unlisted(gpus: Gpus) -> Iterator[Problem]:
-    """Yield GPUs on the bus that should work but that NVML does not list."""
     if any(not gpu.bus_id for gpu in gpus.devices):
         return  # one that NVML lists and that cannot report its place would count twice
     here = {gpu.bus_id for gpu in gpus.devices}

@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.launch import ONE_NODE, has_several_nodes, ranks_of
-from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
 from ddpdoctor.rules.network import (
     MARKS,
     NCCL_FAMILIES,
@@ -165,20 +165,15 @@ def check_mtu(fleet: Fleet) -> Answer:
         picks = ((node, pick) for name, node, _, pick in first_picks(chosen) if name == library)
         sizes = [(node, pick.interface) for node, pick in picks if not pick.ip.is_loopback]
         seen += [f"{one.name} {one.mtu}" for _, one in sizes]
-        split = compare(Voice(host=node.host, ranks=node.ranks, value=one.mtu) for node, one in sizes)
+        split = compare_nodes((node, one.mtu) for node, one in sizes)
         if split is None:
             continue
         common = split.majority.value if split.majority is not None else min(side.value for side in split.minorities)
         names = dict.fromkeys(one.name for _, one in sizes if one.mtu != common)
         differing = [f"{node.host}: {one.name}, {one.mtu}" for node, one in sizes if node.host in split.hosts]
-        problem = Problem(
-            summary=describe(split, "MTU") + ": packets that are too large for a node are dropped",
-            evidence=tuple(differing[:8]),
-            fix=" && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs",
-            confidence=split.confidence,
-            hosts=split.hosts,
-        )
-        problems.append(problem)
+        summary = describe(split, "MTU") + ": packets that are too large for a node are dropped"
+        fix = " && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs"
+        problems.append(disagreement(split, summary, fix, evidence=tuple(differing[:8])))
     return judged(problems, ", ".join(dict.fromkeys(seen)) or "no interface but loopback")
 
 
@@ -360,47 +355,33 @@ def check_v4v6(fleet: Fleet) -> Answer:
 
 def _mixed(library: str, chosen: Chosen) -> Iterator[Problem]:
     picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
-    split = compare(Voice(host=node.host, ranks=node.ranks, value=pick.ip.version) for node, pick in picks)
+    split = compare_nodes((node, pick.ip.version) for node, pick in picks)
     if split is None:
         return
     fix = "export NCCL_SOCKET_FAMILY=AF_INET on all nodes"
     if library == "Gloo":
         fix = "give the host names addresses of one family on all nodes, or set GLOO_SOCKET_IFNAME to an interface"
-    yield Problem(
-        summary=describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
-        + ": they cannot connect to each other",
-        evidence=tuple(f"{node.host}: {pick}" for node, pick in picks if node.host in split.hosts)[:4],
-        fix=fix,
-        confidence=split.confidence,
-        hosts=split.hosts,
-    )
+    use = describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
+    evidence = tuple(f"{node.host}: {pick}" for node, pick in picks if node.host in split.hosts)[:4]
+    yield disagreement(split, f"{use}: they cannot connect to each other", fix, evidence=evidence)
 
 
 def _master_families(fleet: Fleet) -> Iterator[Problem]:
     """Yield nodes that resolve the master to a family that other nodes lack, or that is switched off here."""
     read = [(node, known(node.network), known(node.names)) for node in fleet.nodes]
     found = [(node, network, names.master) for node, network, names in read if names is not None]
-    families = {
-        node.host: frozenset(ipaddress.ip_address(address.partition("%")[0]).version for address in one.addresses)
-        for node, _, one in found
+    families = [
+        (node, network, {ipaddress.ip_address(address.partition("%")[0]).version for address in one.addresses})
+        for node, network, one in found
         if one is not None and one.addresses
-    }
-    if families and not frozenset.intersection(*families.values()):
-        split = compare(Voice(host=host, value=tuple(sorted(versions))) for host, versions in families.items())
+    ]
+    if families and not set.intersection(*(versions for _, _, versions in families)):
+        split = compare_nodes((node, " and ".join(f"IPv{one}" for one in sorted(those))) for node, _, those in families)
         if split is not None:
-            yield Problem(
-                summary=describe(
-                    split,
-                    "the master's name has",
-                    words=lambda those: " and ".join(f"IPv{version}" for version in those),
-                ),
-                fix="set MASTER_ADDR to an address that all nodes can reach",
-                confidence=split.confidence,
-                hosts=split.hosts,
-            )
-    for node, network, one in found:
-        v6_only = one is not None and families.get(node.host) == frozenset({6})
-        if v6_only and network is not None and network.ipv6_disabled:
+            fix = "set MASTER_ADDR to an address that all nodes can reach"
+            yield disagreement(split, describe(split, "the master's name has"), fix)
+    for node, network, versions in families:
+        if versions == {6} and network is not None and network.ipv6_disabled:
             yield Problem(
                 summary="the master's name resolves only to IPv6 addresses, but IPv6 is disabled",
                 evidence=("/proc/sys/net/ipv6/conf/all/disable_ipv6 is 1",),

@@ -22,7 +22,7 @@ from ddpdoctor.model.launch import (
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import count_of, first_names, grouped, name_list, rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
@@ -152,7 +152,6 @@ def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
-    """Yield one problem for each set of missing names."""
     by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
         missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
@@ -333,7 +332,6 @@ def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
 
 
 def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
-    """Yield one problem for all ranks that several processes claim."""
     claims = grouped((process.rank, (node, process)) for node, process in fleet.processes() if process.rank is not None)
     doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
     if not doubled:
@@ -607,14 +605,13 @@ def check_srun_cpus(node: Node) -> Answer:
     seen = f"{asked} CPUs requested per task, {fewest} usable"
     if fewest >= asked:
         return passed(seen)
-    problem = Problem(
-        summary=f"the job requested {asked} CPUs per task, but srun lets a task use only {fewest}, shared with its "
-        "loader workers",
-        evidence=(f"SRUN_CPUS_PER_TASK is {text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",),
-        fix=f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}",
-        ranks=ranks_of(short),
+    summary = (
+        f"the job requested {asked} CPUs per task, but srun lets a task use only {fewest}, shared with its "
+        "loader workers"
     )
-    return judged([problem], seen)
+    fix = f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}"
+    evidence = (f"SRUN_CPUS_PER_TASK is {text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",)
+    return found(summary, seen, evidence=evidence, fix=fix, ranks=ranks_of(short))
 
 
 @rule(
@@ -651,9 +648,10 @@ def check_gpus_per_task(node: Node) -> Answer:
     process, visible = short[-1]
     count = process.number("SLURM_GPUS_ON_NODE")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
-    problem = Problem(
-        summary=f"each task sees only {count_of(visible, 'GPU')}, so cuda:LOCAL_RANK does not exist in the later "
+    return found(
+        f"each task sees only {count_of(visible, 'GPU')}, so cuda:LOCAL_RANK does not exist in the later "
         "tasks of a node",
+        words,
         evidence=(
             show_variables(process, ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")),
         ),
@@ -661,4 +659,3 @@ def check_gpus_per_task(node: Node) -> Answer:
         confidence=Confidence.MEDIUM,
         ranks=ranks_of(process for process, _ in short),
     )
-    return judged([problem], words)

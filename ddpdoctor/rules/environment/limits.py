@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import by_torchrun
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import count_of, format_about
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import nvidia_gpus
 from ddpdoctor.rules.environment.launch import (
     cpus_here,
@@ -73,13 +73,8 @@ def check_nofile(node: Node) -> Answer:
         fix = f"{own}raise the hard limit in the container runtime (LimitNOFILE={ENOUGH_FILES})"
     else:
         fix = f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
-    problem = Problem(
-        summary=f"The limit of open files is only {limit.soft}: {why}",
-        evidence=(seen,),
-        fix=fix,
-        severity=Severity.ERROR if short else severity,
-    )
-    return judged([problem], seen)
+    summary = f"The limit of open files is only {limit.soft}: {why}"
+    return found(summary, seen, evidence=(seen,), fix=fix, severity=Severity.ERROR if short else severity)
 
 
 @rule(
@@ -129,11 +124,8 @@ def check_somaxconn(node: Node) -> Answer:
     seen = f"somaxconn {queue}, {ranks} ranks"
     if queue >= ranks:
         return passed(seen)
-    problem = Problem(
-        summary=f"net.core.somaxconn is {queue}, but {ranks} ranks connect to rank 0 at once",
-        fix=f"sudo sysctl -w net.core.somaxconn={max(4096, ranks)}",
-    )
-    return judged([problem], seen)
+    summary = f"net.core.somaxconn is {queue}, but {ranks} ranks connect to rank 0 at once"
+    return found(summary, seen, fix=f"sudo sysctl -w net.core.somaxconn={max(4096, ranks)}")
 
 
 @rule(
@@ -202,7 +194,7 @@ def check_shm(node: Node) -> Answer:
             return skipped("this system has no /dev/shm")
         summary = "There is no /dev/shm: loader workers and NCCL cannot share memory"
         fix = "sudo mount -t tmpfs shm /dev/shm"
-        return judged([Problem(summary=summary, fix=fix, severity=Severity.ERROR)], "none")
+        return found(summary, "none", fix=fix, severity=Severity.ERROR)
     if shm.volume.error:
         return unknown(f"/dev/shm could not be read: {shm.volume.error}")
     workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""
@@ -302,13 +294,9 @@ def check_numa_balancing(node: Node) -> Answer:
     seen = f"numa_balancing {limits.numa_balancing}, {count_of(limits.numa_nodes, 'memory node')}"
     if limits.numa_nodes < 2 or not limits.numa_balancing:
         return passed(seen)
-    problem = Problem(
-        summary=f"Automatic NUMA balancing over {limits.numa_nodes} NUMA nodes is on, which can stall ranks",
-        evidence=(seen,),
-        fix="sudo sysctl -w kernel.numa_balancing=0",
-        severity=None if nvidia_gpus(node) else Severity.INFO,
-    )
-    return judged([problem], seen)
+    summary = f"Automatic NUMA balancing over {limits.numa_nodes} NUMA nodes is on, which can stall ranks"
+    fix = "sudo sysctl -w kernel.numa_balancing=0"
+    return found(summary, seen, evidence=(seen,), fix=fix, severity=None if nvidia_gpus(node) else Severity.INFO)
 
 
 # Our choice: with a quota of at most half of the CPUs that a process sees, its threads wait most of the time.
@@ -337,7 +325,7 @@ def check_cpu_quota(node: Node) -> Answer:
         summary = f"torch starts {visible} threads per rank on a quota of {number(cpus)} CPUs, so they are throttled"
     else:
         return passed(seen)
-    return judged([Problem(summary=summary, evidence=(seen,), fix=fix)], seen)
+    return found(summary, seen, evidence=(seen,), fix=fix)
 
 
 @rule(
@@ -360,8 +348,8 @@ def check_omp(node: Node) -> Answer:
     started = sum(own) if len(own) >= ranks else ranks * max(own, default=0)
     if threads is None and started > cpus:
         summary = f"OMP_NUM_THREADS is not set: each of {ranks} ranks starts one thread for each of {number(cpus)} CPUs"
-        return judged([Problem(summary=summary, fix=fix)], seen)
+        return found(summary, seen, fix=fix)
     if threads == "1" and by_torchrun(node.first) and share > 1:
         summary = f"OMP_NUM_THREADS is 1, torchrun's default: each rank uses one of its {share} CPUs"
-        return judged([Problem(summary=summary, fix=fix, severity=Severity.INFO)], seen)
+        return found(summary, seen, fix=fix, severity=Severity.INFO)
     return passed(seen)

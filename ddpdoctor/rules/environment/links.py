@@ -280,7 +280,6 @@ def check_p2p(node: Node) -> Answer:
 
 
 def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
-    """Return why a pair has no peer access, or None if it has access or nothing is known."""
     if pair.p2p not in {None, "ok"}:
         return f"NVML: {pair.p2p}"
     torch = known(node.torch)
@@ -451,7 +450,6 @@ def _gpu_of(node: Node, pci: Pci, process: NodeProcess) -> PciDevice | None:
 
 
 def _cpu_words(cpus: tuple[int, ...]) -> str:
-    """Return "0-55,112-167"."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and cpu == spans[-1][1] + 1:

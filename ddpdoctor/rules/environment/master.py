@@ -13,9 +13,9 @@ from ddpdoctor.model.launch import LOOPBACK_NAMES, by_torchrun, endpoints, is_lo
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import name_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, has_several_nodes, ranks_of
-from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
 from ddpdoctor.rules.network import EPHEMERAL, best_interface, export, is_ignored, open_chain, own_ips, pick_gloo
 from ddpdoctor.rules.registry import CheckGroup, rule
 
@@ -229,26 +229,25 @@ def _is_no_name(name: str) -> bool:
 
 def _resolved_elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
     """Yield a problem if the nodes resolve the name to different addresses that are not all rank 0's host."""
-    head, voices = fleet.nodes[0], []
+    head, said = fleet.nodes[0], []
     own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
     for node, lookup in found:
         if node is not head or not all(map(is_loopback_address, lookup.addresses)):
             # All addresses of rank 0's host become a single value.
             meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
-            voices.append(Voice(host=node.host, ranks=node.ranks, value=tuple(sorted(meant))))
-    split = compare(voice for voice in voices if voice.value)
+            said.append((node, tuple(sorted(meant)) or None))
+    split = compare_nodes(said)
     if split is None:
         return
     disjoint = not set.intersection(*(set(side.value) for side in split.sides))
-    yield Problem(
-        summary=describe(split, f"{found[0][1].name} resolves to", words=", ".join)
+    name = found[0][1].name
+    yield disagreement(
+        split,
+        describe(split, f"{name} resolves to", words=", ".join)
         + ("" if disjoint else ": connections may go to different hosts"),
+        f"make {name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an address",
         evidence=tuple(f"{node.host}: {', '.join(one.addresses)}" for node, one in found if node.host in split.hosts),
-        fix=f"make {found[0][1].name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an "
-        "address",
         severity=None if disjoint else Severity.WARNING,
-        confidence=split.confidence,
-        hosts=split.hosts,
     )
 
 
@@ -268,13 +267,13 @@ def check_rdns_slow(node: Node) -> Answer:
     seen = ", ".join(f"{what}: {_seconds(duration)}" for what, duration in times.items())
     if not slow:
         return passed(seen)
-    problem = Problem(
-        summary="name lookups take longer than a second, and every connection to torch's store needs one",
+    return found(
+        "name lookups take longer than a second, and every connection to torch's store needs one",
+        seen,
         evidence=tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items()),
         fix="set a working name server in /etc/resolv.conf (resolvectl status shows the current ones), or add all "
         "nodes to /etc/hosts",
     )
-    return judged([problem], seen)
 
 
 def _seconds(duration: float) -> str:
@@ -514,7 +513,6 @@ def check_firewall_local(fleet: Fleet) -> Answer:
 
 
 def _is_wide(rule: str, low: int, high: int) -> bool:
-    """Say whether an accepting rule covers TCP and all ports that the kernel hands out."""
     if _OTHER_PROTOCOL.search(rule) and not _TCP.search(rule):
         return False
     ports = _PORTS.search(rule)
@@ -584,7 +582,6 @@ def takes_itself_for(names: Names, host: str) -> bool | None:
 
 
 def _no_single_host(fleet: Fleet, endpoint: Endpoint, matching: list[str]) -> Problem:
-    """Say that all these hosts match the endpoint, or that none does."""
     severity, if_given = Severity.ERROR, ""
     if endpoint.variable != "PET_RDZV_ENDPOINT":  # then it is only assumed
         if_given = ", if it is what torchrun gets as --rdzv-endpoint"

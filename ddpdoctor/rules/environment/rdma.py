@@ -10,8 +10,8 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.launch import read_node_count
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.words import count_of, format_about, grouped, name_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
-from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
+from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
 from ddpdoctor.rules.network import (
     VERBS_LAYERS,
     ListEntry,
@@ -203,16 +203,16 @@ def check_peermem(node: Node) -> Answer:
         return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver support DMA-BUF")
     if rdma.dmabuf is None:
         return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver supports DMA-BUF")
-    problem = Problem(
-        summary="RDMA cards cannot access GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, so "
+    return found(
+        "RDMA cards cannot access GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, so "
         "data between nodes goes through host memory",
+        "neither nvidia-peermem nor DMA-BUF",
         evidence=(
             f"RDMA network: {words([device.name for device, _ in ports])}",
             "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules",
         ),
         fix="modprobe nvidia-peermem (on the host)",
     )
-    return judged([problem], "neither nvidia-peermem nor DMA-BUF")
 
 
 @rule(
@@ -248,13 +248,13 @@ def check_memlock(node: Node) -> Answer:
             "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
         )
     limits = f"limit {soft}, hard limit {hard}"
-    problem = Problem(
-        summary=f"RDMA can lock only {soft} of memory: NCCL fails if it registers more",
+    return found(
+        f"RDMA can lock only {soft} of memory: NCCL fails if it registers more",
+        limits,
         evidence=(f"RLIMIT_MEMLOCK: soft {limits}",),
         fix=unlock,
         severity=Severity.ERROR if limit.soft < LITTLE_BYTES else Severity.WARNING,
     )
-    return judged([problem], limits)
 
 
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
@@ -304,13 +304,9 @@ def check_uverbs(node: Node) -> Answer:
     is_wanted = find_setting(node, node.first, "NCCL_IB_HCA") is not None
     is_wanted = is_wanted or (network is not None and network.value.lower() == "ib")
     is_wanted = is_wanted or (count is not None and count.nodes > 1)
-    problem = Problem(
-        summary=f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets",
-        evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
-        fix=fix,
-        severity=Severity.ERROR if is_wanted else Severity.WARNING,
-    )
-    return judged([problem], seen)
+    summary = f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets"
+    evidence = (f"RDMA devices in /sys/class/infiniband that are up: {names}",)
+    return found(summary, seen, evidence=evidence, fix=fix, severity=Severity.ERROR if is_wanted else Severity.WARNING)
 
 
 @rule(
@@ -366,15 +362,12 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
 
 
 def _fewer(fleet: Fleet, board: str) -> Iterator[Problem]:
-    voices = []
-    for node in fleet.nodes:
-        count: int | None = None
-        if not isinstance(node.rdma, Unread):
-            count = sum(device.board == board and not device.virtual_function for device in node.rdma.devices)
-        elif node.rdma.why is Why.ABSENT:
-            count = 0
-        voices.append(Voice(host=node.host, ranks=node.ranks, value=count))
-    split = compare(voices)
+    def count(node: Node) -> int | None:
+        if isinstance(node.rdma, Unread):
+            return 0 if node.rdma.why is Why.ABSENT else None
+        return sum(device.board == board and not device.virtual_function for device in node.rdma.devices)
+
+    split = compare_nodes((node, count(node)) for node in fleet.nodes)
     if split is None or split.majority is None or any(s.value > split.majority.value for s in split.minorities):
         return
     yield Problem(
@@ -439,7 +432,6 @@ def _family(node: Node) -> str:
 
 
 def _kind(gid: Gid) -> str:
-    """Return "IPv4", "IPv6" or "link-local"."""
     if gid.gid.lower().startswith(MAPPED_IPV4):
         return "IPv4"
     return "link-local" if gid.gid.lower().startswith(LINK_LOCAL) else "IPv6"
@@ -472,7 +464,6 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> Iterator[Problem]:
 
 
 def _by_index(node: Node, ports: Ports, setting: Setting) -> Iterator[Problem]:
-    """Judge the entry that NCCL_IB_GID_INDEX names, over all ports."""
     judged_ports = ((_entry_fault(port, setting.number or 0), (device, port)) for device, port in ports)
     faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
     good = [{gid.index for gid in port.gids if gid.type == V2 and _kind(gid) == "IPv4"} for _, port in ports]
@@ -506,8 +497,7 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
 
 
 def _compare_hosts(roce: list[tuple[Node, Ports]]) -> Iterator[Problem]:
-    """Compare what NCCL_IB_GID_INDEX means on every host."""
-    voices = []
+    meanings = []
     for node, ports in roce:
         setting = _index(node)
         index = setting.number or 0 if setting is not None else 0
@@ -515,17 +505,12 @@ def _compare_hosts(roce: list[tuple[Node, Ports]]) -> Iterator[Problem]:
         for _, port in ports if setting is not None else ():
             gid = next((gid for gid in port.gids if gid.index == index), None)
             kinds.add("an empty entry" if gid is None else f"{gid.type or 'of unknown type'} {_kind(gid)}")
-        meaning = kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)
-        voices.append(Voice(host=node.host, ranks=node.ranks, value=meaning))
-    split = compare(voices)
+        meanings.append((node, kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)))
+    split = compare_nodes(meanings)
     if split is not None:
-        yield Problem(
-            summary="NCCL_IB_GID_INDEX selects different address types on different hosts, which then cannot connect: "
-            + describe(split, "it is"),
-            fix=f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})",
-            confidence=split.confidence,
-            hosts=split.hosts,
-        )
+        what = "NCCL_IB_GID_INDEX selects different address types on different hosts, which then cannot connect"
+        fix = f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})"
+        yield disagreement(split, f"{what}: {describe(split, 'it is')}", fix)
 
 
 ABSENT = "there is no RDMA device"
@@ -543,14 +528,13 @@ def check_ib_hca_env(node: Node) -> Answer:
         gpus = known(node.gpus)
         if setting is None or node.rdma.why is not Why.ABSENT or gpus is None or not gpus.devices:
             need(node.rdma)
-        problem = Problem(
-            summary=f"{setting} names RDMA devices, but there are none here: NCCL will use TCP sockets",
-            evidence=("/sys/class/infiniband is empty",),
-            fix=f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
+        summary = f"{setting} names RDMA devices, but there are none here: NCCL will use TCP sockets"
+        fix = (
+            f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
             if setting is not None
-            else "",
+            else ""
         )
-        return judged([problem], ABSENT)
+        return found(summary, ABSENT, evidence=("/sys/class/infiniband is empty",), fix=fix)
     if setting is None:
         return passed("NCCL_IB_HCA is not set: NCCL uses every active port")
     ports = [(device, port) for device, port in each_port(node.rdma) if port.link_layer in VERBS_LAYERS]
@@ -564,13 +548,9 @@ def check_ib_hca_env(node: Node) -> Answer:
         here.append(f"= and ^ are only allowed once, before the whole list, not in {words(wanted.marked)}")
     if not taken:
         what = "excludes every RDMA device" if wanted.exclude else "matches no RDMA device"
-        problem = Problem(
-            summary=f"{setting} {what} of this machine: NCCL will use TCP sockets",
-            evidence=tuple(here),
-            fix=setting.removal if setting.path else f"export NCCL_IB_HCA=={','.join(dict.fromkeys(names))}",
-            kind=setting.kind,
-        )
-        return judged([problem], f"{setting} matches no port")
+        summary = f"{setting} {what} of this machine: NCCL will use TCP sockets"
+        fix = setting.removal if setting.path else f"export NCCL_IB_HCA=={','.join(dict.fromkeys(names))}"
+        return found(summary, f"{setting} matches no port", evidence=tuple(here), fix=fix, kind=setting.kind)
     problems = [problem for entry in wanted.entries for problem in _judge_entry(setting, wanted, entry, ports, here)]
     return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {words(taken)}")
 
@@ -621,10 +601,12 @@ def check_ib_disabled(node: Node) -> Answer:
         up = words([label(device, port) for device, port in each_port(rdma) if is_active(port)] or ["none"])
         return passed(f"{setting}, but no port is on a training network (active: {up})")
     names = words([label(device, port) for device, port in ports])
-    problem = Problem(
-        summary=f"{setting} disables this machine's RDMA network: NCCL will use TCP sockets",
-        evidence=(f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",),
+    summary = f"{setting} disables this machine's RDMA network: NCCL will use TCP sockets"
+    evidence = (f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",)
+    return found(
+        summary,
+        f"{setting}, and {len(ports)} ports are active",
+        evidence=evidence,
         fix=setting.removal,
         kind=setting.kind,
     )
-    return judged([problem], f"{setting}, and {len(ports)} ports are active")

@@ -11,9 +11,9 @@ from ddpdoctor.model.launch import find_variable, is_loopback, must_agree, parse
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import count_of, first_names
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of, show_variables
-from ddpdoctor.rules.majority import Split, Voice, compare, describe
+from ddpdoctor.rules.majority import Split, Voice, compare, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variables import (
     Flaw,
@@ -238,12 +238,10 @@ def check_proxy_env(node: Node) -> Answer:
     domains = [domain.strip().lower().lstrip(".") for domain in exceptions.split(",") if domain.strip()]
     if any(domain == "*" or host.lower() == domain or host.lower().endswith(f".{domain}") for domain in domains):
         return judged([], f"no_proxy includes {host}")
-    problem = Problem(
-        summary=f"{proxies[0]} is set, but no_proxy does not include {host}, the etcd rendezvous host",
-        evidence=(f"{', '.join(proxies)} set, no_proxy={show(process.variables.get('no_proxy', ''))}",),
-        fix=f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"',
-    )
-    return judged([problem], f"{proxies[0]} without an exception for {host}")
+    summary = f"{proxies[0]} is set, but no_proxy does not include {host}, the etcd rendezvous host"
+    fix = f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"'
+    evidence = (f"{', '.join(proxies)} set, no_proxy={show(process.variables.get('no_proxy', ''))}",)
+    return found(summary, f"{proxies[0]} without an exception for {host}", evidence=evidence, fix=fix)
 
 
 WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -305,19 +303,14 @@ def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
         consequence = "ranks that choose differently hang in a collective"
     else:
         consequence = "it must be the same on all ranks"
-    return Problem(
-        summary=f"{_who_has_what(name, split, by_rank=True)}: {consequence}",
-        evidence=tuple(
-            f"{file.path} of {node.host} sets {name}"
-            for node in fleet.nodes
-            for file in known(node.conf_files) or ()
-            if name in file.variables
-        ),
-        fix=_fix(name, split),
+    files = [(node.host, file) for node in fleet.nodes for file in known(node.conf_files) or ()]
+    return disagreement(
+        split,
+        f"{_who_has_what(name, split, by_rank=True)}: {consequence}",
+        _fix(name, split),
+        evidence=tuple(f"{file.path} of {host} sets {name}" for host, file in files if name in file.variables),
         severity=severity,
-        confidence=split.confidence,
         ranks=split.ranks,
-        hosts=split.hosts,
     )
 
 
@@ -376,14 +369,10 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     if not names:
         return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
+    what = "these nodes never meet, and each waits without an error"
     problems = [
-        Problem(
-            summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits without an "
-            "error",
-            fix=_fix(name, split, "nodes"),
-            confidence=split.confidence,
-            ranks=split.ranks,
-            hosts=split.hosts,
+        disagreement(
+            split, f"{_who_has_what(name, split, by_rank=False)}: {what}", _fix(name, split, "nodes"), ranks=split.ranks
         )
         for name, split in splits.items()
         if split is not None

@@ -10,11 +10,11 @@ from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.words import count_of, grouped
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import MISMATCH, driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.launch import ranks_here
 from ddpdoctor.rules.environment.links import AMD
-from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
@@ -109,23 +109,15 @@ def check_torch_import(node: Node) -> Answer:
         fix = f"{pip(node)} --force-reinstall {torch_package(software.torch_version)}"
     else:
         fix = install_torch(node)
-    problem = Problem(
-        summary=f"`import torch` fails: {build.import_error}",
-        evidence=(f"torch was found at {build.path}",) if build.path else (),
-        fix=fix,
-    )
-    return judged([problem], build.import_error)
+    evidence = (f"torch was found at {build.path}",) if build.path else ()
+    return found(f"`import torch` fails: {build.import_error}", build.import_error, evidence=evidence, fix=fix)
 
 
 def _absent(node: Node) -> Answer:
     software = known(node.software)
     where = f"this Python is {software.executable}" if software else "this Python has no torch"
-    problem = Problem(
-        summary="torch is not installed in this Python, so no rank can start",
-        evidence=(where,),
-        fix=install_torch(node),
-    )
-    return judged([problem], "no package torch")
+    summary = "torch is not installed in this Python, so no rank can start"
+    return found(summary, "no package torch", evidence=(where,), fix=install_torch(node))
 
 
 @rule(
@@ -139,8 +131,7 @@ def check_version_same(fleet: Fleet) -> Answer:
     if len(fleet.nodes) < 2:
         return skipped("only one node: nothing to compare")
     splits = {
-        name: (compare([Voice(host=node.host, ranks=node.ranks, value=value(node)) for node in nodes]), severity)
-        for name, value, severity in _COMPARED
+        name: (compare_nodes((node, value(node)) for node in nodes), severity) for name, value, severity in _COMPARED
     }
     if splits["GPUs:"][0] is not None:
         # Different models always have a different VBIOS.
@@ -157,9 +148,7 @@ def check_version_same(fleet: Fleet) -> Answer:
             fix = install or "install the same torch version on all nodes"
         else:
             fix = f"use {noun} {wanted} on all nodes" if wanted else f"use one {noun} on all nodes"
-        problems.append(Problem(
-            summary=describe(split, name), fix=fix, severity=severity, confidence=split.confidence, hosts=split.hosts,
-        ))  # fmt: skip
+        problems.append(disagreement(split, describe(split, name), fix, severity=severity))
     first = [f"{name} {value(nodes[0])}" for name, value, _ in _COMPARED if nodes and value(nodes[0])]
     seen = ", ".join(first[:4]) or "none is known"
     return judged(problems, f"versions of {len(nodes)} nodes: {seen}")
@@ -234,26 +223,22 @@ def check_torch_cuda_build(node: Node) -> Answer:
     count = nvidia_gpus(node)
     if not count:
         return _amd_without_rocm(node, build) or _gpu_without_driver(node) or passed("a CPU build, and no GPU here")
-    problem = Problem(
-        summary=f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL",
-        evidence=(f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",),
-        fix=install_cuda_torch(node, build.version),
-    )
-    return judged([problem], f"torch {build.version} and {count} NVIDIA GPUs")
+    summary = f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL"
+    fix = install_cuda_torch(node, build.version)
+    evidence = (f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",)
+    return found(summary, f"torch {build.version} and {count} NVIDIA GPUs", evidence=evidence, fix=fix)
 
 
 def _amd_without_rocm(node: Node, build: TorchBuild) -> Answer | None:
     pci, software = known(node.pci), known(node.software)
     devices = pci.devices if pci else ()
-    found = [one for one in devices if one.vendor == AMD and one.device_class >> 8 in AMD_COMPUTE_CLASSES]
-    if not found or software is None or "/dev/kfd" not in software.gpu_devices or nvidia_gpus(node):
+    amd = [one for one in devices if one.vendor == AMD and one.device_class >> 8 in AMD_COMPUTE_CLASSES]
+    if not amd or software is None or "/dev/kfd" not in software.gpu_devices or nvidia_gpus(node):
         return None
-    problem = Problem(
-        summary=f"torch {build.version} has no ROCm, so the AMD GPUs here cannot be used",
-        evidence=(f"AMD GPUs at {', '.join(one.bus_id for one in found)}, and /dev/kfd",),
-        fix=f"install a ROCm build of torch with the command at {SELECTOR}",
-    )
-    return judged([problem], f"torch {build.version} and {len(found)} AMD GPUs")
+    summary = f"torch {build.version} has no ROCm, so the AMD GPUs here cannot be used"
+    fix = f"install a ROCm build of torch with the command at {SELECTOR}"
+    evidence = (f"AMD GPUs at {', '.join(one.bus_id for one in amd)}, and /dev/kfd",)
+    return found(summary, f"torch {build.version} and {len(amd)} AMD GPUs", evidence=evidence, fix=fix)
 
 
 def _gpu_without_driver(node: Node) -> Answer | None:
@@ -261,13 +246,10 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     on_bus = [gpu for gpu in gpus.on_bus if gpu.driver != "vfio-pci"] if gpus else []
     if not on_bus or driver_of(node):
         return None
-    problem = Problem(
-        summary="The NVIDIA GPU has no driver and torch is a CPU build, so jobs run on the CPUs",
-        evidence=(f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",),
-        fix="to use the GPU, install the NVIDIA driver and a CUDA build of torch",
-        severity=Severity.INFO,
-    )
-    return judged([problem], "a CPU build, and a GPU without a driver")
+    summary = "The NVIDIA GPU has no driver and torch is a CPU build, so jobs run on the CPUs"
+    fix = "to use the GPU, install the NVIDIA driver and a CUDA build of torch"
+    evidence = (f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",)
+    return found(summary, "a CPU build, and a GPU without a driver", evidence=evidence, fix=fix, severity=Severity.INFO)
 
 
 @rule(
@@ -305,7 +287,7 @@ def check_nccl_loaded(node: Node) -> Answer:
         fix = f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
     evidence = [f"mapped: {path}" for path in build.nccl_libraries]
     evidence += [f"found by {found_by}"] if found_by else []
-    return judged([Problem(summary=summary, evidence=tuple(evidence), fix=fix, severity=severity)], seen)
+    return found(summary, seen, evidence=tuple(evidence), fix=fix, severity=severity)
 
 
 @rule(
@@ -317,11 +299,8 @@ def check_hip_gpu_other(node: Node) -> Answer:
     build = imported_torch(node)
     if not build.hip:
         return skipped("torch is not built for ROCm")
-    problem = Problem(
-        summary=f"torch is built for ROCm {build.hip}: checks of the NVIDIA driver and GPUs do not apply",
-        fix="use rocm-smi to check the GPUs",
-    )
-    return judged([problem], f"ROCm {build.hip}")
+    summary = f"torch is built for ROCm {build.hip}: checks of the NVIDIA driver and GPUs do not apply"
+    return found(summary, f"ROCm {build.hip}", fix="use rocm-smi to check the GPUs")
 
 
 # Reads a node's version by the name that the user gives.
@@ -409,12 +388,8 @@ def check_driver_min(node: Node) -> Answer:
     evidence = [f"CUDA says: {build.cuda_error}"] if build and build.cuda_error else []
     if build and build.cuda_library and "compat" in build.cuda_library:
         evidence.append(f"cuda-compat is in use ({build.cuda_library}) but does not help here")
-    problem = Problem(
-        summary=f"NVIDIA driver {driver} is too old for torch's CUDA {cuda}, which needs {least} or newer",
-        evidence=tuple(evidence),
-        fix=f"upgrade the driver to {least} or newer{other}",
-    )
-    return judged([problem], seen)
+    summary = f"NVIDIA driver {driver} is too old for torch's CUDA {cuda}, which needs {least} or newer"
+    return found(summary, seen, evidence=tuple(evidence), fix=f"upgrade the driver to {least} or newer{other}")
 
 
 @rule(
@@ -444,12 +419,9 @@ def check_driver_lib_mismatch(node: Node) -> Answer:
     driver = f" {software.driver}" if software and software.driver else ""
     reload = "sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && sudo modprobe nvidia nvidia_uvm"
     restart = " (in a container: restart it)" if software and software.container else ""
-    problem = Problem(
-        summary=f"The kernel has loaded NVIDIA driver{driver}, but its libraries have another version: no GPU works",
-        evidence=(evidence,),
-        fix=f"reboot, or, when no process uses the GPUs: {reload}{restart}",
-    )
-    return judged([problem], seen)
+    summary = f"The kernel has loaded NVIDIA driver{driver}, but its libraries have another version: no GPU works"
+    fix = f"reboot, or, when no process uses the GPUs: {reload}{restart}"
+    return found(summary, seen, evidence=(evidence,), fix=fix)
 
 
 @rule(
@@ -476,16 +448,12 @@ def check_arch(node: Node) -> Answer:
         fix = f"export CUDA_VISIBLE_DEVICES={','.join(fit)}"
     else:
         fix = f"install an older build of torch that still supports {_capability(unfit[0])}: {SELECTOR}"
-    problem = Problem(
-        summary=f"torch {build.version} has no kernels for {unfit[0].name} ({_capability(unfit[0])})",
-        evidence=(
-            f"GPUs {', '.join(str(device.index) for device in unfit)}",
-            f"torch is built for {' '.join(build.arch_list)}",
-        ),
-        fix=fix,
-        severity=Severity.ERROR if needed else Severity.WARNING,
+    summary = f"torch {build.version} has no kernels for {unfit[0].name} ({_capability(unfit[0])})"
+    evidence = (
+        f"GPUs {', '.join(str(device.index) for device in unfit)}",
+        f"torch is built for {' '.join(build.arch_list)}",
     )
-    return judged([problem], seen)
+    return found(summary, seen, evidence=evidence, fix=fix, severity=Severity.ERROR if needed else Severity.WARNING)
 
 
 def _capability(device: TorchDevice) -> str:

@@ -262,7 +262,6 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
 
 
 def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
-    """Yield the packet filter rules of unreachable hosts that refuse connections."""
     if blame.way is PairSide.OUTBOUND:
         return
     for number in sorted({target for _, target in blame.pairs}):
@@ -473,7 +472,6 @@ def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
 
 
 def _where(meeting: Meeting, blame: BadPairs) -> str:
-    """Return words for the direction in which something goes wrong."""
     first = meeting.name(blame.nodes[0])
     words = {
         PairSide.ALL: f"between {name_list(meeting.names(blame.nodes))} in all directions",

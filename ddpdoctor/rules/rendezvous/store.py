@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.launch import Contact, say_place
 from ddpdoctor.model.words import grouped, name_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.network import open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.rendezvous.mesh import (
@@ -209,9 +209,9 @@ def check_start_trial(meeting: Meeting) -> Answer:
     worked = f"{len(trials) - len(failed)} of {len(trials)} nodes started and reduced a tensor"
     if not failed:
         return passed(worked)
-    found = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
-    if found:
-        reason = found
+    known = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
+    if known:
+        reason = known
     elif any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
         reason = "not all nodes reach the store"
     elif any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
@@ -223,9 +223,10 @@ def check_start_trial(meeting: Meeting) -> Answer:
         return skipped(f"a real start fails, as expected: {reason}")
     hosts = meeting.names(trial.node for trial in failed)
     stage, whole = STAGES.get(failed[0].stage, "it failed"), len(failed) == len(trials)
-    problem = Problem(
-        summary=f"a real start with torch fails on {'all hosts' if whole else name_list(hosts)}: {stage}, "
+    return found(
+        f"a real start with torch fails on {'all hosts' if whole else name_list(hosts)}: {stage}, "
         "although the store and all connections work",
+        worked,
         hosts=hosts,
         evidence=first_few(
             f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
@@ -235,4 +236,3 @@ def check_start_trial(meeting: Meeting) -> Answer:
         "unset them",
         confidence=Confidence.MEDIUM if whole else Confidence.HIGH,
     )
-    return judged([problem], worked)

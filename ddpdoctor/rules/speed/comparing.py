@@ -39,7 +39,6 @@ _BYTES_PER_S_OF_MBIT = 1e6 / 8
 
 
 def _interval(draw: Callable[[random.Random], float]) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of what is drawn again and again."""
     dice = random.Random(SEED)  # noqa: S311 - resampling, no secret
     drawn = sorted(draw(dice) for _ in range(RESAMPLES))
     at = int(PART * RESAMPLES)
@@ -122,7 +121,6 @@ def settings_of(state: SpeedState) -> SpeedSettings:
 
 
 def _common(values: Iterable[Value | None]) -> Value | None:
-    """Return the value that all ranks have, or None."""
     different = set(values)
     return different.pop() if len(different) == 1 else None
 
@@ -139,9 +137,9 @@ def network_use(state: SpeedState, curves: MeasuredCurves | None = None) -> Netw
         return None
     limit: tuple[float, str] | None
     if curves is not None:
-        points = zip(curves.mid.sizes_bytes, curves.mid.times_ms, strict=True)
-        factor = ring_factor(curves.mid.ranks)
-        limit = max(factor * size / time / 1e6 for size, time in points), "allreduce-bench"
+        _, mid, _ = curves
+        points = zip(mid.sizes_bytes, mid.times_ms, strict=True)
+        limit = max(ring_factor(mid.ranks) * size / time / 1e6 for size, time in points), "allreduce-bench"
     else:
         limit = _by_link(state.job) or _by_reference(state.job, ranks)
     step_bytes = settings.gradient_bytes * settings.reductions

@@ -15,7 +15,7 @@ from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skip
 from ddpdoctor.rules.registry import rule
 
 from .reduction import MANY_BUCKETS, MIB, best_cap, contention, gather, networks_of
-from .state import MIN_STEP_MS, MIN_STEPS, SHARE, call_site, mean, percent, place, up_to, usual
+from .state import MIN_STEP_MS, MIN_STEPS, SHARE, call_site, mean, places_of, up_to, usual
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class ReducedModel:
         """Return where each rank built the model, if it built only one in that group."""
         seen = {rank: [one for one in state.rank(rank).models if one.group == self.group] for rank in self.times}
         only = ((rank, models[0].site) for rank, models in seen.items() if len(models) == 1)
-        return tuple(place(rank, site) for rank, site in only if site is not None)
+        return places_of(only)
 
 
 def reduced_models(state: SpeedState) -> list[ReducedModel]:
@@ -113,19 +113,18 @@ def check_communication(state: SpeedState) -> Answer:
         return passed(f"{seen}; all gradients together are under 1 MiB")
     networks = networks_of(gradients) if gradients is not None and not is_contested else ()
     if gradients is not None and networks:
-        saved_ms = best_cap(gradients, networks)[1].mid_ms
+        _, (_, saved_ms, _) = best_cap(gradients, networks)
         if saved_ms >= min(needed_ms, gradients.exposed_ms) / 3:
-            return passed(f"{seen}; another bucket size would save {percent(state.share(saved_ms))} of the step")
+            return passed(f"{seen}; another bucket size would save {state.share(saved_ms):.0%} of the step")
     evidence = [seen]
     if gradients is not None:
         total, largest = sum(gradients.sizes_bytes), max(gradients.sizes_bytes)
         evidence.append(f"{format_size(total)} of gradients are reduced in each backward")
         if largest > LARGE_TENSOR * total:
-            part = percent(largest / total)
-            evidence.append(f"one tensor has {part} of them; an embedding can use sparse=True")
+            evidence.append(f"one tensor has {largest / total:.0%} of them; an embedding can use sparse=True")
     return found(
         confidence=Confidence.HIGH if networks else Confidence.MEDIUM,
-        summary=f"gradient reduction takes {percent(share)} of the step beyond backward"
+        summary=f"gradient reduction takes {share:.0%} of the step beyond backward"
         + (", and no bucket size helps" if networks else ""),
         ranks=tuple(state.steps.ranks),
         where=state.places(lambda rank: call_site(rank, "backward")),
@@ -159,14 +158,14 @@ def check_buckets(state: SpeedState) -> Answer:
     networks = networks_of(gradients)
     if not networks:
         return passed()
-    cap_bytes, saved = best_cap(gradients, networks)
+    cap_bytes, (low_ms, mid_ms, high_ms) = best_cap(gradients, networks)
     # The saving is predicted from a few backwards: compared with these, not with the mean of a busy machine.
     simulated_ms = min(transfer_ms, gradients.exposed_ms)
-    if state.share(saved.low_ms) < LEAST_GAIN or saved.mid_ms < LEAST_OF_TRANSFER * simulated_ms:
+    if state.share(low_ms) < LEAST_GAIN or mid_ms < LEAST_OF_TRANSFER * simulated_ms:
         return passed()
     sizes, cap, later_ms = gradients.bucket_bytes, f"{cap_bytes / MIB:g}", gradients.exposed_ms
     count = f"{len(sizes)} buckets, the largest with {format_size(max(sizes))}" if len(sizes) > 1 else "one bucket"
-    low, mid, high = (state.share(min(one, transfer_ms)) for one in (saved.low_ms, saved.mid_ms, saved.high_ms))
+    low, mid, high = (state.share(min(one, transfer_ms)) for one in (low_ms, mid_ms, high_ms))
     return found(
         summary=f"gradient reduction that does not overlap with backward takes {share:.0%} of the step; another "
         f"bucket size should save about {mid:.0%} of the step",
@@ -274,7 +273,7 @@ def check_sync(state: SpeedState) -> Answer:
     return found(
         summary=f"{op} ({frame.file.rpartition('/')[2]}:{frame.line}) runs in every step: {up_to(share)}",
         ranks=tuple(state.steps.ranks),
-        where=tuple(place(number, line[1]) for number, line in lines.items()),
+        where=places_of((number, line) for number, (_, line) in lines.items()),
         evidence=(seen + ", not counting waits for slower ranks",),
         fix="call it every N steps, or once per epoch on local sums; or pass async_op=True and wait when you need the "
         "result",
@@ -322,7 +321,7 @@ def check_hand_made(state: SpeedState) -> Answer:
         confidence=Confidence.MEDIUM if copied else Confidence.HIGH,
         summary=f"{most} gradients are reduced one by one after backward: {up_to(share)}",
         ranks=tuple(reduced),
-        where=tuple(place(number, one.site) for number, one in reduced.items() if one.site is not None),
+        where=places_of((number, one.site) for number, one in reduced.items()),
         evidence=(seen, f"the script calls all_reduce once for each {given} of the optimizer"),
         fix="wrap the model in torch.nn.parallel.DistributedDataParallel and remove the loop, or reduce one flat "
         "tensor",

@@ -13,7 +13,7 @@ from ddpdoctor.model.tuning import PredictedStep
 from ddpdoctor.rules.answers import Answer, found, passed
 from ddpdoctor.rules.registry import rule
 
-from .state import MIN_STEPS, SHARE, call_site, mean, ms, percent, place, up_to
+from .state import MIN_STEPS, SHARE, call_site, mean, ms, places_of, up_to
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Rank
@@ -35,8 +35,8 @@ def check_input(state: SpeedState) -> Answer:
     steps = state.steps
     critical_ms = mean(steps.on_critical("data"))
     median_ms = median_low(mean(one.parts_ms["data"]) for one in steps.ranks.values())
-    shares = percent(state.share(critical_ms)), percent(state.share(median_ms))
-    seen = f"waiting for data takes {shares[0]} of the step on the critical rank, {shares[1]} on the median rank"
+    critical, usual = state.share(critical_ms), state.share(median_ms)
+    seen = f"waiting for data takes {critical:.0%} of the step on the critical rank, {usual:.0%} on the median rank"
     if not are_starved(state) and min(critical_ms, median_ms) < SHARE * state.budget.wall_ms:
         return passed(seen)
     loading = _loading(state, median_ms)
@@ -51,14 +51,14 @@ def check_input(state: SpeedState) -> Answer:
     else:
         enough = "enough to load a batch during the rest of the step; more workers do not help"
         fix = f"{state.knob('workers', count=wanted)}: {enough}"
-    where = []
+    lines = []
     for rank in state.ranks:
         loader = call_site(rank, "next_batch")
-        where += [place(rank.rank, frame) for frame in (_making_line(rank, loader), loader) if frame is not None]
+        lines += [(rank.rank, _making_line(rank, loader)), (rank.rank, loader)]
     return found(
         summary=f"all ranks wait for their data: {up_to(share)}",
         ranks=tuple(steps.ranks),
-        where=tuple(where),
+        where=places_of(lines),
         evidence=(seen, loading.words),
         fix=fix,
         share=share,
@@ -103,8 +103,6 @@ def _batches_a_step(rank: Rank) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loading:
-    """How the median rank of a job gets its batches."""
-
     make_ms: float  # the time that one process needs for the batches of a step
     workers: int  # loader workers of each rank; 0: the rank itself makes its batches
     cpu_share: float  # the share of ``make_ms`` that is processor time
@@ -121,9 +119,9 @@ class _Loading:
     @property
     def words(self) -> str:
         """How batches are made, in a sentence."""
-        computes = self.cpu_share >= COMPUTES
-        share = f"{percent(self.cpu_share if computes else 1 - self.cpu_share)} of it"
-        how = f"{share} CPU time" if computes else f"{share} waiting, for example for files"
+        how = f"{1 - self.cpu_share:.0%} of it waiting, for example for files"
+        if self.cpu_share >= COMPUTES:
+            how = f"{self.cpu_share:.0%} of it CPU time"
         who = f"a rank has {self.workers} workers" if self.workers else "the rank itself loads them"
         rest = f"the rest of the step takes {ms(self.rest_ms)}"
         return f"the batches of a step take {ms(self.make_ms)} to load ({how}); {who}; {rest}"
@@ -146,24 +144,24 @@ def _loading(state: SpeedState, waited_ms: float) -> _Loading:
     wall_ms, ranks = state.budget.wall_ms, state.steps.ranks
     around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
     cores = min((one.cores for one in around), default=0)
-    of_host = max(Counter(rank.host for rank in state.ranks).values())
     made = [
         (times.batch_ms * _batches_a_step(rank), times)
         for rank in state.ranks
         if (times := rank.fetch_times) is not None and times.workers and times.batches
     ]
     if len(made) == len(state.ranks):
+        make_ms, workers = median(ms for ms, _ in made), min(times.workers or 0 for _, times in made)
+        cpu_share = median(times.cpu_share for _, times in made)
         # Without data, and without waiting for ranks that wait for theirs.
         lost = median(mean(one.parts_ms["data"]) + mean(state.steps.waits_ms[rank]) for rank, one in ranks.items())
-        return _Loading(
-            make_ms=median(ms for ms, _ in made), workers=min(times.workers or 0 for _, times in made),
-            cpu_share=median(times.cpu_share for _, times in made), rest_ms=max(1e-3, wall_ms - lost),
-            wall_ms=wall_ms, ranks_of_host=of_host, cores=cores,
-        )  # fmt: skip
-    cpu_ms = median(mean(one.cpu_ms["data"]) for one in ranks.values())
+        rest_ms = max(1e-3, wall_ms - lost)
+    else:
+        make_ms, workers, rest_ms = waited_ms, 0, wall_ms - waited_ms
+        cpu_ms = median(mean(one.cpu_ms["data"]) for one in ranks.values())
+        cpu_share = cpu_ms / waited_ms if waited_ms else 0.0
     return _Loading(
-        make_ms=waited_ms, workers=0, cpu_share=cpu_ms / waited_ms if waited_ms else 0.0, rest_ms=wall_ms - waited_ms,
-        wall_ms=wall_ms, ranks_of_host=of_host, cores=cores,
+        make_ms=make_ms, workers=workers, cpu_share=cpu_share, rest_ms=rest_ms, wall_ms=wall_ms, cores=cores,
+        ranks_of_host=max(Counter(rank.host for rank in state.ranks).values()),
     )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def basis_of(
     networks: tuple[LinkModel, ...] = networks_of(gradients) if gradients is not None else ()
     assumes = RUN_ASSUMES
     if curves is not None:
-        networks, measured = scaled_to(curves, len(ranks)).all, curves.mid.ranks
+        networks, measured = scaled_to(curves, len(ranks)), curves[0].ranks
         is_same = measured == len(ranks)
         assumes = CURVE_ASSUMES if is_same else SCALED_ASSUMES.format(measured=measured, ranks=len(ranks))
     return PredictionBasis(
@@ -194,8 +194,8 @@ def predict_setting(basis: PredictionBasis, setting: str) -> PredictedStep | Non
         )  # fmt: skip
         cap = None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes
     if name == "bf16_reduction":
-        halves = [_Halved(network) for network in networks]
-        ends = [*(simulate(gradients, gradients.bucket_bytes, half) for half in halves), gradients.end_ms]
+        ends = [simulate(gradients, gradients.bucket_bytes, network, sent=HALF) for network in networks]
+        ends.append(gradients.end_ms)
         assumes = HALF_ASSUMES
     else:
         ends = [simulate(gradients, buckets_for(gradients, cap), network) for network in networks]
@@ -213,16 +213,6 @@ def _saving(
     ratio = max(0.0, 1 - saved_ms / basis.step_ms)
     predicted = PredictedStep(setting=setting, change=change, ratio=ratio, low=ratio, high=ratio, assumes=assumes)
     return predicted if saved_ms else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Halved:
-    """A network on which each bucket has half its bytes."""
-
-    network: LinkModel
-
-    def time_ms(self, size_bytes: float) -> float:
-        return self.network.time_ms(HALF * size_bytes)
 
 
 # more ranks

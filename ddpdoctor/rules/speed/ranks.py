@@ -13,7 +13,7 @@ from ddpdoctor.rules.answers import Answer, found, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
 from .input import are_starved
-from .state import HOST_PHASES, MOST_WARM_UP, SHARE, call_site, host_lines, mean, ms, percent, place, up_to
+from .state import HOST_PHASES, MOST_WARM_UP, SHARE, call_site, host_lines, mean, ms, places_of, up_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def check_imbalance(state: SpeedState) -> Answer:
     waited = [median(row) if len(row) > 2 else max(row) for row in zip(*steps.waits_ms.values(), strict=True)]
     share = sum(waited) / sum(walls)
     long = [i for i, wait in enumerate(waited) if wait > LONG_WAIT * walls[i]]
-    seen = f"ranks wait for each other {percent(share)} of the time, and for long in {len(long)} of {len(walls)} steps"
+    seen = f"ranks wait for each other {share:.0%} of the time, and for long in {len(long)} of {len(walls)} steps"
     if share < WAITED_SHARE or len(long) < OFTEN * len(walls):
         return passed(seen)
     rank, last = Counter(steps.critical[i] for i in long).most_common(1)[0]
@@ -79,7 +79,7 @@ def check_imbalance(state: SpeedState) -> Answer:
         times = [one.speed.core_time for one in state.ranks if one.speed and one.speed.core_time]
         queued = max((time.queued_ms / max(1.0, time.elapsed_ms) for time in times), default=1.0)
         if queued > MOST_QUEUED:
-            return unknown(f"{seen}; they also wait for a core {percent(queued)} of the time, as on a busy machine")
+            return unknown(f"{seen}; they also wait for a core {queued:.0%} of the time, as on a busy machine")
         every = [value for values in busy.values() for value in values]
         why = f"a rank computes for {ms(min(every))} to {ms(max(every))} per step"
     return found(
@@ -87,7 +87,7 @@ def check_imbalance(state: SpeedState) -> Answer:
         summary=f"the ranks wait for each other, and a different rank is the slowest in each step: {up_to(share)}",
         ranks=tuple(steps.ranks),
         where=state.places(lambda one: call_site(one, "ddp_forward")),
-        evidence=(seen, f"rank {rank} is most often last, in {percent(last / len(long))} of them", why),
+        evidence=(seen, f"rank {rank} is most often last, in {last / len(long):.0%} of them", why),
         fix="give all ranks batches with equal work: sort by length and batch neighbors together, or fill batches to "
         "a fixed number of tokens",
         share=share,
@@ -110,8 +110,6 @@ def _sums(rank: RankSteps, parts: Sequence[str]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stalls:
-    """The slow steps of a job."""
-
     steps: JobSteps
     places: tuple[int, ...]  # their positions in the steps
     usual_ms: float
@@ -183,7 +181,7 @@ def check_rank_work(state: SpeedState) -> Answer:
     rank = max(stalls.lost_ms, key=lambda number: stalls.lost_ms[number])
     lost = stalls.lost_ms[rank]
     share = min(1.0, lost / stalls.total_ms)
-    seen = f"the others wait for one rank {percent(share)} of the time, in long steps"
+    seen = f"the others wait for one rank {share:.0%} of the time, in long steps"
     if share < SHARE or lost < ONE_RANK * sum(stalls.lost_ms.values()):
         return passed(seen)
     if stalls.collected_ms > COLLECTED * lost:
@@ -199,7 +197,7 @@ def check_rank_work(state: SpeedState) -> Answer:
         confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
         summary=f"rank {rank} holds up the others in {stalls.often}{_at(lines)}: {up_to(share, of='time')}",
         ranks=(rank,),
-        where=tuple(place(rank, frame) for frame in lines),
+        where=places_of((rank, frame) for frame in lines),
         evidence=(
             f"{stalls.lengths} if rank {rank} is last",
             f"rank {rank} then spends {ms(more_ms[part])} more in {NAMES.get(part, part)}",
@@ -218,7 +216,7 @@ def check_periodic(state: SpeedState) -> Answer:
         return passed("no steps are repeatedly much longer than the others")
     own = stalls.alike_ms - stalls.alike_data_ms
     share = min(1.0, own / stalls.total_ms)
-    seen = f"all ranks pause for {percent(max(0.0, share))} of the time, in long steps"
+    seen = f"all ranks pause for {max(0.0, share):.0%} of the time, in long steps"
     if share < SHARE or stalls.alike_data_ms > own:
         return passed(seen)
     if stalls.collected_ms > COLLECTED * own:
@@ -228,7 +226,7 @@ def check_periodic(state: SpeedState) -> Answer:
         confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
         summary=f"all ranks pause in {stalls.often}{_at(list(lines.values()))}: {up_to(share, of='time')}",
         ranks=tuple(stalls.steps.ranks),
-        where=tuple(place(number, frame) for number, frame in lines.items()),
+        where=places_of(lines.items()),
         evidence=(f"{stalls.lengths} with a pause",),
         fix="do this work less often, split it between the ranks, or do it in the background",
         share=share,
@@ -251,16 +249,16 @@ def check_collections(state: SpeedState) -> Answer:
     seen = f"collections take {state.of_step(critical_ms)} on the critical rank"
     if share < COLLECTION_SHARE:
         return passed(seen)
-    where = []
     ranks = tuple(rank for rank, value in lost.items() if value >= ALIKE * max(lost.values()))
-    for rank in map(state.rank, ranks):
-        # The line that was noted; else the one at which the rank was sampled most.
-        noted = rank.speed.collected_at if rank.speed is not None else None
-        where += [place(rank.rank, frame) for frame in ((noted,) if noted is not None else host_lines(rank)[:1])]
+    # The line that was noted; else the one at which the rank was sampled most.
+    lines = (
+        (rank.rank, (rank.speed and rank.speed.collected_at) or next(iter(host_lines(rank)), None))
+        for rank in map(state.rank, ranks)
+    )
     return found(
-        summary=f"Python's garbage collector takes {percent(share)} of the step",
+        summary=f"Python's garbage collector takes {share:.0%} of the step",
         ranks=ranks,
-        where=tuple(where),
+        where=places_of(lines),
         evidence=(seen,),
         fix="call gc.freeze() after setup, and call gc.collect() less often and in the same step on all ranks",
         share=share,
@@ -287,7 +285,7 @@ def check_threads(state: SpeedState) -> Answer:
         if is_over and median(waits) >= COMPUTE_TOO:
             blamed.append((rank, about))
     queued = median(time.queued_ms / max(1.0, time.elapsed_ms) for _, _, time in rows)
-    seen = f"the main threads wait for a core {percent(queued)} of the time"
+    seen = f"the main threads wait for a core {queued:.0%} of the time"
     if not blamed or queued < SHARE:
         return passed(seen)
     host, about = blamed[0][0].host, blamed[0][1]
@@ -313,7 +311,7 @@ def check_data_parallel(state: SpeedState) -> Answer:
     return found(
         summary=f"the model uses DataParallel, {what}",
         ranks=tuple(wrapped),
-        where=tuple(place(number, seen.site) for number, seen in wrapped.items() if seen.site is not None),
+        where=places_of((number, seen.site) for number, seen in wrapped.items()),
         evidence=(f"DataParallel has {devices} devices" if devices else "DataParallel found no GPU",),
         fix="start one process per GPU with torchrun, and wrap the model in DistributedDataParallel; "
         "`ddpdoctor explain DD812` shows the code",
@@ -345,7 +343,7 @@ def check_host(state: SpeedState) -> Answer:
         summary=f"the GPUs wait for the host: {seen}",
         ranks=tuple(measured),
         evidence=(
-            f"forward and backward take {percent(share)} of a {ms(state.budget.wall_ms)} step",
+            f"forward and backward take {share:.0%} of a {ms(state.budget.wall_ms)} step",
             "the GPU reached each mark before the host queued the next one",
         ),
         fix="use torch.compile or CUDA graphs, larger batches, fused=True in the optimizer, and fewer .item() and "

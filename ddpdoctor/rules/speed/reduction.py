@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from math import ceil, exp, inf, log, log2
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from ddpdoctor.model.bandwidth import Collective, Mode
 
@@ -95,13 +95,6 @@ def gather(ranks: Sequence[GradientTimes]) -> BucketGradients | None:
 # networks: how long one bucket takes
 
 
-class LinkModel(Protocol):
-    """What tells how long the reduction of a bucket takes."""
-
-    def time_ms(self, size_bytes: float) -> float:
-        """Return the time of one bucket."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionCost:
     """A network of one latency and one bandwidth."""
@@ -134,18 +127,9 @@ class ReductionCurve:
         return exp(log(times[above - 1]) * (1 - part) + log(times[above]) * part)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCurves:
-    """A curve that ``allreduce-bench`` measured, and the ends of the 95 % intervals of its points."""
-
-    low: ReductionCurve
-    mid: ReductionCurve
-    high: ReductionCurve
-
-    @property
-    def all(self) -> tuple[ReductionCurve, ...]:
-        """All three."""
-        return self.low, self.mid, self.high
+LinkModel: TypeAlias = ReductionCost | ReductionCurve
+# A curve that ``allreduce-bench`` measured, between the ends of the 95 % intervals of its points.
+MeasuredCurves: TypeAlias = tuple[ReductionCurve, ReductionCurve, ReductionCurve]
 
 
 def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | None:
@@ -166,17 +150,19 @@ def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | No
     low, mid, high = (
         ReductionCurve(ranks=ranks, sizes_bytes=sizes, times_ms=tuple(us / 1e3 for us in column)) for column in columns
     )
-    return MeasuredCurves(low=low, mid=mid, high=high)
+    return low, mid, high
 
 
 def scaled_to(curves: MeasuredCurves, ranks: int) -> MeasuredCurves:
     """Return the curves for another number of ranks, by the bytes that a ring moves."""
-    if ranks == curves.mid.ranks or ranks < 2 or curves.mid.ranks < 2:
+    measured = curves[0].ranks
+    if ranks == measured or ranks < 2 or measured < 2:
         return curves
-    factor = ring_factor(ranks) / ring_factor(curves.mid.ranks)
-    scaled = (replace(one, ranks=ranks, times_ms=tuple(factor * time for time in one.times_ms)) for one in curves.all)
-    low, mid, high = scaled
-    return MeasuredCurves(low=low, mid=mid, high=high)
+    factor = ring_factor(ranks) / ring_factor(measured)
+    low, mid, high = (
+        replace(one, ranks=ranks, times_ms=tuple(factor * time for time in one.times_ms)) for one in curves
+    )
+    return low, mid, high
 
 
 def networks_of(gradients: BucketGradients) -> tuple[ReductionCost, ...]:
@@ -237,8 +223,10 @@ def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int,
     return tuple(reversed(buckets)) if gradients.by_registration else tuple(buckets)
 
 
-def simulate(gradients: BucketGradients, bucket_bytes: Sequence[int], network: LinkModel) -> float:
-    """Return when backward ends with these buckets, in milliseconds."""
+def simulate(
+    gradients: BucketGradients, bucket_bytes: Sequence[int], network: LinkModel, *, sent: float = 1.0
+) -> float:
+    """Return when backward ends with these buckets, in milliseconds, if so much of each is sent."""
     ends, ready = list(accumulate(bucket_bytes)), [0.0] * len(bucket_bytes)
     bucket, reached = 0, 0
     for size, at in zip(gradients.sizes_bytes, gradients.ready_ms, strict=True):
@@ -248,33 +236,28 @@ def simulate(gradients: BucketGradients, bucket_bytes: Sequence[int], network: L
             bucket += 1
     done = 0.0
     for at, size in zip(ready, bucket_bytes, strict=True):
-        done = max(at, done) + network.time_ms(size)
+        done = max(at, done) + network.time_ms(sent * size)
     return max(done, gradients.compute_end_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What another setting saves of backward, as a range over what the run does not tell."""
-
-    low_ms: float
-    mid_ms: float
-    high_ms: float
+# What another cap saves of backward in ms: at least, in the middle, at most, as the run does not tell more.
+Saved: TypeAlias = tuple[float, float, float]
 
 
-def predict_cap(gradients: BucketGradients, networks: Sequence[LinkModel], cap_bytes: int | None) -> Prediction:
+def predict_cap(gradients: BucketGradients, networks: Sequence[LinkModel], cap_bytes: int | None) -> Saved:
     """Return what another cap saves of backward."""
     buckets = buckets_for(gradients, cap_bytes)
     saved = sorted(gradients.end_ms - simulate(gradients, buckets, network) for network in networks)
-    return Prediction(low_ms=saved[0], mid_ms=saved[len(saved) // 2], high_ms=saved[-1])
+    return saved[0], saved[len(saved) // 2], saved[-1]
 
 
 def best_cap(
     gradients: BucketGradients, networks: Sequence[LinkModel], caps_bytes: Sequence[int] = CAPS_BYTES
-) -> tuple[int, Prediction]:
+) -> tuple[int, Saved]:
     """Return the cap that saves most, and what it saves. Of caps nearly as good, it is closest to the default."""
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
-    most_ms = max(saved.mid_ms for _, saved in predictions)
-    good = [one for one in predictions if one[1].mid_ms >= most_ms - NEARLY * gradients.end_ms]
+    most_ms = max(mid_ms for _, (_, mid_ms, _) in predictions)
+    good = [one for one in predictions if one[1][1] >= most_ms - NEARLY * gradients.end_ms]
     return min(good, key=lambda one: abs(log(one[0] / DEFAULT_BYTES)))
 
 
@@ -302,7 +285,7 @@ def contention(ranks: Iterable[Rank]) -> str:
 
 
 def ring_factor(ranks: int) -> float:
-    """Return how many times the size a rank sends in a ring all-reduce."""
+    """Return how many times the size each rank sends."""
     return 2 * (ranks - 1) / ranks
 
 

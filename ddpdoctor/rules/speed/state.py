@@ -96,6 +96,11 @@ KNOBS = {
 }
 
 
+def knob_of(knobs: Mapping[str, str], frameworks: Collection[str]) -> str:
+    """Return the text of the framework in use, else the one for DDP itself, else ""."""
+    return next((knobs[name] for name in FRAMEWORKS if name in frameworks and name in knobs), knobs.get("", ""))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
     """The steps of one rank, in the order of ``JobSteps.numbers``."""
@@ -159,14 +164,11 @@ class SpeedState:
         """Return how to change a setting in the framework in use."""
         known = [rank.speed.surroundings for rank in self.ranks if rank.speed is not None]
         loaded = {name for one in known if one is not None for name in one.frameworks}
-        knobs = KNOBS[setting]
-        text = next((knobs[name] for name in FRAMEWORKS if name in loaded and name in knobs), knobs[""])
-        return text.format(**values)
+        return knob_of(KNOBS[setting], loaded).format(**values)
 
     def places(self, find: Callable[[Rank], Frame | None]) -> tuple[Place, ...]:
         """Return a line of each rank, where one is found."""
-        found = ((rank.rank, find(rank)) for rank in self.ranks)
-        return tuple(place(number, frame) for number, frame in found if frame is not None)
+        return places_of((rank.rank, find(rank)) for rank in self.ranks)
 
     def is_small(self) -> str:
         """Return why the job is too small to judge its communication, or "" if it is not."""
@@ -391,11 +393,6 @@ def usual(values: Sequence[float]) -> float:
     return min(mean(values), median(known) * len(known) / len(values)) if known else 0.0
 
 
-def percent(share: float) -> str:
-    """Return a share of the step: "31 %"."""
-    return f"{share:.0%}"
-
-
 def ms(value: float) -> str:
     """Return a time: "12.3 ms"."""
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
@@ -409,9 +406,13 @@ def up_to(share: float, *, of: str = "step") -> str:
 # lines of the user's
 
 
-def place(rank: int, frame: Frame) -> Place:
-    """Return a frame as a rank's place."""
-    return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
+def places_of(lines: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...]:
+    """Return the lines of ranks as places."""
+    return tuple(
+        Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
+        for rank, frame in lines
+        if frame is not None
+    )
 
 
 def call_site(rank: Rank, *ops: str) -> Frame | None:

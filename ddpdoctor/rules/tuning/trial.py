@@ -29,7 +29,7 @@ from ddpdoctor.rules.speed.input import predict_workers
 from ddpdoctor.rules.speed.predictions import basis_of, predict_setting
 from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import KNOBS as SPEED_KNOBS
-from ddpdoctor.rules.speed.state import mean
+from ddpdoctor.rules.speed.state import knob_of, mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -122,7 +122,6 @@ KNOBS: dict[str, dict[str, str]] = {
     },
     THREADS: {"": "OMP_NUM_THREADS={value}"},
 }
-FRAMEWORKS = ("lightning", "transformers", "accelerate")
 
 
 def name_of(setting: str) -> str:
@@ -142,9 +141,7 @@ def title_of_setting(setting: str) -> str:
 
 def fix_of(setting: str, frameworks: frozenset[str]) -> str:
     """Return the option of the framework in use that makes a setting last; "" if there is none."""
-    knobs = KNOBS.get(name_of(setting), {})
-    text = next((knobs[name] for name in FRAMEWORKS if name in frameworks and name in knobs), knobs.get("", ""))
-    return _filled(text, setting)
+    return _filled(knob_of(KNOBS.get(name_of(setting), {}), frameworks), setting)
 
 
 def _filled(text: str, setting: str) -> str:
@@ -191,9 +188,9 @@ def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]
             continue
         steps_ms = [alone.step_ms, share.step_ms, job.step_ms]
         kind = ScalingKind.UNKNOWN
-        if alone.rows is not None and share.rows is not None and job.rows is not None:
+        if alone.rows and share.rows and job.rows:
             kind = kind_of(alone.rows, job.rows, job.ranks)
-            steps_ms = [one.step_ms / (one.rows or 1.0) for one in (alone, share, job)]
+            steps_ms = [alone.step_ms / alone.rows, share.step_ms / share.rows, job.step_ms / job.rows]
         alone_ms, share_ms, job_ms = steps_ms
         communication = min(1.0, job.unreduced_ms / job.step_ms)
         rows.append(ScalingRow(
@@ -240,13 +237,12 @@ def plan_restarts(
     """
     wanted = [name for name, (cause, _) in RESTARTED.items() if (name in only if only else cause in kinds)]
     fixed = trial.stop in {TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS}
-    of_ddp = [one for one in trial.fits if fixed and (not only or name_of(one) in only)]
-    if not wanted and not of_ddp:
+    values = [one for one in trial.fits if fixed and (not only or name_of(one) in only)]
+    if not wanted and not values:
         return None
-    values: list[str] = []
     refused: list[tuple[str, str]] = []
     reasons: list[str] = []
-    if of_ddp:
+    if values:
         several = f"there are {trial.models} models of DistributedDataParallel"
         reason = several if trial.stop is TrialStop.SEVERAL_MODELS else trial.reason
         reasons.append(f"the settings of this job cannot be changed while it runs: {reason}")
@@ -274,7 +270,7 @@ def plan_restarts(
             values.append(f"{THREADS}={share}")
         else:
             refused.append((name, f"a rank has {present} already: the cores / the ranks"))
-    return RestartPlan(settings=(*of_ddp, *values), refused=tuple(refused), why="; ".join(reasons))
+    return RestartPlan(settings=tuple(values), refused=tuple(refused), why="; ".join(reasons))
 
 
 def predict_restarts(state: SpeedState | None, settings: Iterable[str]) -> dict[str, RatioRange]:
@@ -393,7 +389,6 @@ def base_step_ms(trial: TrialRecord) -> float:
 
 
 def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
-    """Return the step time of each block, by setting and round."""
     times: dict[str, dict[int, float]] = {}
     for block in trial.blocks:
         slowest_ms: list[float] = [max(step) for step in zip(*block.ranks_ms, strict=True)]

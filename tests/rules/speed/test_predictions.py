@@ -10,7 +10,6 @@ from ddpdoctor.rules.speed.predictions import MeasuredSize, PredictionBasis, job
 from ddpdoctor.rules.speed.reduction import (
     MIB,
     BucketGradients,
-    MeasuredCurves,
     ReductionCost,
     ReductionCurve,
     buckets_for,
@@ -30,7 +29,7 @@ LATE = GradientTimes(
 )  # fmt: skip
 """Sixteen layers in two buckets, of which the second leaves when backward is over, at 10 ms for each MiB."""
 LINE = ReductionCurve(ranks=2, sizes_bytes=(1024, MIB, 64 * MIB), times_ms=(0.2, 10.0, 640.0))
-CURVES = MeasuredCurves(low=LINE, mid=LINE, high=LINE)
+CURVES = (LINE, LINE, LINE)
 
 
 def two(parts_ms: dict[str, float] = SLOW, times: GradientTimes | None = LATE, **more: object) -> tuple[Rank, Rank]:
@@ -86,10 +85,10 @@ def test_of_many_small_buckets_the_latency_is_the_range() -> None:
         compute_end_ms=7.0, end_ms=0.0,
     )  # fmt: skip
     gradients = replace(gradients, end_ms=simulate(gradients, gradients.bucket_bytes, slow))
-    saved = predict_cap(gradients, networks_of(gradients), None)
+    low_ms, _, high_ms = predict_cap(gradients, networks_of(gradients), None)
     truth = gradients.end_ms - simulate(gradients, buckets_for(gradients, None), slow)
-    assert saved.low_ms <= truth <= saved.high_ms
-    assert saved.high_ms > gradients.end_ms / 2
+    assert low_ms <= truth <= high_ms
+    assert high_ms > gradients.end_ms / 2
 
 
 def seen(**changes: object) -> GradientTimes:
