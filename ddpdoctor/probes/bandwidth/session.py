@@ -20,7 +20,7 @@ from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth import collectives, plan
 from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure, most_calls
-from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
+from ddpdoctor.probes.bandwidth.watch import Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
 
     tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
     member, everybody = log.members[job.launch.rank], tuple(range(len(log.members)))
-    watched = Watched(
+    watcher = Watcher(
         rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
         hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: job.report(log.bench(stop)),
         clean_up=nccl_logs.close,
     )  # fmt: skip
-    with Watcher(watched):
+    with watcher:
         try:
             job.read_machines(ranks.conversation)
         except StoreError as error:
