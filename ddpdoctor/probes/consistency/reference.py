@@ -1,9 +1,7 @@
 """The process that computes each step of the user's training alone: on the whole batch, and on each rank's part of it.
 
-Rank 0 starts it, asks on its stdin and reads its answers, lines of JSON, from its stdout; all other output goes to
-stderr. The user's code sees a process group of one rank, with the model in DDP as on the ranks. DDP's gradients are
-compared with those of this process in float64 on the host, parameter by parameter, and with the error of rounding.
-Memory: one gradient of the model for the whole batch and one for each rank's part, all of that twice.
+Rank 0 asks in lines of JSON. The user's code sees a process group of one rank. Gradients are compared in float64 on the
+host. Memory: one gradient of the model for the whole batch and one for each rank's part, all of that twice.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep
 from ddpdoctor.probes.consistency import training
 from ddpdoctor.probes.consistency.comparing import batch_digest
-from ddpdoctor.probes.loading import load_callable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,14 +74,12 @@ class Question:
 
 
 class ReferenceProcess:
-    """A separate process, so that the user's code sees a job of one rank in every respect."""
+    """A separate process, whose imports run while the ranks train. In it the user's code sees a job of one rank."""
 
     def __init__(self, settings: TrialSettings, world_size: int, device: Any, dropout: int) -> None:
-        """Start the process. Its imports run while the ranks train."""
         self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
         self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
-        self.result = OneProcess(dropout=dropout)
-        """All that was compared so far."""
+        self.result = OneProcess(dropout=dropout)  # all that was compared so far
         self._state: dict[str, Any] = {}
         self._gradients: dict[str, Any] = {}
         # The environment of a job of one process, which finds the same modules
@@ -111,7 +106,7 @@ class ReferenceProcess:
         self._gradients = {name: one.detach().to_dense().to("cpu", copy=True) for name, one in gradients}
 
     def ask(self, step: int, records: Sequence[StepRecord]) -> None:
-        """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
+        """Have the step computed from what was kept, and add the comparison to ``result``. Raises ``UserError``."""
         import torch
 
         if self.result.problem:
@@ -125,7 +120,6 @@ class ReferenceProcess:
         path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the process."""
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -224,7 +218,6 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
 def _roundings(
     names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
 ) -> dict[str, float]:
-    """Return the norm of the rounding error of each parameter's gradient."""
     import torch
 
     own = {}
@@ -270,7 +263,6 @@ def _norm(tensor: Any) -> float:
 
 
 def main() -> None:
-    """Answer questions until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = decode(ReferenceStart, json.loads(sys.stdin.readline()))
@@ -300,10 +292,9 @@ class _Copy:
 
 
 class Alone:
-    """The model in one process, in its own precision and, if possible, in float64."""
+    """The model in one process, in its own precision and if possible in float64. Making it raises ``UserError``."""
 
     def __init__(self, start: ReferenceStart) -> None:
-        """Build the model. Raises ``UserError``."""
         import torch
         from torch import distributed
 
@@ -313,7 +304,7 @@ class Alone:
             torch.cuda.set_device(self._device)
         store = distributed.HashStore()
         distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
-        built = self._build()
+        built = training.build_seeded(self._settings, self._device)
         self._batches: training.Batches = training.choose_batches(self._settings, built.module, self._device)
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
         parameters = built.module.named_parameters()
@@ -323,7 +314,6 @@ class Alone:
         self._double = self._in_double(built)
 
     def answer(self, question: Question) -> OneProcess:
-        """Return how DDP's gradients of a step compare with those of one process."""
         import torch
 
         kept = torch.load(question.path, map_location="cpu", weights_only=True)
@@ -369,7 +359,7 @@ class Alone:
     def _compute_all(
         self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
     ) -> tuple[Gradients, tuple[float | None, ...]]:
-        """Return the gradients of the whole batch and of each part, and the losses of the parts."""
+        """Return the gradients of the whole batch and of each part, with the losses of the parts."""
         parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
         gradients, _ = self._compute(one, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
@@ -388,7 +378,6 @@ class Alone:
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
-        """Return a batch's gradients and its loss, computed from the saved state."""
         import torch
 
         with torch.no_grad():
@@ -398,17 +387,10 @@ class Alone:
         loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
         return take_gradients(one.module), loss
 
-    def _build(self) -> training.Built:
-        training.set_seed(self._settings.seed, training.BUILD)
-        built = training.build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
-        training.quiet_dropout(built.module)
-        return built
-
     def _in_double(self, plain: training.Built) -> _Copy | None:
-        """Return a second copy of the model in float64, or None if it does not support that."""
         import torch
 
-        built = self._build()
+        built = training.build_seeded(self._settings, self._device)
         if built.module is plain.module:
             return None
         try:
