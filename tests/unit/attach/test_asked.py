@@ -419,7 +419,7 @@ def chosen_of(row):
     """Return the place in its family, and the rank, of each process that is chosen as one."""
     with family(*eval(row)) as (mine, processes):
         places = {one.pid: at for at, one in enumerate(mine)}
-        return [(places[one.process.pid], one.rank) for one in choose_ranks(processes) if one.process.pid in places]
+        return [(places[one.pid], one.rank) for one in choose_ranks(processes) if one.pid in places]
 
 
 # Who may not trace is told what helps on this machine.
