@@ -180,23 +180,32 @@ def _say_once(message: str) -> None:
 
 
 class TrainingWatch:
-    """A watch that begins anew with each training."""
+    """A callback or tracker of a framework is one: a watch that begins anew with each training."""
+
+    begins_at_once = False
 
     def __init__(
-        self, entry: str, hang_timeout: float, on_hang: HangAction, report_dir: str | os.PathLike[str] | None
+        self,
+        *,
+        hang_timeout: float = 300.0,
+        on_hang: HangAction = "report",
+        report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take the name of the user's class, and what ``ddpdoctor.watch`` takes. Raises ``ValueError`` as it does."""
+        """Take what ``ddpdoctor.watch`` takes, and raise ``ValueError`` as it does."""
+        super().__init__()
         self._watch = Watch(hang_timeout=hang_timeout, on_hang=on_hang, report_dir=report_dir)
-        self._watch.entry = entry
+        self._watch.entry = type(self).__name__
         self._runs = False
+        if self.begins_at_once:
+            self._begin()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Start to watch, unless training runs already."""
         if not self._runs:
             self._runs = True
             self._watch.start()
 
-    def end(self, log: Callable[[str], None] | None, error: BaseException | None = None) -> None:
+    def _end(self, log: Callable[[str], None] | None, error: BaseException | None = None) -> None:
         """Stop, and give ``log`` the report if something was found. ``log`` is None on ranks that log nothing."""
         if not self._runs:
             return
