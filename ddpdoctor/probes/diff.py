@@ -231,12 +231,12 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
     from ddpdoctor.probes.checkpoint_formats import read_safetensors
 
     with path.open("rb") as file:
-        tensors, starts = read_safetensors(file, path.stat().st_size)
-    if missing := [name for name in tensors if name not in starts]:
+        index = read_safetensors(file, path.stat().st_size)
+    if missing := [name for name in index.root if name not in index.starts]:
         raise ValueError(f"it ends before the data of {missing[0]}")
     with mapped(path) as buffer:
         # Clones, because a tensor on the map would keep it from being closed.
-        opened = {name: open_tensor(buffer, ref, starts) for name, ref in tensors.items()}
+        opened = {name: open_tensor(buffer, ref, index.starts) for name, ref in index.root.items()}
         found = {name: tensor.clone() for name, tensor in opened.items() if tensor is not None}
         del opened
         return found
