@@ -76,10 +76,7 @@ class BenchTask:
 
 
 def run_rank(job: BenchTask) -> int:
-    """Take part in a bench and return the exit status, which is the same on all ranks.
-
-    Raises ``UserError`` if the ranks cannot meet.
-    """
+    """Take part in a bench; return the exit status, the same on all ranks. Raises ``UserError`` if they cannot meet."""
     launch = job.launch
     try:
         with meet_ranks(launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
@@ -141,9 +138,9 @@ def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
 
 
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
-    """Check and measure all cases of ``log.settings`` within its budget. Results go to ``log`` at once, on every rank.
+    """Check and measure all cases of ``log.settings`` within its budget, by all ranks, into ``log`` on each.
 
-    The group is all ranks. What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
+    What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
     """
     settings = log.settings
     log.left_out.extend(plan.list_impossible(settings, group.size))
@@ -158,7 +155,6 @@ def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) 
 
 
 def list_steps(cases: Sequence[Case]) -> list[plan.Step]:
-    """Group the modes of each collective, dtype and size into one step."""
     groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
     return [plan.Step(cases=tuple(members)) for _, members in groups]
 
@@ -169,8 +165,7 @@ class _Sweep:
         self._forecast = plan.Forecast(log.settings.backend, log.settings.iterations)
         self._arrivals = BarrierWaits([log.hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
-        self._ends_s: float | None = None
-        """When the sweep is expected to end."""
+        self._ends_s: float | None = None  # when the sweep is expected to end
 
     def take(self, steps: list[plan.Step]) -> list[plan.Step]:
         """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
@@ -234,7 +229,6 @@ class _Sweep:
 
 
 def name_step(step: plan.Step) -> str:
-    """Return "all_reduce float32 1 MiB"."""
     collective, dtype = step.curve
     return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
 
@@ -253,7 +247,7 @@ def _readable(size_bytes: int) -> str:
 
 
 def count_takers(own: Member, members: Sequence[Member]) -> int:
-    """Return how many ranks share a rank's memory: the ranks on its GPU, or without GPUs those on its host."""
+    """Return how many ranks share a rank's memory: those on its GPU, or without GPUs those on its host."""
     if own.device != "cpu":
         return own.gpu_ranks
     return sum(one.host == own.host for one in members)
@@ -266,11 +260,8 @@ def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int
     input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
     """
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
-    sets, set_bytes = (
-        collectives.count_sets(group.device, case, group.size, most),
-        collectives.set_bytes(case, group.size),
-    )
-    return sets * set_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
+    sets_bytes = collectives.count_sets(group.device, case, group.size, most) * collectives.set_bytes(case, group.size)
+    return sets_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
 
 
 def read_free_bytes(device: torch.device) -> int:
@@ -285,15 +276,13 @@ def read_free_bytes(device: torch.device) -> int:
 
 
 def left_of(*spaces: Space | None) -> int:
-    """Return what the tightest of these limits leaves."""
     return min([UNKNOWN_BYTES, *(max(0, one.limit_bytes - one.used_bytes) for one in spaces if one is not None)])
 
 
 class NcclLogs:
-    """A context manager around the life of the process group."""
+    """A context manager around the life of the process group. With another backend than NCCL, it does nothing."""
 
     def __init__(self, backend: str) -> None:
-        """Create the folder. With another backend than NCCL, this object does nothing."""
         self._folder: TemporaryDirectory[str] | None = None
         if backend == "nccl":
             self._folder = TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True)
@@ -307,12 +296,12 @@ class NcclLogs:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder. A second call does nothing. It does no harm if NCCL is still writing."""
+        """Remove the folder. It does no harm if NCCL is still writing."""
         if self._folder is not None:
             self._folder.cleanup()
 
     def share(self, group: collectives.RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
-        """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
+        """Return the logs of all ranks on rank 0, and the own one on the others. Raises ``StoreError``."""
         if self._folder is None:
             return ()
         rank = group.ranks[group.index]
