@@ -42,10 +42,7 @@ class Watch(contextlib.ContextDecorator):
         on_hang: HangAction = "report",
         report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take the seconds until a hang is reported, what to do then, and the run folder.
-
-        Raises ``ValueError`` for a value that makes no sense, before anything is started.
-        """
+        """Take the seconds until a hang is reported, what to do then, and the run folder. Raises ``ValueError``."""
         if not hang_timeout > 0:
             raise ValueError(f"hang_timeout is {hang_timeout!r}; it must be a number of seconds above 0")
         if on_hang not in get_args(HangAction):
@@ -90,9 +87,9 @@ class Watch(contextlib.ContextDecorator):
     def report(self, wait_s: float = REPORT_LIMIT_S) -> str:
         """Return the findings of the watch as text, or "" if there are none.
 
-        Waits until the watch has ended, at most ``wait_s``: other ranks may not have left it yet. In a rank that failed
-        it waits for a report of the failure only. A launcher may kill the rank at any moment: Lightning's does so up to
-        five seconds after another rank has failed.
+        Waits until all ranks have left the watch, at most ``wait_s``. In a rank that failed it waits for a report of
+        the failure only. A launcher may kill the rank at any moment: Lightning's does so up to five seconds after
+        another rank has failed.
         """
         try:
             if self._meeting is None:
@@ -118,11 +115,10 @@ class Watch(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop; an error that ends the block is a failure of this rank."""
         self.leave(error)
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the watch because of an error, or without one. After an error, wait until the evidence is taken."""
+        """Leave the watch. After an error, wait until the evidence is taken."""
         global _active  # noqa: PLW0603 - a process has one recorder
         self._has_failed = self._has_failed or isinstance(error, Exception)
         if _active is not self or self._pid != os.getpid():  # a forked child has a copy of its parent's watch

@@ -1,7 +1,6 @@
 """`check-data --dataset`: each rank builds the user's loader and draws from it, and rank 0 counts the draws of all.
 
-Indices are drawn without loading data where the sampler allows it. Digests of the data show whether two ranks hold the
-same samples, which indices alone cannot.
+Indices are drawn without loading data where the sampler allows it. Digests show whether ranks hold the same samples.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def run_rank(
 
 
 def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
+    """Return what this rank reports, and the bitmaps of its passes if they are small."""
     try:
         with _process_group(ranks):
             function = load_callable(wanted.function, "--dataset")
@@ -133,7 +132,8 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     except RuntimeError as error:
         problem = error
     # init_process_group may return before the other ranks have connected. They fail if this rank leaves then.
-    ranks.wait_for_all("group")
+    came = ranks.gather("group", ranks.rank)
+    ranks.agree(int, "group/all", len(came) if came else None)
     if problem is not None:
         raise UserError(f"no process group could be created: {first_line(problem)}", help=NO_GROUP) from problem
     try:
@@ -187,9 +187,8 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
 
 
 def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Draw from what the user's function returned. Return the draws, and a bitmap of the samples drawn in each pass.
+    """Draw from what the user's function returned. Return the draws, and by pass a bitmap of the samples with indices.
 
-    Without indices there are no bitmaps.
     Raises ``UserError`` if it is not a loader, or if the user's code fails.
     """
     from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -228,10 +227,10 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
 def _draw_pass(
     loader: Any, base: Base, rank: int, number: int, *, set_epoch: bool
 ) -> tuple[EpochSeen, RankPass, bytes]:
-    """Draw the indices of one pass that a DataLoader would request from its workers.
+    """Draw the indices that a DataLoader would request from its workers in one pass.
 
     Return the pass for the data rules, the same for the report, and the bitmap of the samples drawn: bit i % 8 of byte
-    i // 8 is set for sample i. Raises ``NoIndices``, and errors of the user's sampler propagate.
+    i // 8 is set for sample i. Raises ``NoIndices``; errors of the user's sampler propagate.
     """
     epoch = _begin_pass(loader, number, set_epoch=set_epoch)
     bits, order, first = bytearray(-(-base.samples // 8)), hashlib.blake2b(digest_size=DIGEST_BYTES), ""
@@ -256,7 +255,6 @@ def _draw_pass(
 
 
 def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> RankDraws:
-    """Iterate data that has no indices. It must be loaded to be counted."""
     with users_turn(f"{name}: going over it failed"):
         passes = [_load_pass(made, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     stopped = not all(row.complete for _, row in passes)
@@ -312,7 +310,6 @@ def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
 def _describe(
     made: Any, base: Base | None, seen: tuple[EpochSeen, ...], passes: tuple[RankPass, ...], notes: tuple[str, ...]
 ) -> RankDraws:
-    """Return the draws from a loader. ``base`` is None if it has no indices."""
     dataset = getattr(made, "dataset", made) if base is None else base.dataset
     batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
     samples = None if base is None else base.samples
@@ -329,7 +326,7 @@ def _describe(
 
 
 def _describe_sampler(loader: Any) -> SamplerSeen:
-    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler if there is one."""
+    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler."""
     from torch.utils.data import BatchSampler
     from torch.utils.data.distributed import DistributedSampler
 
@@ -354,10 +351,7 @@ def _type_of(value: Any) -> str:
 
 
 class NoIndices(UserError):  # noqa: N818 - says what it is
-    """The sampler yields something that is not a sample's index, or the dataset has no length.
-
-    ``users_turn`` passes it on, because it is not a failure of the user's code.
-    """
+    """The sampler yields what is no sample's index, or the dataset has no length: no failure of the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,10 +376,7 @@ class Base:
 
 
 def find_base(dataset: Any) -> Base:
-    """Return the dataset inside all subsets, because equal indices in two subsets need not be equal samples.
-
-    Raises ``NoIndices`` if it has no length.
-    """
+    """Return the dataset inside all subsets, of which equal indices need not be equal samples. Raises ``NoIndices``."""
     from torch.utils.data import Subset
 
     maps = []
@@ -399,7 +390,7 @@ def find_base(dataset: Any) -> Base:
 
 
 def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return digests of a few samples, or a note on why there are none. Counting works without them.
+    """Return digests of a few samples, or a note on why there are none.
 
     The random state is the same on all ranks meanwhile, and restored afterwards.
     """

@@ -98,7 +98,7 @@ class RankGroup:
         return self.ranks.index(dist.get_rank())
 
     def barrier(self) -> float:
-        """Wait for all ranks. Return the seconds inside the barrier, in which a rank that comes late waits for nobody."""
+        """Wait for all ranks; return the seconds inside the barrier, where a rank that comes late waits for nobody."""
         import torch.distributed as dist
 
         self.tracker.enter("barrier", self.ranks)
@@ -209,7 +209,7 @@ class Buffers:
 
 
 def make_sets(group: RankGroup, case: Case, most: int = 1) -> tuple[Buffers, ...]:
-    """Return the buffers that calls use in turn: enough to exceed the cache, at most ``most``, 1 if they may be warm."""
+    """Return the buffers that calls use in turn: more than the cache holds,  at most ``most``: 1 if warm."""
     return tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, most)))
 
 

@@ -156,7 +156,7 @@ def asked_of_worker(case):
 # Programs that ask nodes, and what they send. These are real processes, which do what srun and kubectl exec do.
 
 
-WAY = Way(name="srun", noun="node", remedy=lambda _reason: "see NODE")
+WAY = Way(name="srun", noun="node", remedies=[([""], "see NODE")])
 FILES = {"attach.json": b"{}\n", "look_1/rank_0_pid_7.json": b"\xff" * 5000, "look_2/fr_dump_pid_7_rank_0": b""}
 
 
