@@ -117,7 +117,7 @@ def ask_nodes(
 ) -> Path:
     """Run the command of each node, and return the folder with one folder for each node that answered.
 
-    ``known`` are nodes that cannot be asked. Raises UserError if no node sent anything.
+    ``known`` are nodes that cannot be asked. Raises ``UserError`` if no node sent anything.
     """
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)
@@ -159,7 +159,7 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
 
 
 def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
-    """Save what a node sent, also if it did not come to the end."""
+    """Save what a node sent, also without its end."""
     own = re.sub(r"[^A-Za-z0-9._-]", "_", one.node)
     with one.out, one.err:
         one.out.seek(0)
@@ -196,7 +196,7 @@ class _Row(NamedTuple):
 
 
 def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Callable[[str], None]) -> Path:
-    """Have every node of a job look at its ranks, and return the folder. Raises UserError if that is impossible."""
+    """Have every node of a job look at its ranks, and return the folder. Raises ``UserError``."""
     # The job, which runs and may be joined
     if not _JOB.fullmatch(job):
         raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
@@ -287,7 +287,7 @@ class Pods:
 
 
 def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell: Callable[[str], None]) -> Path:
-    """Have every pod look at its ranks, and return the folder. Raises UserError if that is impossible."""
+    """Have every pod look at its ranks, and return the folder. Raises ``UserError``."""
     # The names of the pods, each with why it cannot be asked, or an empty string
     if shutil.which("kubectl") is None:
         raise UserError(
@@ -379,7 +379,7 @@ def send_look(look: Callable[[Path], Path], out: IO[bytes]) -> int:
 
 
 def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
-    """Save the files that come over a stream. Lines that are not of the stream are left out."""
+    """Save the files that come over a stream, among other lines."""
     count, announced = 0, None
     error = remedy = ""
     for line in lines:

@@ -74,10 +74,7 @@ class Answers:
 def find_server(
     rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView
 ) -> str | int | None:
-    """Return where the server of a rank listens, or None: a path, or a port of this machine.
-
-    ``addresses`` are those in the store, by its key.
-    """
+    """Return where the server of a rank listens: a path, or a port of this machine. ``addresses`` are the store's."""
     if path := env.get(SOCKET_VARIABLE):
         # Whether it is bound to a socket of this process: ranks may inherit one path from their launcher.
         inodes = read_sockets(rank.pid) or frozenset()
@@ -223,7 +220,7 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
 
 
 def _read_keys(host: str, port: int, world_size: int, deadline: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys, and those that were asked for if the store cannot list them."""
+    """Return the keys, and those that were asked for if an older store cannot list them."""
     try:
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
             return reader.list_keys(), ()

@@ -1,7 +1,6 @@
 """Gives GPUs work with a known result and compares: ``python -m ddpdoctor.probes.gpu_trial work cuda:0``.
 
-``count`` writes how many devices there are, ``work DEVICE`` tries one, ``copies`` tries every ordered pair. Each result
-is written as a line of JSON as soon as it is known, so a device that hangs loses only its own result.
+Each result is a line of JSON as soon as it is known, so a device that hangs loses only its own.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PRIME = 1_000_003
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command in ``arguments``."""
+    """Count devices (``count``), try one (``work DEVICE``), or every ordered pair (``copies``)."""
     import torch
 
     if arguments == ["count"]:
@@ -56,10 +55,9 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def try_work(device: torch.device, size: int | None = None, memory_bytes: int | None = None) -> str | None:
-    """Fill memory and read it back, then multiply matrices. Return what went wrong, in words, or None.
+    """Fill memory and read it back, then multiply matrices of ``size`` rows. Return what went wrong, in words, or None.
 
-    ``size`` is the number of rows and columns of the product, and ``memory_bytes`` is how much is filled. The defaults
-    depend on the device.
+    The defaults depend on the device.
     """
     import torch
 
@@ -88,7 +86,6 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return numbers that differ by index and by seed."""
     import torch
 
     places = torch.arange(words, dtype=torch.int64, device=device)
@@ -111,7 +108,6 @@ def make_product(
 
 
 def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Return how a product differs from the expected one, or None."""
     import torch
 
     if torch.equal(product, expected):
@@ -149,7 +145,7 @@ def try_copy(
 
 
 def timed_copy(sent: torch.Tensor, landed: torch.Tensor) -> float | None:
-    """Copy twice and return the seconds of the second copy, because the first one sets up the path. None on the CPU."""
+    """Return the seconds of a second copy, because the first one sets up the path. None on the CPU."""
     import torch
 
     landed.copy_(sent)

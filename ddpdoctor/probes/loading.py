@@ -1,7 +1,6 @@
-"""Loads what is not ours: torch, and the user's code, named ``package.module:function``.
+"""Loads what is not ours: torch, and the user's code, whose failures become a ``UserError``.
 
 torch is imported so that neither its NCCL watchdog nor a call that holds the GIL for ever ends or outlives the probe.
-Failures in the user's code become a ``UserError``.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def hold_watchdog(env: MutableMapping[str, str]) -> None:
 
 
 def load_torch() -> None:
-    """Import torch on a rank that may use NCCL. Raises ``UserError`` if that fails."""
+    """Import torch on a rank that may use NCCL. Raises ``UserError``."""
     hold_watchdog(os.environ)
     # torch reads this on import. Its C++ would only log peers that leave and names that do not resolve.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -63,7 +62,7 @@ def load_torch() -> None:
 
 
 def import_torch() -> None:
-    """Import torch with its distributed package. Raises ``UserError`` if that fails."""
+    """Import torch with its distributed package. Raises ``UserError``."""
     try:
         import torch.distributed  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
@@ -73,10 +72,12 @@ def import_torch() -> None:
 
 
 class Lifeline:
-    """A timer that ends this process unless ``put_off`` resets it again and again. One per process."""
+    """A timer that prints ``words`` and all stacks, and ends this process, unless ``put_off`` resets it in time.
+
+    One per process.
+    """
 
     def __init__(self, words: str) -> None:
-        """``words`` is the text to print above the stacks."""
         self._reader: subprocess.Popen[bytes] | None = None
         command = [SHELL, "-c", READER, SHELL, words]
         with contextlib.suppress(OSError):  # without a shell only the stacks are printed
@@ -85,13 +86,11 @@ class Lifeline:
             )
 
     def put_off(self, limit_s: float) -> None:
-        """Set the timer to end the process in ``limit_s`` seconds."""
         stream = self._reader.stdin if self._reader is not None else STDERR
         assert stream is not None
         faulthandler.dump_traceback_later(limit_s, exit=True, file=stream)
 
     def release(self) -> None:
-        """Cancel the timer."""
         faulthandler.cancel_dump_traceback_later()
         if self._reader is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,8 +143,7 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
 def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
     """Run the user's code. Its stdout goes to stderr, and ``sys.argv`` hides our options from the user's parser.
 
-    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and location, and
-    this exit status.
+    Whatever it raises becomes a ``UserError`` that begins with ``what``, with the error's last line and location.
     """
     former = sys.argv
     sys.argv = former[:1]

@@ -56,7 +56,6 @@ def _where_torch_is() -> str | None:
 
 
 def _build(torch: Any) -> dict[str, Any]:
-    """Return the facts that need no GPU."""
     libraries = _mapped("libnccl")
     native = sys.modules.get("torch._C")  # it knows what it was built with, and does not touch a GPU for that
     flags = getattr(native, "_cuda_getArchFlags", None)

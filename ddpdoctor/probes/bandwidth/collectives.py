@@ -209,7 +209,7 @@ class Buffers:
 
 
 def make_sets(group: RankGroup, case: Case, most: int = 1) -> tuple[Buffers, ...]:
-    """Return the buffers that calls use in turn: more than the cache holds,  at most ``most``: 1 if warm."""
+    """Return the buffers that calls use in turn: enough to exceed the cache, at most ``most``, which is 1 if warm."""
     return tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, most)))
 
 

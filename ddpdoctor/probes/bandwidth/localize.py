@@ -1,4 +1,4 @@
-"""Finds a slow rank, link or node: measures pairs of ranks, nodes and pairs of nodes separately and repeatedly.
+"""Finds a slow rank, link or node: measures pairs of ranks, nodes and pairs of nodes, again and again.
 
 One brief disturbance must not blame a rank.
 """
@@ -112,7 +112,6 @@ def visit_units(
 
 
 def slot_seconds(budget_s: float, slots: int) -> float:
-    """Return the time for each slot."""
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
 
 
@@ -132,7 +131,7 @@ class _Groups:
         self._handles: dict[tuple[int, ...], Any] = {}
 
     def of(self, slot: Sequence[Unit]) -> list[RankGroup]:
-        """Create the groups that are not open yet, and return this rank's own group of the slot, if any."""
+        """Create the groups that are not open yet. Return this rank's own group of the slot, if any."""
         import torch.distributed as dist
 
         world, handles, everybody = self._world, self._handles, dist.group.WORLD
@@ -194,8 +193,8 @@ def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
 def run_nodes(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
 
-    All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
-    network card for each GPU. A host with one rank has nothing to measure alone.
+    All ranks of two hosts take part, not one of each, as in training, where a host may have a network card for each
+    GPU. A host with one rank has nothing to measure alone.
     """
     members = grouped((host, rank) for rank, host in enumerate(log.hosts))
     if len(members) < 2:
