@@ -11,12 +11,12 @@ import time
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ddpdoctor.model.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     Copy = Callable[[torch.Tensor, torch.Tensor], float | None]
 
@@ -34,8 +34,6 @@ PRIME = 1_000_003
 
 def main(arguments: list[str]) -> None:
     """Count devices (``count``), try one (``work DEVICE``), or every ordered pair (``copies``)."""
-    import torch
-
     if arguments == ["count"]:
         _say({"count": torch.cuda.device_count()})
     elif arguments[:1] == ["work"] and len(arguments) == 2:
@@ -59,8 +57,6 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
 
     The defaults depend on the device.
     """
-    import torch
-
     is_gpu, words = device.type == "cuda", CHUNK_BYTES // 4
     try:
         if memory_bytes is None:
@@ -86,8 +82,6 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
-    import torch
-
     places = torch.arange(words, dtype=torch.int64, device=device)
     return ((places + seed) * PRIME % 2**31).to(torch.int32)
 
@@ -96,8 +90,6 @@ def make_product(
     size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return two matrices of -1, 0 and 1, and their product by a formula: 256 if 3 divides i - j, else -128."""
-    import torch
-
     rows = torch.arange(size, device=device)
     inner = torch.arange(INNER, device=device)
     left = ((rows[:, None] + inner[None, :]) % 3 - 1).to(dtype)
@@ -108,8 +100,6 @@ def make_product(
 
 
 def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None:
-    import torch
-
     if torch.equal(product, expected):
         return None
     if bool(torch.isnan(product).any()):
@@ -132,8 +122,6 @@ def try_copy(
     source: torch.device, target: torch.device, seed: int, copy_bytes: int = COPY_BYTES, copy: Copy | None = None
 ) -> tuple[str | None, float | None]:
     """Return what is wrong with a copy, and its speed in GB/s if the devices can time it."""
-    import torch
-
     host = torch.device("cpu")
     words = copy_bytes // 4
     sent = _pattern(words, seed, host).to(source)
@@ -146,8 +134,6 @@ def try_copy(
 
 def timed_copy(sent: torch.Tensor, landed: torch.Tensor) -> float | None:
     """Return the seconds of a second copy, because the first one sets up the path. None on the CPU."""
-    import torch
-
     landed.copy_(sent)
     if sent.device.type != "cuda":
         return None

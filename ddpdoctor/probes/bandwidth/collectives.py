@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.bandwidth import Collective, Wrong
 from ddpdoctor.probes.bandwidth.plan import ALWAYS_IN_PLACE, DTYPES, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import torch
 
     from ddpdoctor.model.bandwidth import Case
 
@@ -93,14 +94,10 @@ class RankGroup:
     @property
     def index(self) -> int:
         """This process's place in the group."""
-        import torch.distributed as dist
-
         return self.ranks.index(dist.get_rank())
 
     def barrier(self) -> float:
         """Wait for all ranks; return the seconds inside the barrier, where a rank that comes late waits for nobody."""
-        import torch.distributed as dist
-
         self.tracker.enter("barrier", self.ranks)
         device_ids = [self.device.index] if self.backend == "nccl" else None
         work = dist.barrier(group=self.handle, async_op=True, device_ids=device_ids)
@@ -115,15 +112,10 @@ class RankGroup:
     def settle(self) -> None:
         """Wait for the device, because NCCL's calls return before it has finished."""
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.current_stream(self.device).synchronize()
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return the values of all ranks on every rank, one row per rank. All must give as many."""
-        import torch
-        import torch.distributed as dist
-
         own = torch.tensor(values, dtype=torch.float64, device=self.device)
         rows = [torch.empty_like(own) for _ in self.ranks]
         self.tracker.enter("all_gather", self.ranks)
@@ -134,9 +126,6 @@ class RankGroup:
 
     def agree(self, value: float) -> float:
         """Return the value of the group's first rank on every rank."""
-        import torch
-        import torch.distributed as dist
-
         agreed = torch.tensor([value], dtype=torch.float64, device=self.device)
         self.tracker.enter("broadcast", self.ranks)
         dist.broadcast(agreed, src=self.ranks[0], group=self.handle)
@@ -162,8 +151,6 @@ def make_call(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     With NCCL, only the current stream waits. The function is looked up in torch.distributed at each call, as in a
     training script.
     """
-    import torch.distributed as dist
-
     collective, source, target = case.collective, buffers.source, buffers.target
     handle, root = group.handle, group.ranks[0]
     op = None if case.redop is None else getattr(dist.ReduceOp, OPERATORS[case.redop])
@@ -218,7 +205,6 @@ def make_buffers(group: RankGroup, case: Case) -> Buffers:
 
     Other values would overflow in repeated sums, and arithmetic on non-finite values may take another path.
     """
-    import torch
 
     def zeros(count: int) -> torch.Tensor:
         """Return zeros that were really written. With torch.zeros, the first call would pay for the page faults."""
@@ -264,8 +250,6 @@ def cache_bytes(device: torch.device, caches: Path = CACHES) -> int:
     If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
     """
     if device.type == "cuda":
-        import torch
-
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
     read = (re.fullmatch(r"(\d+)([KMG]?)", read_text(file).strip()) for file in caches.glob("index*/size"))
@@ -346,8 +330,6 @@ def _compare(
     output: torch.Tensor, parts: Sequence[tuple[int, int, Pattern, int]], allowed: float
 ) -> tuple[int, int, float, float]:
     """Return how many elements are wrong, then index, expected and found value of the first one."""
-    import torch
-
     count, first = 0, (0, 0.0, 0.0)
     for start, length, pattern, index in parts:
         at = start
@@ -404,8 +386,6 @@ class Pattern:
 
     def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
         """Yield the values of the indexes from ``start`` to ``stop``, in pieces of a period at most."""
-        import torch
-
         made = None
         if stop - start >= self._period:
             made = self._values(0, self._period)
@@ -419,8 +399,6 @@ class Pattern:
             start += count
 
     def _values(self, begin: int, count: int) -> torch.Tensor:
-        import torch
-
         places = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
         values = self._make(places.remainder_(self._period))
         return values if self._dtype is None else values.to(self._dtype)
@@ -428,8 +406,6 @@ class Pattern:
 
 def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
     """Return the input of the rank at a place in the group."""
-    import torch
-
     redop = case.redop
 
     def make(places: torch.Tensor) -> torch.Tensor:
@@ -446,8 +422,6 @@ def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
 
 def reduced(case: Case, group: RankGroup) -> Pattern:
     """Return the reduction over all ranks of the group, in float64 if it may be inexact."""
-    import torch
-
     assert case.redop is not None
     operator, size = _OPERATORS[case.redop], group.size
 
@@ -467,8 +441,6 @@ def tolerance(case: Case, group: RankGroup) -> float:
     Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks is
     a power of two. Otherwise each value, their sum and 1/n are rounded once.
     """
-    import torch
-
     if case.redop != "avg" or group.size & (group.size - 1) == 0:
         return 0.0
     return 2 * float(torch.finfo(getattr(torch, case.dtype)).eps)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch.distributed as dist
+
 from ddpdoctor.model.bandwidth import Case, Collective, Mode, NodeResult, Pair
 from ddpdoctor.model.words import format_size, grouped
 from ddpdoctor.probes.bandwidth.collectives import RankGroup
@@ -132,8 +134,6 @@ class _Groups:
 
     def of(self, slot: Sequence[Unit]) -> list[RankGroup]:
         """Create the groups that are not open yet. Return this rank's own group of the slot, if any."""
-        import torch.distributed as dist
-
         world, handles, everybody = self._world, self._handles, dist.group.WORLD
         assert everybody is not None
         # A new group is created by its own ranks alone. If the default group is bound to a device, torch splits its
@@ -160,8 +160,6 @@ class _Groups:
 
         All ranks know all groups and decide the same.
         """
-        import torch.distributed as dist
-
         held = Counter(rank for ranks in self._handles for rank in ranks)
         if slot is not None and max(held.values()) <= KEPT:
             return

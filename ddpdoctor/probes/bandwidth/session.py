@@ -13,12 +13,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import torch
+from torch import distributed
+
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, describe_shared_gpus
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth import collectives, plan
+from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
@@ -26,7 +30,6 @@ from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import torch
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
@@ -99,11 +102,6 @@ def run_rank(job: BenchTask) -> int:
 
 
 def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
-    import torch
-    from torch import distributed
-
-    from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
-
     tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
     member, everybody = log.members[job.launch.rank], tuple(range(len(log.members)))
     watcher = Watcher(
@@ -267,8 +265,6 @@ def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int
 def read_free_bytes(device: torch.device) -> int:
     """Return the free memory of a GPU, or of this machine within the limits of this process's control groups."""
     if device.type == "cuda":
-        import torch
-
         free, _ = torch.cuda.mem_get_info(device)
         # torch caches the memory of freed tensors and reuses it for new ones.
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

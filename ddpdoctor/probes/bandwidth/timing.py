@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from ddpdoctor.model.bandwidth import Arrival, Bench, Measurement, Mode
 from ddpdoctor.model.reading import no_collection
 from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, RankGroup, bus_factor, cache_bytes, make_call, make_sets
@@ -24,8 +27,6 @@ from ddpdoctor.probes.bandwidth.plan import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import torch
 
     from ddpdoctor.model.bandwidth import BenchSettings, Case, LeftOut, Member, NcclLog, NodeResult, Pair, Stop, Wrong
     from ddpdoctor.probes.bandwidth.collectives import Buffers, Call
@@ -107,8 +108,6 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
 
     ``sets`` are buffers for the case if they exist already. torch's errors propagate.
     """
-    import torch
-
     made = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
@@ -242,8 +241,6 @@ class Spans:
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     """Time ``count`` single calls, each after a barrier."""
-    import torch.distributed as dist
-
     if group.device.type == "cuda":
         return time_batches(group, op, calls, count, 1, single=True)
     clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
@@ -278,8 +275,6 @@ def time_batches(
 
     With ``single``, the time to issue the calls is subtracted from the waits.
     """
-    import torch
-
     clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if group.device.type == "cuda" else None
     times_us, host_us, waits_us = [], [], []
@@ -318,8 +313,6 @@ class BarrierWaits:
             self._late_us.append(lateness(waits_us))
 
     def summary(self) -> tuple[Arrival, ...]:
-        import torch
-
         if not self._late_us:
             return ()
         late_us = torch.cat(self._late_us)
@@ -340,8 +333,6 @@ def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
 
     ``waits_us`` has one row per rank. The rank that comes last has the largest value, which is how late it is.
     """
-    import torch
-
     waits = torch.tensor([row[:MOST_KEPT] for row in waits_us], dtype=torch.float64).T
     ordered, order = waits.sort(dim=1)
     place, others = order.argsort(dim=1), waits.shape[1] - 1

@@ -19,6 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import distributed, nn
+
 import ddpdoctor
 from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
@@ -40,6 +43,7 @@ MODULE = "ddpdoctor.probes.consistency.reference"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 # The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times.
 LIMIT_FACTOR = 2
+STDERR = 2
 # Our choice: the least rounding error of a gradient, in units in the last place of its norm. The order in which ranks
 # are summed is worth about one. A parameter with few elements may be exact by chance in one computation.
 FLOOR_ULPS = 8.0
@@ -87,10 +91,14 @@ class ReferenceProcess:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         folder = str(Path(ddpdoctor.__file__).parents[1])
         paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
+        # Answers come through a pipe of their own, because the user's code and torch may print.
+        answers, there = os.pipe()
+        self._answers = os.fdopen(answers)
         self._process = subprocess.Popen(
-            [sys.executable, *safe_flags(), "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**kept, **ALONE, "PYTHONPATH": paths},
+            [sys.executable, *safe_flags(), "-m", MODULE, str(there)], stdin=subprocess.PIPE, stdout=STDERR,
+            pass_fds=[there], text=True, env={**kept, **ALONE, "PYTHONPATH": paths},
         )  # fmt: skip
+        os.close(there)
         self._send(ReferenceStart(settings=settings, world_size=world_size, device=str(device)))
 
     @contextmanager
@@ -107,8 +115,6 @@ class ReferenceProcess:
 
     def ask(self, step: int, records: Sequence[StepRecord]) -> None:
         """Have the step computed from what was kept, and add the comparison to ``result``. Raises ``UserError``."""
-        import torch
-
         if self.result.problem:
             return
         path = Path(self._folder.name) / f"{step}.pt"
@@ -125,8 +131,7 @@ class ReferenceProcess:
                 self._process.stdin.close()
         self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._answers.close()
         self._folder.cleanup()
 
     def _send(self, record: ReferenceStart | Question) -> None:
@@ -136,13 +141,12 @@ class ReferenceProcess:
             self._process.stdin.flush()
 
     def _hear(self) -> OneProcess:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
+        if not select.select([self._answers], [], [], self._limit_s)[0]:
             raise UserError(
                 f"the process that computes the reference did not answer within {self._limit_s:g} s",
                 status=training.FAILED,
             )
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             status = self._process.wait()
             raise UserError(f"the process that computes the reference ended (status {status})", status=training.FAILED)
@@ -218,8 +222,6 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
 def _roundings(
     names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
 ) -> dict[str, float]:
-    import torch
-
     own = {}
     for name in names:
         if double is None:
@@ -239,8 +241,6 @@ def _roundings(
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
     """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
-    import torch
-
     gram = torch.tensor([[_dot(one, other) for other in parts] for one in parts], dtype=torch.float64)
     aims = torch.tensor([_dot(one, whole) for one in parts], dtype=torch.float64)
     if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
@@ -263,8 +263,7 @@ def _norm(tensor: Any) -> float:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     start = decode(ReferenceStart, json.loads(sys.stdin.readline()))
     try:
         alone: Alone | None = Alone(start)
@@ -295,9 +294,6 @@ class Alone:
     """The model in one process, in its own precision and if possible in float64. Making it raises ``UserError``."""
 
     def __init__(self, start: ReferenceStart) -> None:
-        import torch
-        from torch import distributed
-
         self._settings, self._world_size = start.settings, start.world_size
         self._device = torch.device(start.device)
         if self._device.type == "cuda":
@@ -314,8 +310,6 @@ class Alone:
         self._double = self._in_double(built)
 
     def answer(self, question: Question) -> OneProcess:
-        import torch
-
         kept = torch.load(question.path, map_location="cpu", weights_only=True)
         try:
             batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
@@ -378,8 +372,6 @@ class Alone:
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
-        import torch
-
         with torch.no_grad():
             for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
                 tensor.copy_(kept["state"][name])
@@ -388,8 +380,6 @@ class Alone:
         return take_gradients(one.module), loss
 
     def _in_double(self, plain: training.Built) -> _Copy | None:
-        import torch
-
         built = training.build_seeded(self._settings, self._device)
         if built.module is plain.module:
             return None
@@ -409,16 +399,12 @@ class Alone:
 
 def take_gradients(module: Any) -> dict[str, Any]:
     """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
-    import torch
-
     gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
     return {name: one.detach().to_dense().to("cpu", torch.float64, copy=True) for name, one in gradients}
 
 
 def is_batchnorm(module: Any) -> bool:
     """Return whether a layer computes statistics on its own rank's batch: BatchNorm in training, not SyncBatchNorm."""
-    from torch import nn
-
     family = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their only base
     return isinstance(module, family) and not isinstance(module, nn.SyncBatchNorm) and bool(module.training)
 

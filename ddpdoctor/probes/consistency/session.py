@@ -15,6 +15,9 @@ from dataclasses import dataclass, fields, replace
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import distributed
+
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import ExitStatus, UserError
@@ -85,8 +88,6 @@ class _Run:
     def __init__(
         self, job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: TrialWatch
     ) -> None:
-        import torch
-
         self._launch, self._settings, self._members = job.launch, settings, members
         self._ranks, self._watch = ranks, watch
         self._device = torch.device(members[job.launch.rank].device)
@@ -94,8 +95,6 @@ class _Run:
 
     def run(self) -> Trial | None:
         """Return the trial's facts on rank 0, None on the others."""
-        from torch import distributed
-
         self._watch.mark("the process group")
         backend, limit_s = self._settings.backend, self._settings.limit_s
         device = self._members[self._launch.rank].device

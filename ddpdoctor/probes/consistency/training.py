@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from ddpdoctor.model.consistency import Values, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import ModelSeen, TensorSeen
@@ -67,8 +71,6 @@ class Training:
         self._reduced = {id(one) for _, one in _trained(module)}
 
         def before_ddp(ddp: Any, _: Any) -> None:
-            import torch
-
             self._will_sync = ddp.will_sync_module_buffers()
             if torch.is_grad_enabled():
                 self._forwards += 1
@@ -116,9 +118,6 @@ class Training:
         )  # fmt: skip
 
     def _values(self, step: int) -> Values:
-        import torch
-        from torch import nn
-
         module, optimizer, device = self.built.module, self.built.optimizer, self._device
         random_states = [torch.get_rng_state()]
         if device.type == "cuda":
@@ -158,8 +157,6 @@ def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
 
 def wrap(module: Any, device: Any, *, unused: bool) -> Any:
     """Return a module wrapped in DDP over all ranks. Raises ``UserError``."""
-    from torch.nn.parallel import DistributedDataParallel
-
     ids = [device.index] if device.type == "cuda" else None
     with users_turn("DDP does not take the model"):
         return DistributedDataParallel(module, device_ids=ids, find_unused_parameters=unused)
@@ -198,8 +195,6 @@ def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
     with users_turn(f"--model {spec}: the model cannot be moved to {device}"):
         module.to(device)
     if not optimizer:
-        import torch
-
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         with users_turn(f"--model {spec}: SGD cannot train it"):
             optimizer = torch.optim.SGD(trained, lr=DEFAULT_LR, momentum=DEFAULT_MOMENTUM)
@@ -228,8 +223,6 @@ def quiet_dropout(module: Any) -> int:
 
     Attention and recurrent layers store it as ``dropout``. Functional dropout is not reached.
     """
-    from torch import nn
-
     found = 0
     for one in module.modules():
         name = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
@@ -248,9 +241,6 @@ def _shape(tensor: Any) -> tuple[int, ...] | None:
 
 
 def _check_parts(spec: str, parts: tuple[Any, ...]) -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
     module = parts[0] if parts else None
     if isinstance(module, DistributedDataParallel):
         raise UserError(
@@ -312,8 +302,6 @@ def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches
 
 
 def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
-    import torch
-
     return _rebuild(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
@@ -345,8 +333,6 @@ def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
-    import torch
-
     if not all(isinstance(part, torch.Tensor) for part in parts):
         if any(part != parts[0] for part in parts):
             raise CannotJoin(f"{place} is not a tensor, and differs between ranks")
@@ -363,9 +349,6 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
 
 
 def _guess(layer: Any) -> tuple[Callable[[int, int, int], Any], str] | None:
-    import torch
-    from torch import nn
-
     if isinstance(layer, nn.Linear):
         size: tuple[int, ...] = (SAMPLES, layer.in_features)
     elif isinstance(layer, nn.Conv2d):
@@ -393,8 +376,6 @@ class TrainingStep:
         """Compute fresh gradients; return the loss, None if it is not a single number. Raises ``UserError``."""
         for parameter in model.parameters():
             parameter.grad = None
-        import torch
-
         with users_turn(f"{self._spec} failed in {when}", FAILED):
             loss = self._loss(model, batch)
             # The user's step may have called backward itself.
@@ -410,8 +391,6 @@ class TrainingStep:
         return float(loss.detach()) if getattr(loss, "numel", lambda: 0)() == 1 else None
 
     def _loss(self, model: Any, batch: Any) -> Any:
-        import torch
-
         if self._step is not None:
             return self._step(model, batch)
         if self._loss_fn is not None:
@@ -444,8 +423,6 @@ def _call(model: Any, batch: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}" + ("" if value.requires_grad else " without a gradient")
     length = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
@@ -454,8 +431,6 @@ def _describe(value: Any) -> str:
 
 def set_seed(seed: int, purpose: int, *, step: int = 0, rank: int = 0) -> None:
     """Seed the generators of Python, torch on all devices, and numpy if it is loaded."""
-    import torch
-
     # Prime factors, so that different steps, ranks and purposes do not collide.
     mixed = (seed * 1_000_003 + step * 10_007 + rank * 101 + purpose) % _NUMPY_SEEDS
     random.seed(mixed)
