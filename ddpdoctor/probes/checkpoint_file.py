@@ -278,11 +278,9 @@ def _is_random(key: str, value: Any) -> bool:
 
 
 def _is_weights(value: Any) -> bool:
-    """Return whether a dict is a model's state dict: string keys, and tensors that are not random state as values.
-
-    Half of the values must be tensors, because layers may add others (``_extra_state``). A dict that holds another dict
-    of tensors was put together by a script.
-    """
+    """Return whether a dict is a model's state dict: string keys, and tensors that are not random state as values."""
+    # Half of the values must be tensors, because layers may add others (``_extra_state``). A dict that holds another
+    # dict of tensors was put together by a script.
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
     inner = (one for held in value.values() if isinstance(held, dict) for one in held.values())

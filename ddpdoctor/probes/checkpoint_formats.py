@@ -130,10 +130,7 @@ class FileIndex:
 
 
 def read_pickle(file: BinaryIO) -> tuple[Any, tuple[str, ...]]:
-    """Read the pickle at a file's position. With it come the unknown functions and classes that it names.
-
-    Raises ``Unreadable``.
-    """
+    """Return what a pickle holds, and which unknown functions and classes it names. Raises ``Unreadable``."""
     reader = _Reader(_Bounded(file), encoding="utf-8", errors="surrogateescape")
     reader.names = {}
     try:
@@ -411,10 +408,7 @@ def read_legacy(file: BinaryIO, size_bytes: int) -> FileIndex | None:
 
 
 def read_safetensors(file: BinaryIO, size_bytes: int) -> FileIndex:
-    """Read the tensors that the header announces, by name. Each has its own storage, keyed by the same name.
-
-    Raises ``Unreadable``.
-    """
+    """Read the tensors of the header, by name, each with a storage of the same name. Raises ``Unreadable``."""
     file.seek(0)
     (length,) = HEADER_LENGTH.unpack(file.read(HEADER_LENGTH.size))
     try:
@@ -434,7 +428,7 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> FileIndex:
 
 
 def _natural(value: Any) -> int:
-    """Return a size or an offset. Raises ``ValueError`` if it is not an integer in a possible range."""
+    """Return a size or an offset if it is possible. Raises ``ValueError``."""
     if type(value) is not int or not 0 <= value < MOST_ELEMENTS:
         raise ValueError("neither a size nor an offset")
     return value

@@ -153,8 +153,6 @@ class _Window(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
-    """A part of the state, and the bytes that hold it."""
-
     name: str
     file: str
     offset: int
@@ -183,10 +181,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     first = {one.name.partition(".")[0] for one in model}
     where = first.pop() if len(first) == 1 and first & saved.MODEL_KEYS else ""
     cut = len(where) + 1 if where else 0
-    weights = saved.Weights(
-        where=where,
-        tensors=tuple(saved.TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
-    )
+    weights = saved.Weights(where=where, tensors=tuple(replace(one, name=one.name[cut:]) for one in model))
     return replace(
         seen,
         checksums=saved.Checksums.CHECKED if checksums else saved.Checksums.NOT_READ,

@@ -390,10 +390,8 @@ def find_base(dataset: Any) -> Base:
 
 
 def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return digests of a few samples, or a note on why there are none.
-
-    The random state is the same on all ranks meanwhile, and restored afterwards.
-    """
+    """Return digests of a few samples, or a note on why there are none."""
+    # The random state is the same on all ranks meanwhile, and restored afterwards.
     import torch
 
     state, numpy = random.getstate(), sys.modules.get("numpy")

@@ -53,10 +53,7 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def try_work(device: torch.device, size: int | None = None, memory_bytes: int | None = None) -> str | None:
-    """Fill memory and read it back, then multiply matrices of ``size`` rows. Return what went wrong, in words, or None.
-
-    The defaults depend on the device.
-    """
+    """Fill memory and read it back, then multiply matrices of ``size`` rows. Return what went wrong, or None."""
     is_gpu, words = device.type == "cuda", CHUNK_BYTES // 4
     try:
         if memory_bytes is None:

@@ -72,10 +72,7 @@ def import_torch() -> None:
 
 
 class Lifeline:
-    """A timer that prints ``words`` and all stacks, and ends this process, unless ``put_off`` resets it in time.
-
-    One per process.
-    """
+    """The timer of this process: prints ``words`` and all stacks, and ends it, unless ``put_off`` resets the timer."""
 
     def __init__(self, words: str) -> None:
         self._reader: subprocess.Popen[bytes] | None = None
@@ -98,10 +95,7 @@ class Lifeline:
 
 
 def load_callable(name: str, option: str) -> Callable[..., Any]:
-    """Return the function (or class) that ``option`` names. Puts the working directory on ``sys.path``.
-
-    Raises ``UserError`` if the name has another form, does not exist, or fails on import.
-    """
+    """Return what ``option`` names, with the working directory on ``sys.path``. Raises ``UserError``."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
         advice = f"Give a function that can be imported from here, as {FORM}."
@@ -153,20 +147,19 @@ def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything, SystemExit included
-        raise UserError(f"{what}: {_last_line(error)}", help=_place(error), status=status) from error
+        if isinstance(error, SystemExit):
+            said = f"it ended the process (SystemExit: {error.code})"
+        else:
+            lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+            first = next((line for line in lines if line), type(error).__name__)
+            said = lines[-1] if isinstance(error, SyntaxError) else first
+        raise UserError(f"{what}: {said}", help=_place(error), status=status) from error
     finally:
         sys.argv = former
 
 
-def _last_line(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"it ended the process (SystemExit: {error.code})"
-    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return lines[-1] if isinstance(error, SyntaxError) else next((line for line in lines if line), type(error).__name__)
-
-
 def _place(error: BaseException) -> str:
-    """Return the location: the innermost line of the user's code, else the innermost line; "" if our call failed."""
+    """Return the innermost line of the user's code, else the innermost line; "" if our call failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -222,7 +222,6 @@ def run_agreed(
     limit_s: float,
     show_error: Callable[[UserError], None],
     run: Callable[[str, tuple[Member, ...]], int],
-    *,
     check: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Return the exit status of ``run``, which every rank calls with the backend and the members.

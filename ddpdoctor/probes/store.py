@@ -98,11 +98,9 @@ def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> 
 
 
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
-    """Connect to every address of a name, and join the first that answers as a torch store.
-
-    There is one attempt per address, in torch's order: IPv6 first (``prefer_ipv6`` in c10d's socket.h). Without torch,
-    anything that answers counts as a store.
-    """
+    """Connect to every address of a name, and join the first that answers as a torch store."""
+    # There is one attempt per address, in torch's order: IPv6 first (``prefer_ipv6`` in c10d's socket.h). Without
+    # torch, anything that answers counts as a store.
     began = time.monotonic()
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)

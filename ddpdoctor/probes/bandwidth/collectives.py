@@ -146,11 +146,9 @@ def bus_factor(collective: Collective, size: int) -> float | None:
 
 
 def make_call(group: RankGroup, case: Case, buffers: Buffers) -> Call:
-    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns a work object.
-
-    With NCCL, only the current stream waits. The function is looked up in torch.distributed at each call, as in a
-    training script.
-    """
+    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns a work object."""
+    # With NCCL, only the current stream waits. The function is looked up in torch.distributed at each call, as in a
+    # training script.
     collective, source, target = case.collective, buffers.source, buffers.target
     handle, root = group.handle, group.ranks[0]
     op = None if case.redop is None else getattr(dist.ReduceOp, OPERATORS[case.redop])
@@ -201,10 +199,8 @@ def make_sets(group: RankGroup, case: Case, most: int = 1) -> tuple[Buffers, ...
 
 
 def make_buffers(group: RankGroup, case: Case) -> Buffers:
-    """Return one set of zeros, which stay zeros under every operator.
-
-    Other values would overflow in repeated sums, and arithmetic on non-finite values may take another path.
-    """
+    """Return one set of zeros, which stay zeros under every operator."""
+    # Other values would overflow in repeated sums, and arithmetic on non-finite values may take another path.
 
     def zeros(count: int) -> torch.Tensor:
         """Return zeros that were really written. With torch.zeros, the first call would pay for the page faults."""
@@ -245,10 +241,8 @@ def count_sets(device: torch.device, case: Case, size: int, most: int) -> int:
 
 
 def cache_bytes(device: torch.device, caches: Path = CACHES) -> int:
-    """Return the size of the last-level cache, of a CPU by sysfs ("32768K" in ``index3/size``).
-
-    If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
-    """
+    """Return the size of the last-level cache, of a CPU by sysfs ("32768K" in ``index3/size``)."""
+    # If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -436,11 +430,9 @@ def reduced(case: Case, group: RankGroup) -> Pattern:
 
 
 def tolerance(case: Case, group: RankGroup) -> float:
-    """Return the allowed relative error of a result, 0 if it must be exact.
-
-    Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks is
-    a power of two. Otherwise each value, their sum and 1/n are rounded once.
-    """
+    """Return the allowed relative error of a result, 0 if it must be exact."""
+    # Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks
+    # is a power of two. Otherwise each value, their sum and 1/n are rounded once.
     if case.redop != "avg" or group.size & (group.size - 1) == 0:
         return 0.0
     return 2 * float(torch.finfo(getattr(torch, case.dtype)).eps)

@@ -156,10 +156,8 @@ class _Groups:
         ]
 
     def close(self, slot: Sequence[Unit] | None = None) -> None:
-        """Close the groups of a slot if some rank has too many open; without a slot, close all.
-
-        All ranks know all groups and decide the same.
-        """
+        """Close the groups of a slot if some rank has too many open; without a slot, close all."""
+        # All ranks know all groups and decide the same.
         held = Counter(rank for ranks in self._handles for rank in ranks)
         if slot is not None and max(held.values()) <= KEPT:
             return
@@ -189,11 +187,9 @@ def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
 
 
 def run_nodes(world: RankGroup, log: ResultLog, progress: Progress) -> None:
-    """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
-
-    All ranks of two hosts take part, not one of each, as in training, where a host may have a network card for each
-    GPU. A host with one rank has nothing to measure alone.
-    """
+    """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``."""
+    # All ranks of two hosts take part, not one of each, as in training, where a host may have a network card for each
+    # GPU. A host with one rank has nothing to measure alone.
     members = grouped((host, rank) for rank, host in enumerate(log.hosts))
     if len(members) < 2:
         log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
@@ -215,11 +211,9 @@ def _node(members: dict[str, list[int]], *hosts: str) -> Unit:
 def _visit_all(
     phase: str, rounds: Sequence[tuple[Unit, ...]], world: RankGroup, log: ResultLog, progress: Progress
 ) -> Iterator[tuple[Unit, list[UnitVisit], dict[str, Any]]]:
-    """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share.
-
-    At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
-    cores, memory and network cards and can slow each other.
-    """
+    """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share."""
+    # At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
+    # cores, memory and network cards and can slow each other.
     settings, single = log.settings, tuple((unit,) for unit in chain.from_iterable(rounds))
     fits = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
     slots = single if fits else tuple(filter(None, rounds))
@@ -256,11 +250,9 @@ def _visit_all(
 
 
 def circle_rounds(ends: Sequence[End]) -> tuple[tuple[tuple[End, End], ...], ...]:
-    """Return n - 1 rounds of n / 2 pairs, or for odd n, n rounds with a different end sitting out each time.
-
-    This is the circle method: one end stays, the others rotate around the table, and opposite seats form a pair. A pair
-    keeps the order in which its ends were given.
-    """
+    """Return n - 1 rounds of n / 2 pairs, or for odd n, n rounds with a different end sitting out each time."""
+    # This is the circle method: one end stays, the others rotate around the table, and opposite seats form a pair. A
+    # pair keeps the order in which its ends were given.
     if len(ends) < 2:
         return ()
     seats = len(ends) + len(ends) % 2

@@ -129,10 +129,8 @@ def check_possible(settings: BenchSettings) -> None:
 
 
 def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:
-    """Return whether the backend can reduce this. ``torch`` is torch's version, None for the installed one.
-
-    Whole numbers cannot be averaged: Gloo refuses, and NCCL cuts off the fraction.
-    """
+    """Return whether the backend can reduce this. ``torch`` is torch's version, None for the installed one."""
+    # Whole numbers cannot be averaged: Gloo refuses, and NCCL cuts off the fraction.
     known = backend in BACKENDS and dtype in DTYPES and redop in REDOPS
     return known and (redop != "avg" or (dtype in FLOATS and _averages(backend, torch)))
 
@@ -250,10 +248,8 @@ class TimeSlot:
 
 
 def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:
-    """Return what the first of the remaining steps may take, or None if there is no time for it.
-
-    Smaller sizes get the least number of calls first. The remaining time is divided equally.
-    """
+    """Return what the first of the remaining steps may take, or None if there is no time for it."""
+    # Smaller sizes get the least number of calls first. The remaining time is divided equally.
     fits = (one for one in MULTIPLES if sum(forecast.least_s(step, one) for step in steps) <= left_s)
     multiple, fitting = next(fits, 0), steps
     if not multiple:

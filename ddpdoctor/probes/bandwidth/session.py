@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import BenchSettings, Case, Member
     from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.ranks import Ranks
 
     Progress = Callable[[str, float, float | None], None]
 
@@ -62,34 +61,67 @@ MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
 NVLS_CHANNELS = re.compile(r"NCCL INFO .*?(\d+) nvls channels")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchTask:
-    """What the command line hands to a rank."""
+def run_rank(  # noqa: PLR0913 - what a bench is for, by names
+    launch: Launch,
+    env: Mapping[str, str],
+    settings: BenchSettings,
+    timeout_s: float,
+    *,
+    read_machines: Callable[[Conversation], None],
+    report: Callable[[Bench], int],
+    show_error: Callable[[UserError], None],
+    progress: Progress,
+) -> int:
+    """Take part in a bench and return the exit status, which is the same on all ranks.
 
-    launch: Launch
-    env: Mapping[str, str]
-    settings: BenchSettings  # the backend may be ``AUTO``
-    timeout_s: float  # how long to wait for the slowest rank
-    # Called on every rank while nothing else runs. Raises ``StoreError``.
-    read_machines: Callable[[Conversation], None]
-    # Called on the rank that reports: judges and shows a bench, and returns the exit status.
-    report: Callable[[Bench], int]
-    show_error: Callable[[UserError], None]
-    progress: Callable[[str, float, float | None], None]
+    The backend may be ``AUTO``. ``timeout_s`` is how long to wait for the slowest rank. ``read_machines`` is called on
+    every rank while nothing else runs, and may raise ``StoreError``. ``report`` is called on the rank that reports:
+    it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot meet.
+    """
 
+    def run(backend: str, members: tuple[Member, ...]) -> int:
+        log, tracker = ResultLog(replace(settings, backend=backend), members), collectives.Tracker()
+        nccl_logs, everybody, device = NcclLogs(backend), tuple(range(len(members))), members[launch.rank].device
+        watcher = Watcher(
+            rank=launch.rank, members=members, tracker=tracker, conversation=ranks.conversation,
+            hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: report(log.bench(stop)),
+            clean_up=nccl_logs.close,
+        )  # fmt: skip
+        with watcher:
+            try:
+                read_machines(ranks.conversation)
+            except StoreError as error:
+                log.note(f"the machines could not be read: {error}")
+            if shared := describe_shared_gpus(members):
+                log.note(shared)
+            tracker.at("connect", allowance_s=timeout_s)
+            with nccl_logs:
+                tracker.enter("init_process_group", everybody)
+                group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
+                store = ranks.open_process_group(backend, device, timeout_s, group_limit_s)
+                tracker.leave()
+                group = collectives.RankGroup(None, everybody, torch.device(device), backend, tracker)
+                run_sweep(group, log, progress)
+                if settings.pairs:
+                    run_pairs(group, log, progress)
+                if settings.by_node:
+                    run_nodes(group, log, progress)
+                tracker.at("end")
+                log.nccl_logs = nccl_logs.share(group, ranks.conversation)
+            distributed.destroy_process_group()
+            del store
+        return ranks.end(lambda: report(log.bench()))
 
-def run_rank(job: BenchTask) -> int:
-    """Take part in a bench; return the exit status, the same on all ranks. Raises ``UserError`` if they cannot meet."""
-    launch = job.launch
     try:
-        with meet_ranks(launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
+        with meet_ranks(launch, env, meet_limit_s=timeout_s, limit_s=timeout_s) as ranks:
+            own = propose(launch, env, settings)
             return run_agreed(
                 ranks,
-                propose(launch, job.env, job.settings),
-                job.timeout_s,
-                job.show_error,
-                lambda backend, members: _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members)),
-                check=lambda backend: plan.check_possible(replace(job.settings, backend=backend)),
+                own,
+                timeout_s,
+                show_error,
+                run,
+                lambda name: plan.check_possible(replace(settings, backend=name)),
             )
     except StoreError as error:
         if launch.rank != 0:
@@ -99,40 +131,6 @@ def run_rank(job: BenchTask) -> int:
             help="Choose another MASTER_PORT.",
             status=ExitStatus.INCONCLUSIVE,
         ) from error
-
-
-def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
-    tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
-    member, everybody = log.members[job.launch.rank], tuple(range(len(log.members)))
-    watcher = Watcher(
-        rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
-        hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: job.report(log.bench(stop)),
-        clean_up=nccl_logs.close,
-    )  # fmt: skip
-    with watcher:
-        try:
-            job.read_machines(ranks.conversation)
-        except StoreError as error:
-            log.note(f"the machines could not be read: {error}")
-        if shared := describe_shared_gpus(log.members):
-            log.note(shared)
-        tracker.at("connect", allowance_s=job.timeout_s)
-        with nccl_logs:
-            tracker.enter("init_process_group", everybody)
-            group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
-            store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
-            tracker.leave()
-            group = collectives.RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
-            run_sweep(group, log, job.progress)
-            if settings.pairs:
-                run_pairs(group, log, job.progress)
-            if settings.by_node:
-                run_nodes(group, log, job.progress)
-            tracker.at("end")
-            log.nccl_logs = nccl_logs.share(group, ranks.conversation)
-        distributed.destroy_process_group()
-        del store
-    return ranks.end(lambda: job.report(log.bench()))
 
 
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
@@ -252,11 +250,10 @@ def count_takers(own: Member, members: Sequence[Member]) -> int:
 
 
 def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int:
-    """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory.
-
-    The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of reduce_scatter's
-    input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
-    """
+    """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory."""
+    # The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of
+    # reduce_scatter's input (seen as growth of the process with torch 2.13). The other collectives take next to
+    # nothing.
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
     sets_bytes = collectives.count_sets(group.device, case, group.size, most) * collectives.set_bytes(case, group.size)
     return sets_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
@@ -312,11 +309,9 @@ class NcclLogs:
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the variables that make NCCL log to ``folder``, or {} if the user already has NCCL log.
-
-    They must be set before the first communicator is created. The user loses nothing: without NCCL_DEBUG, NCCL writes
-    nothing, and torch's errors repeat its last warning.
-    """
+    """Return the variables that make NCCL log to ``folder``, or {} if the user already has NCCL log."""
+    # They must be set before the first communicator is created. The user loses nothing: without NCCL_DEBUG, NCCL writes
+    # nothing, and torch's errors repeat its last warning.
     if env.get("NCCL_DEBUG") or env.get("NCCL_DEBUG_FILE"):
         return {}
     file = f"{folder.replace('%', '%%')}/{NCCL_FILE}"

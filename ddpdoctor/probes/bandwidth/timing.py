@@ -47,10 +47,9 @@ Z = 1.96  # 95 % of a normal distribution lie within this many standard deviatio
 
 @dataclass(slots=True)
 class ResultLog:
-    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
+    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty."""
 
-    Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
-    """
+    # Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
 
     settings: BenchSettings
     members: tuple[Member, ...]
@@ -136,11 +135,9 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
 
 
 def even_out(waits_us: Sequence[Sequence[float]], calls_us: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Add to each wait the time of the rank's previous call. One row per rank.
-
-    A rank whose call ended early waits in the next barrier although the others are not late: over a slow link, data
-    arrives a while after it was sent. What remains is the difference in what each rank does between calls.
-    """
+    """Add to each wait the time of the rank's previous call. One row per rank."""
+    # A rank whose call ended early waits in the next barrier although the others are not late: over a slow link, data
+    # arrives a while after it was sent. What remains is the difference in what each rank does between calls.
     return tuple(
         tuple(wait + before for wait, before in zip(waits, (0.0, *calls), strict=False))
         for waits, calls in zip(waits_us, calls_us, strict=True)
@@ -342,11 +339,9 @@ def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a confidence interval of about 95 % for the median, for any distribution.
-
-    Its ends are the values of rank n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition,
-    section 3.2). With five values or fewer, even the whole range gives less: 94 % with five, 75 % with three.
-    """
+    """Return a confidence interval of about 95 % for the median, for any distribution."""
+    # Its ends are the values of rank n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition,
+    # section 3.2). With five values or fewer, even the whole range gives less: 94 % with five, 75 % with three.
     ordered = sorted(values)
     half = Z * math.sqrt(len(ordered)) / 2
     low = math.floor(len(ordered) / 2 - half)

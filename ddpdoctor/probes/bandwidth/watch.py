@@ -219,11 +219,9 @@ class Watcher:
         return self._alarm(Ending.HUNG) if self._all_stand_still() else None
 
     def _somebody_died(self, *, where_unknown: bool = False) -> bool:
-        """Return whether a rank's process on this host is gone without having said that it ended well.
-
-        If the store is lost, nobody knows, and ``where_unknown`` is returned: it may be rank 0, which served the store
-        and ended well.
-        """
+        """Return whether a rank's process on this host is gone without having said that it ended well."""
+        # If the store is lost, nobody knows, and ``where_unknown`` is returned: it may be rank 0, which served the
+        # store and ended well.
         for rank in self.local_ranks.gone() - self._ended:
             left_word = not where_unknown
             with contextlib.suppress(StoreError):
@@ -458,11 +456,9 @@ class LocalRanks:
         return states
 
     def seen(self) -> dict[str, Any]:
-        """Return what a ``Position`` says of the processes on this host.
-
-        It is read again for a report: a killed process closes its connections before it shows as gone, and a call may
-        fail in between.
-        """
+        """Return what a ``Position`` says of the processes on this host."""
+        # It is read again for a report: a killed process closes its connections before it shows as gone, and a call may
+        # fail in between.
         states = {str(rank): state for rank, state in self.states().items()}
         return {"states": states, "ends": {str(rank): end for rank, end in self.ends.items()}}
 
@@ -480,10 +476,9 @@ class LocalRanks:
 
 
 class CaughtSignals:
-    """Until ``close``, signals that would end the process wake another thread instead.
+    """Until ``close``, signals that would end the process wake another thread instead."""
 
-    A signal that is ignored stays ignored, such as SIGINT in a shell's background jobs.
-    """
+    # A signal that is ignored stays ignored, such as SIGINT in a shell's background jobs.
 
     def __init__(self) -> None:
         self._former: dict[signal.Signals, Any] = {}

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from ddpdoctor.model.consistency import Values
 
 MAX_SPLITS = 8  # our choice: how many differing tensors are named for one step
 GROUP = "0"  # torch's name for the group of all ranks
@@ -395,10 +394,7 @@ def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifferen
 
 
 def members(group: Any) -> tuple[int, ...]:
-    """Return the global ranks of a group (None: all ranks), or (0,) without torch.distributed.
-
-    Raises ``ValueError`` if this rank is not in the group.
-    """
+    """Return the global ranks of a group (None: all), or (0,) without torch.distributed. Raises ``ValueError``."""
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():

@@ -103,15 +103,12 @@ class ReferenceProcess:
 
     @contextmanager
     def keeping(self, module: Any) -> Iterator[None]:
-        """Copy parameters and buffers before a step, and then the gradients that DDP left.
-
-        They are copied to the host because the rank needs its GPU itself.
-        """
+        """Copy parameters and buffers before a step, and then the gradients that DDP left."""
+        # They are copied to the host because the rank needs its GPU itself.
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
         yield
-        gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
-        self._gradients = {name: one.detach().to_dense().to("cpu", copy=True) for name, one in gradients}
+        self._gradients = take_gradients(module)
 
     def ask(self, step: int, records: Sequence[StepRecord]) -> None:
         """Have the step computed from what was kept, and add the comparison to ``result``. Raises ``UserError``."""
@@ -142,20 +139,15 @@ class ReferenceProcess:
 
     def _hear(self) -> OneProcess:
         if not select.select([self._answers], [], [], self._limit_s)[0]:
-            raise UserError(
-                f"the process that computes the reference did not answer within {self._limit_s:g} s",
-                status=training.FAILED,
-            )
-        line = self._answers.readline()
-        if not line:
-            status = self._process.wait()
-            raise UserError(f"the process that computes the reference ended (status {status})", status=training.FAILED)
-        try:
-            return decode(OneProcess, json.loads(line))
-        except (ValueError, WrongValue) as error:
-            raise UserError(
-                f"the process that computes the reference said {line[:80]!r}", status=training.FAILED
-            ) from error
+            wrong = f"did not answer within {self._limit_s:g} s"
+        elif not (line := self._answers.readline()):
+            wrong = f"ended (status {self._process.wait()})"
+        else:
+            try:
+                return decode(OneProcess, json.loads(line))
+            except (ValueError, WrongValue):
+                wrong = f"said {line[:80]!r}"
+        raise UserError(f"the process that computes the reference {wrong}", status=training.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +274,6 @@ def _trouble(error: UserError) -> OneProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The model in one precision."""
-
     module: Any
     ddp: Any
     steps: training.TrainingStep
@@ -377,7 +367,7 @@ class Alone:
                 tensor.copy_(kept["state"][name])
         training.set_seed(self._settings.seed + seed, training.STEP, step=step, rank=rank)
         loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
-        return take_gradients(one.module), loss
+        return take_gradients(one.module, torch.float64), loss
 
     def _in_double(self, plain: training.Built) -> _Copy | None:
         built = training.build_seeded(self._settings, self._device)
@@ -397,10 +387,10 @@ class Alone:
         return _Copy(module=built.module, ddp=ddp, steps=steps, change=change)
 
 
-def take_gradients(module: Any) -> dict[str, Any]:
-    """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
+def take_gradients(module: Any, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Return a dense copy of a model's gradients, on the host because there is room for many of them."""
     gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
-    return {name: one.detach().to_dense().to("cpu", torch.float64, copy=True) for name, one in gradients}
+    return {name: one.detach().to_dense().to(device="cpu", dtype=dtype, copy=True) for name, one in gradients}
 
 
 def is_batchnorm(module: Any) -> bool:

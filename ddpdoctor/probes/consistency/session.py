@@ -44,53 +44,42 @@ PLACES_LIMIT_S = 3.0  # Our choice: how long rank 0 waits for the others to say 
 STATUS_LIMIT_S = 15.0  # our choice: how long the others wait for rank 0's last message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialTask:
-    """What the command line hands to a rank."""
-
-    launch: Launch
-    env: Mapping[str, str]
-    settings: TrialSettings
-    report: Callable[[Trial], int]  # called on rank 0: judges and shows a trial, and returns the exit status
-    show_error: Callable[[UserError], None]
-
-
-def run_rank(job: TrialTask) -> int:
+def run_rank(
+    launch: Launch,
+    env: Mapping[str, str],
+    settings: TrialSettings,
+    report: Callable[[Trial], int],
+    show_error: Callable[[UserError], None],
+) -> int:
     """Take part in a trial and return the exit status, which is the same on all ranks.
 
-    Raises ``UserError`` if the ranks cannot meet. Ends the process if a rank fails or makes no progress.
+    ``report`` is called on rank 0: it judges and shows a trial, and returns the exit status. Raises ``UserError`` if
+    the ranks cannot meet. Ends the process if a rank fails or makes no progress.
     """
-    settings = job.settings
     limit_s = settings.limit_s
+
+    def run(backend: str, members: tuple[Member, ...]) -> int:
+        with TrialWatch(ranks, show_error, limit_s) as watch:
+            trial = _Run(launch, replace(settings, backend=backend), members, ranks, watch).run()
+        return ranks.end(lambda: report(trial) if trial is not None else 0)
+
     try:
-        with meet_ranks(job.launch, job.env, meet_limit_s=limit_s, limit_s=2 * limit_s) as ranks:
-            own = propose(job.launch, job.env, settings)
+        with meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=2 * limit_s) as ranks:
+            own = propose(launch, env, settings)
             # Two builds of one version may compute other bits.
             own = replace(own, asked=own.asked | {"the version of torch": own.member.torch})
-            return run_agreed(
-                ranks,
-                own,
-                limit_s,
-                job.show_error,
-                lambda backend, members: _run(job, replace(settings, backend=backend), members, ranks),
-            )
+            return run_agreed(ranks, own, limit_s, show_error, run)
     except StoreError as error:
-        raise unreachable(job.launch, error) from error
-
-
-def _run(job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks) -> int:
-    with TrialWatch(ranks, job.show_error, settings.limit_s) as watch:
-        trial = _Run(job, settings, members, ranks, watch).run()
-    return ranks.end(lambda: job.report(trial) if trial is not None else 0)
+        raise unreachable(launch, error) from error
 
 
 class _Run:
     def __init__(
-        self, job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: TrialWatch
+        self, launch: Launch, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: TrialWatch
     ) -> None:
-        self._launch, self._settings, self._members = job.launch, settings, members
+        self._launch, self._settings, self._members = launch, settings, members
         self._ranks, self._watch = ranks, watch
-        self._device = torch.device(members[job.launch.rank].device)
+        self._device = torch.device(members[launch.rank].device)
         self._notes: list[str] = []
 
     def run(self) -> Trial | None:

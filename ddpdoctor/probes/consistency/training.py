@@ -219,10 +219,8 @@ def see_model(module: Any, group: str) -> ModelSeen:
 
 
 def quiet_dropout(module: Any) -> int:
-    """Set the probability of every dropout layer to 0, and return how many there were.
-
-    Attention and recurrent layers store it as ``dropout``. Functional dropout is not reached.
-    """
+    """Set the probability of every dropout layer to 0, and return how many there were."""
+    # Attention and recurrent layers store it as ``dropout``. Functional dropout is not reached.
     found = 0
     for one in module.modules():
         name = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base

@@ -245,7 +245,7 @@ def test_gradients_are_kept_on_the_host():
         weight = torch.nn.Parameter(torch.empty(1000, 1000, device="cuda", dtype=torch.bfloat16))
         weight.grad = torch.empty(1000, 1000, device="cuda", dtype=torch.bfloat16)
         module = torch.nn.ParameterDict({"weight": weight})
-        kept = take_gradients(module)
+        kept = take_gradients(module, torch.float64)
     assert {(one.device.type, one.dtype) for one in kept.values()} == {("cpu", torch.float64)}
 
 
