@@ -90,7 +90,6 @@ class FoundJobs:
 
 
 def find_jobs() -> FoundJobs:
-    """Return all jobs whose ranks run on this machine and may be read."""
     processes = read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
@@ -282,7 +281,6 @@ class Candidate:
 
 
 def read_candidate(process: Process) -> Candidate:
-    """Return a process with its environment, which is empty if we may not read it."""
     pairs = (os.fsdecode(pair).partition("=") for pair in read_environment(process.pid))
     env = {name: value for name, _, value in pairs if name}
     return Candidate(process=process, env=env, rank=read_rank(env))

@@ -100,7 +100,6 @@ def make_attach_folder(parent: Path, wall_ns: int) -> Path:
 
 
 def save_look(folder: Path, look: JobLook) -> list[str]:
-    """Write one look into its own folder, and return the names of its files."""
     below = f"look_{look.number}"
     make_folder(folder / below)
     contents: dict[str, bytes] = dict(look.raw)

@@ -77,7 +77,6 @@ def read_host(pids: Iterable[int]) -> HostView:
 
 
 def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
-    """Return the facts of a rank, or None if it has ended."""
     pid = rank.pid
     process = read_process(pid)
     if process is None or process.start_ticks != rank.start_ticks:

@@ -159,7 +159,6 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
 
 
 def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
-    """Save what a node sent, also without its end."""
     own = re.sub(r"[^A-Za-z0-9._-]", "_", one.node)
     with one.out, one.err:
         one.out.seek(0)
@@ -330,7 +329,6 @@ def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
 
 
 def _why_not(status: dict[str, Any], container: str | None) -> str:
-    """Return why nothing can be run in a pod, or an empty string."""
     phase = str(status.get("phase", "Unknown"))
     states = [
         (str(one.get("name")), one.get("state") or {})

@@ -97,7 +97,6 @@ def watcher_command(asked: Asked, places: list[str]) -> list[str]:
 
 
 def watcher_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which no recorder loads."""
     return {name: value for name, value in env.items() if name not in {FOLDER_VARIABLE, AGENT_VARIABLE}}
 
 

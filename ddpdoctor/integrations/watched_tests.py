@@ -85,7 +85,6 @@ class WatchedTest:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the watcher stopped the ranks because they hung."""
         report = place.read_report(self.folder)
         return report is not None and report.job is not None and report.job.exit_status == ExitStatus.HUNG
 

@@ -163,7 +163,6 @@ def _with_values(seen: saved.FileSeen, index: formats.FileIndex, extent: Extent)
 
 
 def name_foreign(head: bytes) -> str:
-    """Return a phrase that says what a file beginning with ``head`` is."""
     lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
     for beginning, what in _BEGINNINGS:
         if lowered.startswith(beginning):
@@ -201,7 +200,6 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
 
 
 def describe(index: formats.FileIndex) -> saved.Contents:
-    """Return what a checkpoint of torch.save holds."""
     root = index.root
     found = list(_walk(root, "", 0))
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
@@ -291,7 +289,6 @@ def _is_weights(value: Any) -> bool:
 
 
 def _is_module(value: Any) -> bool:
-    """Return whether a value is a module that was pickled as a whole."""
     return isinstance(value, formats.Opaque) and isinstance(value.state, dict) and value.state.keys() >= formats.LAYERS
 
 

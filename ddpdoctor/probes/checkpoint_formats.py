@@ -112,7 +112,6 @@ class Opaque:
         self.items[key] = value
 
     def append(self, value: Any) -> None:
-        """Keep an item of a list."""
         self.items[len(self.items)] = value
 
 
@@ -208,7 +207,6 @@ def _typed_tensor(  # the signature is torch's
 
 
 def _first(value: Any = None, *_: Any) -> Any:
-    """Replace the functions that wrap a tensor in a parameter."""
     return value
 
 

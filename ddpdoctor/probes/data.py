@@ -101,7 +101,6 @@ def run_rank(
 
 
 def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Return what this rank reports, and the bitmaps of its passes if they are small."""
     try:
         with _process_group(ranks):
             function = load_callable(wanted.function, "--dataset")

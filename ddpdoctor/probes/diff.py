@@ -70,7 +70,6 @@ def _describe(path: Path, saved: Saved) -> SavedFile:
 
 
 def _digests(saved: Saved) -> dict[str, str]:
-    """Return dtype, shape and fingerprint of each tensor, or "" if its values cannot be read."""
     found = fingerprints([tensor for _, tensor in saved.tensors.values()])
     digests = {}
     for number, (name, (_, tensor)) in enumerate(saved.tensors.items()):
@@ -151,7 +150,6 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
 
 
 def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:
-    """Yield each chunk after its start index, in logical order."""
     if ours.is_contiguous() and theirs.is_contiguous():
         pairs = zip(ours.reshape(-1).split(CHUNK), theirs.reshape(-1).split(CHUNK), strict=True)
     else:
@@ -186,7 +184,6 @@ class Saved:
     beside: int = 0  # The number of tensors outside of that key. They are left out.
 
     def below(self, prefix: str) -> Saved:
-        """Return only what is below a key, named without it."""
         tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
         values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
         beside = len(self.tensors) - len(tensors)

@@ -118,7 +118,6 @@ def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Ite
 def try_copy(
     source: torch.device, target: torch.device, seed: int, copy_bytes: int = COPY_BYTES, copy: Copy | None = None
 ) -> tuple[str | None, float | None]:
-    """Return what is wrong with a copy, and its speed in GB/s if the devices can time it."""
     host = torch.device("cpu")
     words = copy_bytes // 4
     sent = _pattern(words, seed, host).to(source)

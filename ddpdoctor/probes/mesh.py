@@ -176,7 +176,6 @@ class _Mesh:
 
 
 def blocks_of(count: int) -> tuple[range, ...]:
-    """Return the rounds 1 to ``count`` - 1 in blocks."""
     return tuple(range(first, min(first + BLOCK, count)) for first in range(1, count, BLOCK))
 
 

@@ -91,7 +91,6 @@ def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -
 
 
 def rate_of(transfer: Transfer) -> float:
-    """Return the bytes per second, or 0 if the payload failed."""
     whole = transfer.contact is Contact.CONNECTED
     return transfer.size_bytes / transfer.duration_s if whole and transfer.duration_s else 0.0
 

@@ -173,7 +173,6 @@ def meet_ranks(launch: Launch, env: Mapping[str, str], *, meet_limit_s: float, l
 
 
 def unreachable(launch: Launch, error: StoreError) -> UserError:
-    """Return what to show if the store cannot be reached or ranks get lost."""
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
         advice = "Did a rank fail earlier? Is the command the same on every rank?"
@@ -373,7 +372,6 @@ def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
 
 
 def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
-    """Return the GPU that this rank would use with NCCL, or None if it has none."""
     import torch
 
     with _asking_cuda() as possible:

@@ -319,7 +319,6 @@ class StartProcess:
 
 
 def _stages(job: dict[str, Any]) -> Iterator[str]:
-    """Make the start, and yield the name of each stage before it begins."""
     import torch
     import torch.distributed as dist
 

@@ -95,7 +95,6 @@ def _mapped(name: str) -> list[str]:
 
 
 def _loaded_nccl(libraries: list[str]) -> str | None:
-    """Ask the mapped library itself for its version."""
     if not libraries:
         return None
     import ctypes

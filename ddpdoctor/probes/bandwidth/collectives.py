@@ -93,7 +93,6 @@ class RankGroup:
 
     @property
     def index(self) -> int:
-        """This process's place in the group."""
         return self.ranks.index(dist.get_rank())
 
     def barrier(self) -> float:
@@ -219,7 +218,6 @@ def make_buffers(group: RankGroup, case: Case) -> Buffers:
 
 
 def counts(case: Case, size: int) -> tuple[int, int]:
-    """Return the number of elements of input and output."""
     share = case.count // size
     if case.collective is Collective.ALL_GATHER:
         return share, case.count
@@ -283,7 +281,6 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
 
 
 def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
-    """Write this rank's input, and a value that no result has into an output apart from it."""
     receives = case.collective is Collective.BROADCAST and group.index != ROOT
     if receives or buffers.target is not buffers.source:
         buffers.target.fill_(255 if case.dtype == "uint8" else -1)
@@ -294,7 +291,6 @@ def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
 
 
 def write_pattern(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
-    """Fill a tensor with the pattern from ``index`` on."""
     at = 0
     for piece in pattern.pieces(index, index + tensor.numel()):
         tensor[at : at + piece.numel()].copy_(piece)

@@ -168,7 +168,6 @@ class _Groups:
 
 
 def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
-    """Measure every pair of ranks separately, into ``log.pairs``."""
     if world.size < 2:
         log.note("--pairs: one rank has no pairs")
         return

@@ -82,7 +82,6 @@ def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
 
 
 def list_impossible(settings: BenchSettings, world_size: int) -> tuple[LeftOut, ...]:
-    """Return the cases that are impossible with ``world_size`` ranks, and why."""
     sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
     return tuple(
         LeftOut(
@@ -136,7 +135,6 @@ def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) ->
 
 
 def possible(backend: str, torch: str | None = None) -> str:
-    """Return a sentence about what a backend can reduce."""
     if backend not in BACKENDS:
         return f"Backends are {_listed(BACKENDS)}."
     text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
@@ -204,7 +202,6 @@ class Forecast:
     """The measured times of all curves, and predictions for later steps."""
 
     def __init__(self, backend: str, iterations: int | None) -> None:
-        """Take the user's number of timed calls per case, if any."""
         self.iterations = iterations
         self._guess_gb_s = FIRST_GUESS_GB_S[backend]
         self._times: dict[tuple[Curve, Mode | None], Growth] = {}

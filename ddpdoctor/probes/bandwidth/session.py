@@ -79,6 +79,9 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
     it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot meet.
     """
 
+    def check(backend: str) -> None:
+        plan.check_possible(replace(settings, backend=backend))
+
     def run(backend: str, members: tuple[Member, ...]) -> int:
         log, tracker = ResultLog(replace(settings, backend=backend), members), collectives.Tracker()
         nccl_logs, everybody, device = NcclLogs(backend), tuple(range(len(members))), members[launch.rank].device
@@ -115,14 +118,7 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
     try:
         with meet_ranks(launch, env, meet_limit_s=timeout_s, limit_s=timeout_s) as ranks:
             own = propose(launch, env, settings)
-            return run_agreed(
-                ranks,
-                own,
-                timeout_s,
-                show_error,
-                run,
-                lambda name: plan.check_possible(replace(settings, backend=name)),
-            )
+            return run_agreed(ranks, own, timeout_s, show_error, run, check)
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error

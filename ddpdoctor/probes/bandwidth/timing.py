@@ -74,7 +74,6 @@ class ResultLog:
                 self.notes.append(text)
 
     def bench(self, stop: Stop | None = None) -> Bench:
-        """Return the results so far, of a bench that has ended or was stopped."""
         parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
         parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
         return Bench(**parts, stop=stop)
@@ -237,7 +236,6 @@ class Spans:
 
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
-    """Time ``count`` single calls, each after a barrier."""
     if group.device.type == "cuda":
         return time_batches(group, op, calls, count, 1, single=True)
     clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
@@ -305,7 +303,6 @@ class BarrierWaits:
         self._late_us: list[torch.Tensor] = []
 
     def add(self, waits_us: Sequence[Sequence[float]]) -> None:
-        """Add a case: one row per rank, one value per call."""
         if len(waits_us) > 1:
             self._late_us.append(lateness(waits_us))
 

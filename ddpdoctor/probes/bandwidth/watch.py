@@ -321,7 +321,6 @@ class Watcher:
         return status
 
     def _end_of(self, rank: int) -> Position | None:
-        """Return the last position of a rank that ended well, or None."""
         return self.conversation.get(Position, f"ended/{rank}", f"rank {rank}")
 
     def stop_alone(self, alarm: Alarm, position: Position) -> int:

@@ -144,7 +144,6 @@ def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
 
 
 def merge_reruns(reruns: Sequence[Rerun]) -> Rerun:
-    """Return the earliest difference of all ranks, with all ranks that differ at that step."""
     different = [one for one in reruns if one.step is not None]
     if not different:
         return reruns[0]
@@ -192,16 +191,16 @@ def digest_rows(rows: Iterable[TensorEntry]) -> tuple[TensorDigest, ...]:
     unread = fingerprints([torch.empty(1, device="meta")]).hex()
     text = fingerprints([row.tensor for row in listed]).hex()
     cut = [text[at : at + DIGEST_DIGITS] for at in range(0, len(text), DIGEST_DIGITS)]
-    return tuple(
-        TensorDigest(what=row.what, name=row.name, part=row.part)
-        if row.tensor is None
-        else TensorDigest(
-            what=row.what, name=row.name, part=row.part, shape=tuple(row.tensor.shape),
-            dtype=str(row.tensor.dtype).removeprefix("torch."), digest=digest,
-        )
-        for row, digest in zip(listed, cut, strict=True)
-        if digest != unread
-    )  # fmt: skip
+    found = []
+    for row, digest in zip(listed, cut, strict=True):
+        if digest == unread:
+            continue
+        seen: dict[str, Any] = {}
+        if row.tensor is not None:
+            dtype = str(row.tensor.dtype).removeprefix("torch.")
+            seen = {"shape": tuple(row.tensor.shape), "dtype": dtype, "digest": digest}
+        found.append(TensorDigest(what=row.what, name=row.name, part=row.part, **seen))
+    return tuple(found)
 
 
 def model_rows(module: Any, *whats: What) -> Iterator[TensorEntry]:

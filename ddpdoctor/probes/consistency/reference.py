@@ -343,7 +343,6 @@ class Alone:
     def _compute_all(
         self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
     ) -> tuple[Gradients, tuple[float | None, ...]]:
-        """Return the gradients of the whole batch and of each part, with the losses of the parts."""
         parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
         gradients, _ = self._compute(one, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)

@@ -83,7 +83,6 @@ class _Run:
         self._notes: list[str] = []
 
     def run(self) -> Trial | None:
-        """Return the trial's facts on rank 0, None on the others."""
         self._watch.mark("the process group")
         backend, limit_s = self._settings.backend, self._settings.limit_s
         device = self._members[self._launch.rank].device
@@ -220,7 +219,6 @@ class TrialWatch:
         self._thread.join(timeout=2 * STATUS_LIMIT_S)
 
     def mark(self, phase: str, *, times: int = 1) -> None:
-        """Start a new phase, which may take ``times`` as long as usual."""
         self._phase, self._times, self._since = phase, times, time.monotonic()
 
     def _run(self) -> None:

@@ -163,7 +163,6 @@ def wrap(module: Any, device: Any, *, unused: bool) -> Any:
 
 
 def _trained(module: Any) -> list[tuple[str, Any]]:
-    """Return the parameters that DDP reduces, with their names."""
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     return [(name, one) for name, one in module.named_parameters() if one.requires_grad and name not in ignored]
 
