@@ -12,6 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import torch
+from torch import serialization
+
 from ddpdoctor.model import saved
 from ddpdoctor.model.errors import typed_line
 from ddpdoctor.model.words import grouped
@@ -179,9 +182,6 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
 
     ``named`` are those that the file names. If torch does not say which it refuses, it may be any of them.
     """
-    import torch
-    from torch import serialization
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -315,8 +315,6 @@ def check_values(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, formats.TensorRef]], starts: Mapping[str, int]
 ) -> tuple[tuple[saved.OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and the names of those that could not be checked."""
-    import torch
-
     found, unseen = [], []
     for name, ref in tensors:
         if ref.dtype not in WITH_FRACTIONS or 0 in ref.shape:
@@ -341,8 +339,6 @@ def check_values(
 
 def open_tensor(buffer: mmap.mmap, ref: formats.TensorRef, starts: Mapping[str, int]) -> Any | None:
     """Return a tensor as a view of the map, or None if its record is missing or too short."""
-    import torch
-
     start, dtype = starts.get(ref.storage.key, -1), getattr(torch, ref.dtype, None)
     if start < 0 or dtype is None:
         return None
@@ -363,8 +359,6 @@ def open_tensor(buffer: mmap.mmap, ref: formats.TensorRef, starts: Mapping[str, 
 
 def _chunks(tensor: Any) -> Iterator[Any]:
     """Yield the values in pieces that torch can compute with on a CPU, complex values as pairs of real ones."""
-    import torch
-
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     pieces = (

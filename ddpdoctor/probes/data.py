@@ -19,6 +19,11 @@ from itertools import islice
 from math import isqrt
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+from torch import distributed
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data.distributed import DistributedSampler
+
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, EpochSeen, Indices, LoaderSeen, Pass, RankDraws, RankPass, SamplerSeen
 from ddpdoctor.model.errors import UserError, first_line
@@ -120,8 +125,6 @@ def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[Ra
 def _process_group(ranks: Ranks) -> Iterator[None]:
     """Provide a default process group: samplers ask it for rank and world size, and the user's code may wait in it."""
     import_torch()
-    from torch import distributed
-
     if not distributed.is_available() or distributed.is_initialized():
         yield
         return
@@ -190,8 +193,6 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
 
     Raises ``UserError`` if it is not a loader, or if the user's code fails.
     """
-    from torch.utils.data import DataLoader, Dataset, IterableDataset
-
     is_loader = isinstance(made, DataLoader)
     if isinstance(made, Dataset) and not is_loader:
         raise UserError(
@@ -263,8 +264,6 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
 
 def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass]:
     """Load the batches of one pass. Their samples are the first dimension of the first tensor, else one."""
-    import torch
-
     epoch = _begin_pass(made, number, set_epoch=set_epoch)
     deadline = time.monotonic() + PASS_LIMIT_S
     drawn = batches = last = 0
@@ -326,9 +325,6 @@ def _describe(
 
 def _describe_sampler(loader: Any) -> SamplerSeen:
     """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler."""
-    from torch.utils.data import BatchSampler
-    from torch.utils.data.distributed import DistributedSampler
-
     batch_sampler = loader.batch_sampler
     is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
     sampler = batch_sampler if is_own else loader.sampler
@@ -376,8 +372,6 @@ class Base:
 
 def find_base(dataset: Any) -> Base:
     """Return the dataset inside all subsets, of which equal indices need not be equal samples. Raises ``NoIndices``."""
-    from torch.utils.data import Subset
-
     maps = []
     while type(dataset) is Subset:
         maps.append(dataset.indices)
@@ -391,8 +385,6 @@ def find_base(dataset: Any) -> Base:
 def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return digests of a few samples, or a note on why there are none."""
     # The random state is the same on all ranks meanwhile, and restored afterwards.
-    import torch
-
     state, numpy = random.getstate(), sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
     found = []
@@ -423,8 +415,6 @@ def digest_leaves(data: Any) -> tuple[str, ...]:
 
 
 def _digest(leaf: Any) -> str:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         is_constant = bool(leaf.numel() > 1 and (leaf == leaf.flatten()[0]).all())
         return "" if is_constant else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ddpdoctor.model.errors import UserError, typed_line
 from ddpdoctor.model.saved import Apart, DiffFacts, Kind, SavedFile, Unequal, align_names
 from ddpdoctor.model.words import group_alike
@@ -115,8 +117,6 @@ def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tup
 
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
     """Return how far ``ours``, of one file, is from ``theirs``, or None if they cannot be subtracted."""
-    import torch
-
     both = (ours, theirs)
     if any(one.layout is not torch.strided or one.is_quantized for one in both):
         return None
@@ -161,15 +161,11 @@ def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _bits(tensor: Any) -> Any:
-    import torch
-
     return tensor.contiguous().view(torch.uint8).view(tensor.numel(), -1)
 
 
 def _numbers(tensor: Any) -> Any:
     """Return the tensor in a dtype that can be subtracted. Integers beyond 2**53 are rounded."""
-    import torch
-
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
@@ -200,8 +196,6 @@ def _load(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path)
-        import torch
-
         # With weights_only, because a pickle can run any code. Memory-mapped to save memory.
         with suppress(RuntimeError):  # the format before torch 1.6 cannot be mapped; damage raises again below
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -241,8 +235,6 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
 
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
     """Add all that ``value`` holds to ``found``, but for objects that are no plain containers."""
-    import torch
-
     name = ".".join(path)
     random = Kind.RANDOM if RANDOM.search(name) else None
     if isinstance(value, torch.Tensor):
