@@ -1,7 +1,4 @@
-"""From the options of ``attach`` to a saved folder: find the job, look twice, compare, save.
-
-A look asks all ranks at the same time. Every source has a time limit, and none stops a rank.
-"""
+"""Finds a job, looks at it twice, compares, saves. Every source has a time limit, and none stops a rank."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ def attach(
     output: Path, pid: int | None = None, job: str | None = None, *, gap_s: float = GAP_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Attached:  # fmt: skip
-    """Look twice at the running job with this process or name, and save what was seen in a new folder in ``output``.
-
-    Raises ``UserError`` unless there is one such job.
-    """
+    """Look twice at the job with this process or name, and save that in a new folder. Raises ``UserError``."""
     chosen = choose_job(find_jobs(), pid, job)
     began_ns = time.time_ns()
     folder = make_attach_folder(output, began_ns)

@@ -115,10 +115,7 @@ def ask_nodes(
     known: Sequence[NodeAnswer] = (),
     limit_s: float = LIMIT_S,
 ) -> Path:
-    """Run the command of each node, and return the folder with one folder for each node that answered.
-
-    ``known`` are nodes that cannot be asked. Raises ``UserError`` if no node sent anything.
-    """
+    """Run each node's command; return the folder with one for each that answered. ``known`` cannot be asked."""
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)
     try:

@@ -50,10 +50,7 @@ def this_process() -> Target:
 
 
 def take_place(asked: Asked, env: Mapping[str, str]) -> attendance.HostWatch:
-    """Join the watch of this host's ranks; the first starts it.
-
-    Raises ``UserError`` if the run folder cannot be made, ``OSError`` if the watcher cannot be started.
-    """
+    """Join the watch of this host's ranks; the first starts it. Raises ``UserError`` or ``OSError``."""
     process, number = this_process(), env.get("RANK", "")
     file = attendance.meeting_file(env, astuple(asked), process)
     with attendance.locked(file) as descriptor:

@@ -178,10 +178,7 @@ def name_foreign(head: bytes) -> str:
 
 
 def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the functions and classes for which torch refuses a zip archive, and any other error of torch.
-
-    ``named`` are those that the file names. If torch does not say which it refuses, it may be any of them.
-    """
+    """Return for which of the functions and classes ``named`` in it torch refuses an archive, or another error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -189,10 +189,7 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
 
 
 def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Draw from what the user's function returned. Return the draws, and by pass a bitmap of the samples with indices.
-
-    Raises ``UserError`` if it is not a loader, or if the user's code fails.
-    """
+    """Draw from what the user's function returned, by indices with a bitmap a pass. Raises ``UserError``."""
     is_loader = isinstance(made, DataLoader)
     if isinstance(made, Dataset) and not is_loader:
         raise UserError(

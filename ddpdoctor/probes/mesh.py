@@ -1,8 +1,7 @@
 """Tests every ordered pair of nodes: a connection to a port opened for that pair, with a small and a large payload.
 
-In round d, every node sends to the node d places after it and serves the one d before, so n - 1 rounds cover all pairs.
-No node waits for a round to end: a stalled pair delays only those that wait for its two ends. Many connections are made
-at once, because a dropped one takes seconds.
+In round d, every node sends to the node d places after it and serves the one d before. None waits for a round to end: a
+stalled pair delays only its two ends. Many connections are made at once, because a dropped one takes seconds.
 Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node, ``pairs/BLOCK/NUMBER`` its results.
 """
 

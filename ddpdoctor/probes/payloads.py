@@ -71,11 +71,11 @@ class PayloadLimits:
 
 
 def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -> Transfer:
-    """Send a large payload, again if it was slow, to distinguish a slow link from a process waiting for a CPU.
+    """Send a large payload, and return it with the segments of all if it is sent again, of which the fastest counts.
 
-    ``fastest`` is this node's best rate so far, in bytes per second. Returns the fastest payload, or the one that
-    failed, with the segments of all.
+    ``fastest`` is this node's best rate so far, in bytes per second.
     """
+    # A slow one is sent again to distinguish a slow link from a process waiting for a CPU.
     before, started = read_tcp_counts(connection), time.monotonic()
     best = send_payload(connection, LARGE_BYTES, pace)
     while (

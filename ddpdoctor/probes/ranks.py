@@ -107,11 +107,11 @@ class Ranks:
     def end(
         self, decide: Callable[[], int], limit_s: float = REPORT_LIMIT_S, others: Callable[[], int] | None = None
     ) -> int:
-        """Let rank 0 decide the exit status, and return it on every rank.
+        """Let rank 0 decide the exit status within ``limit_s``, and return it on every rank.
 
-        All ranks exit together, because torchrun stops the remaining ranks when one fails. The other ranks wait
-        ``limit_s`` for rank 0. ``others`` returns how many receive the status: fewer than all if some never came.
+        ``others`` returns how many receive the status: fewer than all if some never came.
         """
+        # All exit together, because torchrun stops the remaining ranks when one fails.
         if self.world_size == 1:
             return decide()
         if self.rank != 0:
@@ -302,10 +302,7 @@ def judge(
 
 
 def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> None:
-    """Raise ``UserError`` for the first problem, with the ranks that have it unless all have.
-
-    ``said`` has rank, problem ("" for none) and advice of each rank that came.
-    """
+    """Raise ``UserError`` for the first of (rank, problem or "", advice), with its ranks unless all have it."""
     for _, first, advice in said:
         if first:
             alike = [rank for rank, problem, _ in said if problem == first]

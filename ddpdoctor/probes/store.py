@@ -1,11 +1,7 @@
 """Probes the store's address, from here and in a process with torch, of which both sides are here.
 
-Requests come as lines of JSON on stdin, ``{"id": 1, "do": "join", …}``. Each is answered by a line on stdout as soon as
-it is done: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line has id 0 and says that torch was
-imported, or why not. The process ends when its stdin ends; a call that hangs is abandoned.
-
-A second process makes a real start with Gloo. It is forked right after the import of torch and before any thread
-exists, so that torch is imported once, and a crash or hang there affects nothing else.
+Requests are lines of JSON, ``{"id": 1, "do": "join", …}``, and so are answers, as soon as each is there: ``{"id": 1,
+"value": …}`` or ``{"id": 1, "error": "…"}``. The first has id 0 and says that torch was imported, or why not.
 """
 
 from __future__ import annotations
@@ -253,7 +249,7 @@ class TorchProcess:
 
 
 def fork_trial() -> StartProcess:
-    """Fork a process that waits for the command to start. Call this before any thread exists."""
+    """Fork a process that makes a real start on command, before any thread exists, so that torch is imported once."""
     there, here = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
@@ -288,10 +284,7 @@ class StartProcess:
         self._pid, self._write_to, self._read_from = pid, write_to, read_from
 
     def run(self, **job: Any) -> dict[str, Any]:
-        """Make the start, and return ``stage``, ``error`` ("" means success) and ``duration_s``.
-
-        ``job`` has rank, world_size, host, port, prefix and limit_s. The process is killed if it does not end in time.
-        """
+        """Make the start of ``job`` in its ``limit_s``; return ``stage``, ``error`` ("": success), ``duration_s``."""
         began = time.monotonic()
         os.write(self._write_to, json.dumps(job).encode() + b"\n")
         os.close(self._write_to)

@@ -1,7 +1,7 @@
-"""Prints two lines of JSON about the installed torch: first the build, then what CUDA finds.
+"""Prints two lines of JSON about the installed torch for ``collect.bounded``: the build, then what CUDA finds.
 
-``collect.bounded`` runs it. It must be as quick as ``python -c "import torch"``, so it imports only torch
-and what torch imports anyway, and leaves by ``os._exit``. The second line is missing if CUDA hung.
+It must be as quick as ``python -c "import torch"``, so it imports only what torch imports anyway, and leaves by
+``os._exit``. The second line is missing if CUDA hung.
 """
 
 from __future__ import annotations

@@ -134,10 +134,8 @@ class RankGroup:
 
 
 def bus_factor(collective: Collective, size: int) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth for ``size`` ranks, or None for one rank.
-
-    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-    """
+    """Return bus bandwidth over algorithm bandwidth for ``size`` ranks, or None for one rank."""
+    # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     if size < 2:
         return None
     sends = 2 if collective is Collective.ALL_REDUCE else 1
@@ -298,10 +296,7 @@ def write_pattern(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
 
 
 def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int]]:
-    """Return what this rank's output must hold from ``start`` on: the pattern from ``index`` on.
-
-    The parts are (start, count, pattern, index).
-    """
+    """Return what this rank's output must hold: start, count, pattern, and index of the pattern at the start."""
     collective, share, own = case.collective, case.count // group.size, group.index
     if collective is Collective.REDUCE and own != ROOT:
         return []  # the contents of the other ranks' buffers are undefined

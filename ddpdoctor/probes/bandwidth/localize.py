@@ -1,7 +1,4 @@
-"""Finds a slow rank, link or node: measures pairs of ranks, nodes and pairs of nodes, again and again.
-
-One brief disturbance must not blame a rank.
-"""
+"""Finds a slow rank, link or node: measures pairs of ranks and of nodes again and again, against brief disturbances."""
 
 from __future__ import annotations
 
@@ -70,11 +67,7 @@ def visit_units(
     budget_s: float,
     progress: Progress,
 ) -> Iterator[tuple[Unit, UnitVisit]]:
-    """Measure the units of a slot at once and the slots one by one, ``VISITS`` times. Yield visits on every rank.
-
-    ``size_bytes`` is the size of the calls that measure bandwidth. If there is no time for all slots or turns, rank 0's
-    clock decides for all ranks.
-    """
+    """Yield visits on every rank: units of a slot at once, slots one by one, ``VISITS`` times if there is time."""
     groups = _Groups(world)
     started_s, elapsed_s = time.monotonic(), 0.0
     done = 0

@@ -207,10 +207,7 @@ class Forecast:
         self._times: dict[tuple[Curve, Mode | None], Growth] = {}
 
     def see(self, step: Step, mode: Mode | None, seconds: float) -> None:
-        """Record the time of a timed call with its barrier; without a mode that of the rest of a step.
-
-        The rest is memory, check, first calls and warm-up.
-        """
+        """Record the time of a call with its barrier; without a mode of memory, check, first calls and warm-up."""
         growth = Growth(REST_CALLS if mode is None else 1, self._guess_gb_s)
         self._times.setdefault((step.curve, mode), growth).see(step.size_bytes, seconds)
 

@@ -102,10 +102,7 @@ class TimedCase:
 
 
 def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> TimedCase:
-    """Measure a case. All ranks of the group call this at once and get the same result.
-
-    ``sets`` are buffers for the case if they exist already. torch's errors propagate.
-    """
+    """Measure a case, on all ranks at once, with one result. ``sets`` are its buffers if they exist already."""
     made = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
@@ -168,10 +165,7 @@ def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort
 
 
 def plan_calls(mode: Mode, effort: Effort, each_s: float) -> tuple[int, int]:
-    """Return the number of batches, and of calls per batch, if a call takes ``each_s``.
-
-    In latency mode every batch is one call. In throughput mode the number that was asked for is rounded up.
-    """
+    """Return the number of batches, and of calls per batch, one in latency mode, if a call takes ``each_s``."""
     each_s = max(each_s, 1e-9)
     affordable = math.floor(effort.seconds / each_s)
     if mode is Mode.LATENCY:
@@ -323,10 +317,7 @@ class BarrierWaits:
 
 
 def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Return the median wait of the other ranks minus the rank's own: one row per call, one column per rank.
-
-    ``waits_us`` has one row per rank. The rank that comes last has the largest value, which is how late it is.
-    """
+    """Return how late each rank came, by call and rank: the others' median wait minus its own."""
     waits = torch.tensor([row[:MOST_KEPT] for row in waits_us], dtype=torch.float64).T
     ordered, order = waits.sort(dim=1)
     place, others = order.argsort(dim=1), waits.shape[1] - 1

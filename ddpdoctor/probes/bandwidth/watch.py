@@ -1,7 +1,6 @@
 """Watches a rank of the bench from a thread: for a hang, a signal, an exception, or the death of another rank.
 
-A healthy bench is disturbed by one read of a counter a second. ``home/RANK`` in the store says which process a rank is.
-A rank that suspects a hang asks the others; ``moving/N`` and ``still/N`` count the answers to question N.
+Keys in the store: ``home/RANK`` says which process a rank is; ``moving/N`` and ``still/N`` count answers to question N.
 """
 
 from __future__ import annotations
@@ -429,10 +428,7 @@ class LocalRanks:
         return tuple(sorted(self._homes))
 
     def add(self, rank: int, home: Home) -> int | None:
-        """Add a rank. Return a descriptor that becomes readable when it ends, or None if there is none.
-
-        A rank on another machine or in another pid namespace is not added.
-        """
+        """Add a rank of our pid namespace. Return a descriptor that becomes readable when it ends, if any."""
         if self._own is None or home.space != self._own.space:
             return None
         self._homes[rank] = home

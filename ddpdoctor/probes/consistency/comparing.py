@@ -406,10 +406,7 @@ def members(group: Any) -> tuple[int, ...]:
 
 
 def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
-    """Return the ranks' bytes in group order. All ranks must give the same number of bytes, at least one.
-
-    ``parameter`` is a tensor on the device that training uses. It decides the device for unknown backends.
-    """
+    """Return the ranks' bytes, as many of each, in group order. ``parameter`` has the device for unknown backends."""
     import torch
     from torch import distributed
 

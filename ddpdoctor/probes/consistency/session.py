@@ -1,7 +1,4 @@
-"""One rank of a trial from start to end: meet, agree, build, compare, train, compare, report, leave.
-
-A rank that fails or stops progressing ends the trial: all ranks exit with one status, and rank 0 says where each was.
-"""
+"""One rank of a trial: meet, agree, build, compare, train, compare, report, leave. All end if one fails or hangs."""
 
 from __future__ import annotations
 
