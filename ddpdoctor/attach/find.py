@@ -47,7 +47,7 @@ STUCK_LIMIT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundJob:
-    """A job with its ranks on this machine, in the order of their numbers."""
+    """A job with its ranks on this machine, in order."""
 
     identity: JobIdentity
     ranks: tuple[SeenRank, ...]
@@ -56,11 +56,9 @@ class FoundJob:
 
     @property
     def world_size(self) -> int | None:
-        """How many ranks the job has, by their variables."""
         return max((rank.world_size for rank in self.ranks if rank.world_size is not None), default=None)
 
     def line(self) -> str:
-        """Return the job in a line for a list."""
         numbers = sorted(rank.rank for rank in self.ranks if rank.rank is not None)
         of = f" of {self.world_size}" if self.world_size is not None else ""
         pids = name_list([str(rank.pid) for rank in self.ranks])
@@ -92,26 +90,21 @@ class FoundJobs:
 
 
 def find_jobs() -> FoundJobs:
-    """Return all jobs whose ranks run on this machine and may be read."""
     processes = read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
-    jobs = grouped((_identity(one), one) for one in chosen)
-    names = [identity.name for identity in jobs]
-    named = {  # two of one name get their port or parent added
-        replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one: members
-        for one, members in jobs.items()
-    }
+    members = grouped((_identity(one), one) for one in chosen)
+    names = [identity.name for identity in members]
+    jobs = [  # two of one name get their port or parent added
+        _job(replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one, of_job)
+        for one, of_job in members.items()
+    ]
     return FoundJobs(
-        jobs=tuple(_job(identity, named[identity]) for identity in sorted(named, key=lambda one: one.name)),
+        jobs=tuple(sorted(jobs, key=lambda job: job.identity.name)),
         closed=tuple(
             Closed(pid=one.pid, user=_user(one.pid), state=one.state, command=read_command(one.pid))
             for one in processes.values()
-            if (
-                one.state not in "ZX"
-                and not read_environment(one.pid)
-                and bool(GROUP_THREADS & read_thread_names(one.pid))
-            )
+            if one.state not in "ZX" and not read_environment(one.pid) and GROUP_THREADS & read_thread_names(one.pid)
         ),
         processes=processes,
     )
@@ -127,10 +120,9 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
         itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
         jobs = itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
     if name is not None:
+        identities = [(job, job.identity) for job in jobs]
         jobs = [
-            job
-            for job in jobs
-            if (name in {job.identity.name, _longer_name(job.identity)} or job.identity.name.startswith(f"{name}@"))
+            job for job, one in identities if name in {one.name, _longer_name(one)} or one.name.startswith(f"{name}@")
         ]
     meant = list(jobs)
     if len(meant) == 1:
@@ -177,13 +169,13 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     return found
 
 
-def _identity(one: ChosenProcess) -> JobIdentity:
-    env = one.process.env
+def _identity(one: Candidate) -> JobIdentity:
+    env = one.env
     addr, port = text(env, "MASTER_ADDR") or None, number(env, "MASTER_PORT")
     run_id = text(env, "TORCHELASTIC_RUN_ID") or None
     slurm = text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
     step = None if addr else text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
-    parent = one.process.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
+    parent = one.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
     if slurm:
         name = f"slurm-{slurm}"
     elif run_id and run_id != "none":
@@ -200,30 +192,26 @@ def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
 
 
-def _job(identity: JobIdentity, members: list[ChosenProcess]) -> FoundJob:
-    by_pid = sorted(members, key=lambda one: one.process.pid)
-    unknown = [one.process.pid for one in by_pid if one.rank is None]
-    ranks = [
-        _seen(one.process, rank=one.rank if one.rank is not None else unknown.index(one.process.pid),
-              by=RankBy.ENVIRONMENT if one.rank is not None else RankBy.PID_ORDER, siblings=len(unknown))
-        for one in by_pid
-    ]  # fmt: skip
-    ranks.sort(key=lambda rank: (rank.rank if rank.rank is not None else 0, rank.pid))
-    return FoundJob(
-        identity=identity, ranks=tuple(ranks), environments={one.process.pid: one.process.env for one in by_pid}
-    )
+def _job(identity: JobIdentity, members: list[Candidate]) -> FoundJob:
+    members.sort(key=lambda one: one.pid)
+    unknown = [one.pid for one in members if one.rank is None]
+    ranks = sorted((_seen(one, unknown) for one in members), key=lambda rank: (rank.rank or 0, rank.pid))
+    return FoundJob(identity=identity, ranks=tuple(ranks), environments={one.pid: one.env for one in members})
 
 
-def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
-    env, ordered = one.env, by is RankBy.PID_ORDER
+def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
+    """Return a rank. ``unknown`` are the pids of all whose variables do not say which one they are."""
+    env, ordered = one.env, one.rank is None
+    rank = unknown.index(one.pid) if ordered else one.rank
     numbers = read_status(one.pid).get("NSpid", "").split()
     path = text(env, "DDPDOCTOR_RUN")
     absolute = str(Path(read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
     sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_slurm_step(env) and "RANK" not in env else ()
     return SeenRank(
         pid=one.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None, start_ticks=one.process.start_ticks,
-        rank=rank, rank_by=by, local_rank=rank if ordered else read_local_rank(env),
-        world_size=(siblings if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
+        rank=rank, rank_by=RankBy.PID_ORDER if ordered else RankBy.ENVIRONMENT,
+        local_rank=rank if ordered else read_local_rank(env),
+        world_size=(len(unknown) if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
         node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
         restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
         parent_pid=one.process.ppid, command=read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
@@ -271,12 +259,10 @@ class Candidate:
 
     @property
     def pid(self) -> int:
-        """Its pid."""
         return self.process.pid
 
     @cached_property
     def threads(self) -> frozenset[str]:
-        """The names of its threads."""
         return read_thread_names(self.pid)
 
     @property
@@ -286,7 +272,6 @@ class Candidate:
 
     @cached_property
     def has_torch(self) -> bool:
-        """Whether it has loaded torch."""
         return "libtorch" in read_text(PROC / str(self.pid) / "maps")
 
     @cached_property
@@ -296,27 +281,18 @@ class Candidate:
 
 
 def read_candidate(process: Process) -> Candidate:
-    """Return a process with its environment, which is empty if we may not read it."""
     pairs = (os.fsdecode(pair).partition("=") for pair in read_environment(process.pid))
     env = {name: value for name, _, value in pairs if name}
     return Candidate(process=process, env=env, rank=read_rank(env))
 
 
 def read_thread_names(pid: int) -> frozenset[str]:
-    """Return the names of the threads of a process, which everybody may read."""
+    """Return the names of a process's threads, which everybody may read."""
     tasks = PROC / str(pid) / "task"
     return frozenset(read_text(tasks / str(tid) / "comm").strip() for tid in list_pids(tasks))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenProcess:
-    """A process that is a rank; ``rank`` is None if no variable says which one."""
-
-    process: Candidate
-    rank: int | None
-
-
-def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[ChosenProcess]:
+def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[Candidate]:
     """Return the ranks among these processes; ``own`` are ddpdoctor's processes, which are left out."""
     alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
     # What cannot be read of a process that is stuck in the kernel is left out.
@@ -338,7 +314,7 @@ def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozens
     others = [one for pid, one in seen.items() if pid not in numbered]
     outside = [one for one in others if _nearest_above(one, numbered, processes) is None]
     joined = [one for one in outside if one.joined]
-    return [*chosen, *[ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, outside)]]
+    return [*chosen, *_with_siblings(joined, outside)]
 
 
 def _climb(
@@ -368,13 +344,13 @@ def _nearest_above(
     return None
 
 
-def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterable[ChosenProcess]:
+def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterable[Candidate]:
     family.sort(key=lambda one: (one.pid != top, one.process.start_ticks, one.pid))
     joined = [one for one in family if one.joined]
     if len(joined) > 1 and not family[0].joined and all(one.is_spawned for one in joined):
-        return [ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, family)]
+        return [replace(one, rank=None) for one in _with_siblings(joined, family)]
     if joined:
-        return [ChosenProcess(process=joined[0], rank=joined[0].rank)]
+        return joined[:1]
     if launching:
         return []
     pythons = [one for one in family if Path(read_link(PROC / str(one.pid) / "exe")).name.startswith("python")]
@@ -382,7 +358,7 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
     if best is None:
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
         best = next((one for one in pythons if {"RANK", "WORLD_SIZE"} <= one.env.keys()), None)
-    return [] if best is None else [ChosenProcess(process=best, rank=best.rank)]
+    return [] if best is None else [best]
 
 
 def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list[Candidate]:

@@ -1,7 +1,4 @@
-"""From the options of ``attach`` to a saved folder: find the job, look twice, compare, save.
-
-A look asks all ranks of a job at the same time. Every source has a time limit, and none stops a rank.
-"""
+"""Finds a job, looks at it twice, compares, saves. Every source has a time limit, and none stops a rank."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ def attach(
     output: Path, pid: int | None = None, job: str | None = None, *, gap_s: float = GAP_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Attached:  # fmt: skip
-    """Look twice at the running job with this process or name, and save what was seen in a new folder in ``output``.
-
-    Raises UserError if there is no such job, or more than one.
-    """
+    """Look twice at the job with this process or name, and save that in a new folder. Raises ``UserError``."""
     chosen = choose_job(find_jobs(), pid, job)
     began_ns = time.time_ns()
     folder = make_attach_folder(output, began_ns)
@@ -82,7 +76,7 @@ def attach(
 
 
 def make_attach_folder(parent: Path, wall_ns: int) -> Path:
-    """Make ``ddpdoctor-attach-<UTC time>`` in a folder. Raises UserError if that is impossible."""
+    """Make ``ddpdoctor-attach-<UTC time>`` in a folder. Raises ``UserError``."""
     stem = "ddpdoctor-attach-" + time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall_ns // 10**9))
     for number in range(1, 100):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
@@ -100,7 +94,6 @@ def make_attach_folder(parent: Path, wall_ns: int) -> Path:
 
 
 def save_look(folder: Path, look: JobLook) -> list[str]:
-    """Write one look into its own folder, and return the names of its files."""
     below = f"look_{look.number}"
     make_folder(folder / below)
     contents: dict[str, bytes] = dict(look.raw)
@@ -114,7 +107,6 @@ def save_look(folder: Path, look: JobLook) -> list[str]:
 
 
 def to_json(plain: Any) -> bytes:
-    """Return a file's content."""
     return (json.dumps(plain, indent=1) + "\n").encode()
 
 
@@ -141,14 +133,15 @@ class _Seeing:
         if refusal is not None:
             self.of_ranks.setdefault(pid, []).append(refusal)
 
-    def keep(self, rank: SeenRank, stem: str, content: bytes, suffix: str = "") -> None:
-        name = f"{stem}_pid_{rank.pid}_rank_{rank.rank}{suffix}"
-        self.raw[name] = content
-        self.files.setdefault(rank.pid, []).append(name)
+    def keep(self, rank: SeenRank, stem: str, content: bytes | None, suffix: str = "") -> None:
+        if content is not None:
+            name = f"{stem}_pid_{rank.pid}_rank_{rank.rank}{suffix}"
+            self.raw[name] = content
+            self.files.setdefault(rank.pid, []).append(name)
 
 
 def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> JobLook:
-    """Look at all ranks of a job; ``earlier`` is what the first look saw in the store, which is read only once."""
+    """Look at all ranks of a job; ``earlier`` is what the first look saw in the store, which is read once."""
     seeing = _Seeing(number=number)
     at_ns = (time.time_ns(), time.monotonic_ns())
     host = read_host(rank.pid for rank in job.ranks)
@@ -184,7 +177,6 @@ def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> Job
 def _look_from_outside(
     job: FoundJob, host: HostView, seeing: _Seeing
 ) -> tuple[dict[int, ProcessFacts | None], dict[int, Any]]:
-    """Read /proc and the stacks of all ranks at once."""
     turns = threading.BoundedSemaphore(AT_ONCE)
 
     def read_in_turn(pid: int) -> tuple[Any, Refusal | None]:
@@ -261,41 +253,33 @@ def _ask_servers(
             seeing.refuse(rank.pid, Refusal(source=servers.SERVER, reason=reason))
         if answers is not None:
             seeing.refuse(rank.pid, answers.refused)
-            if answers.trace is not None:
-                seeing.keep(rank, "fr_trace", answers.trace, ".json")
-            if answers.stacks is not None:
-                seeing.keep(rank, "stacks", answers.stacks, ".txt")
+            seeing.keep(rank, "fr_trace", answers.trace, ".json")
+            seeing.keep(rank, "stacks", answers.stacks, ".txt")
 
 
 def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | None:
     """Add the stacks of a rank's worker processes if its main thread may wait for one of them."""
-    if facts is None or not any(
-        mark in file for file, _, _ in main_frames(threads) or () for mark in _WAITS_FOR_WORKERS
-    ):
+    files = [file for file, _, _ in main_frames(threads) or ()]
+    if facts is None or not any(mark in file for file in files for mark in _WAITS_FOR_WORKERS):
         return facts
-    workers = [one for one in facts.children if one.name.startswith(WORKER_NAMES) and one.state not in "ZX"][
-        :MOST_WORKERS
-    ]
-    replies = ask_side_by_side({str(one.pid): partial(read_stacks, one.pid) for one in workers}, STACKS_LIMIT_S)
+    workers = [one.pid for one in facts.children if one.name.startswith(WORKER_NAMES) and one.state not in "ZX"]
+    calls = {str(pid): partial(read_stacks, pid) for pid in workers[:MOST_WORKERS]}
+    replies = ask_side_by_side(calls, STACKS_LIMIT_S)
     seen = {int(pid): reply.value[0] for pid, reply in replies.items() if reply.value is not None}
     return replace(facts, children=tuple(replace(one, stacks=seen.get(one.pid)) for one in facts.children))
 
 
 def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
-    """Return what each rank did between two looks. A rank whose main thread ran at the same line is looked at again."""
+    """Return what each rank did between two looks. One whose main thread ran at the same line is looked at again."""
     ends = {rank.rank.pid: {peer.local for peer in _peers(rank)} for rank in second.ranks}
-    return tuple(
-        _compare(
-            (before, first.raw),
-            (after, second.raw),
-            frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid)),
-        )
-        for before, after in zip(first.ranks, second.ranks, strict=True)
-    )
+    found = []
+    for before, after in zip(first.ranks, second.ranks, strict=True):
+        others = frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid))
+        found.append(_compare((before, first.raw), (after, second.raw), others))
+    return tuple(found)
 
 
 def of_job(movements: Iterable[RankMovement]) -> Movement:
-    """Return whether a job moves, from what its ranks did."""
     seen = {one.movement for one in movements}
     if Movement.MOVING in seen:
         return Movement.PARTLY if Movement.STILL in seen else Movement.MOVING
@@ -303,7 +287,7 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
 
 
 def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
-    """Return what a rank did; ``ends_of_others`` are the local ends of the connections of the other ranks."""
+    """``ends_of_others`` are the local ends of the connections of the other ranks."""
     old, new = before[0].process, after[0].process
     if old is None or new is None or old.main_switches is None or new.main_switches is None:
         slept = None
@@ -330,7 +314,6 @@ def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) ->
 
 
 def _changes(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> Iterator[tuple[str, bool]]:
-    """Yield what can be compared, and whether it changed."""
     for name, read in (("stack", _stack), ("flight recorder", _trace)):
         old, new = read(*before), read(*after)
         if old is not None and new is not None:
@@ -368,7 +351,6 @@ def _stack(look: RankLook, raw: Mapping[str, bytes]) -> Any:
 
 
 def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
-    """Return how far a rank's flight recorder has come."""
     text = next((raw[name] for name in look.files if name.startswith("fr_trace_")), None)
     try:
         plain = parse_json(text) if text is not None else None

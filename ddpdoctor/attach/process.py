@@ -1,7 +1,4 @@
-"""What can be read of a rank from outside at one moment: /proc, socket diagnostics, and its stacks by py-spy.
-
-py-spy reads the memory of a process and never stops it.
-"""
+"""What can be read of a rank from outside at one moment: /proc, sockets, and stacks by py-spy, which never stops it."""
 
 from __future__ import annotations
 
@@ -71,7 +68,6 @@ class HostView:
 
 
 def read_host(pids: Iterable[int]) -> HostView:
-    """Read what concerns all of these processes."""
     networks = {_network(pid): pid for pid in pids}
     return HostView(
         rows={network: read_rows(pid) for network, pid in networks.items() if network},
@@ -81,24 +77,21 @@ def read_host(pids: Iterable[int]) -> HostView:
 
 
 def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
-    """Return the facts of a rank, or None if it has ended."""
     pid = rank.pid
     process = read_process(pid)
     if process is None or process.start_ticks != rank.start_ticks:
         return None
-    main = read_process(pid, PROC / str(pid) / "task")
-    switches = read_status(pid, PROC / str(pid) / "task").get("voluntary_ctxt_switches", "")
     tasks = PROC / str(pid) / "task"
-    found = (read_process(tid, tasks) for tid in list_pids(tasks)[:MOST_THREADS])
+    main = read_process(pid, tasks)
+    switches = read_status(pid, tasks).get("voluntary_ctxt_switches", "")
+    threads = filter(None, (read_process(tid, tasks) for tid in list_pids(tasks)[:MOST_THREADS]))
     return ProcessFacts(
         state=process.state,
         cpu_ticks=process.cpu_ticks,
         main_cpu_ticks=main.cpu_ticks if main is not None else 0,
         main_switches=int(switches) if switches.isdecimal() else None,
         threads=tuple(
-            ThreadFacts(tid=one.pid, name=one.name, state=one.state, cpu_ticks=one.cpu_ticks)
-            for one in found
-            if one is not None
+            ThreadFacts(tid=one.pid, name=one.name, state=one.state, cpu_ticks=one.cpu_ticks) for one in threads
         ),
         blocked=read_blocked(pid),
         kernel_function=read_kernel_function(pid),
@@ -111,7 +104,7 @@ def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
 
 
 def shares_network(pid: int) -> bool:
-    """Return whether a process uses the same network as this one, so that its addresses are ours."""
+    """Return whether a process uses the same network as this one."""
     return _network(pid) == _network("self") != ""
 
 
@@ -139,16 +132,14 @@ def _peers(sockets: list[Socket] | None, received: Mapping[int, int]) -> tuple[P
 
 
 def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
-    """Return py-spy's JSON, a list of threads, or None and why there is none."""
+    """Return py-spy's JSON, a list of threads, or None, and why not."""
     program = find_py_spy()
     if program is None:
         return None, Refusal(source=PY_SPY, reason="py-spy is not installed", remedy=INSTALL)
     error, threads = "", None
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     for _ in range(TRIES):
-        end = wait_for_program(
-            start_program([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], dict(os.environ)),
-            PY_SPY_LIMIT_S,
-        )
+        end = wait_for_program(start_program(command, dict(os.environ)), PY_SPY_LIMIT_S)
         if end.status is None:
             return None, Refusal(source=PY_SPY, reason=f"py-spy did not end within {PY_SPY_LIMIT_S:.0f} s")
         if end.status == 0:
@@ -161,9 +152,8 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
         if any(word in error.lower() for word in _REFUSED):
             reason = hide_in_text(error.partition(_ITS_REMEDY)[0])[:300]
-            return None, Refusal(
-                source=PY_SPY, reason=reason, remedy=remedy_for_tracing(os.geteuid(), read_text(YAMA).strip())
-            )
+            remedy = remedy_for_tracing(os.geteuid(), read_text(YAMA).strip())
+            return None, Refusal(source=PY_SPY, reason=reason, remedy=remedy)
     # A process that ends may have no Python line any more.
     return threads, None if threads is not None else Refusal(source=PY_SPY, reason=hide_in_text(error)[:300])
 

@@ -53,7 +53,10 @@ _JOB = re.compile(r"\d+(_\d+|\+\d+)?")
 _FIELDS = "%A|%i|%T|%U|%N"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # inside a job, other variables of Slurm would be options of srun
 SERVER_LIMIT_S = 30.0  # our choice: a list of a thousand pods takes a few seconds
-LACKS = ("No module named", "executable file not found", "no such file or directory")
+# What is said of a node without ddpdoctor or Python
+SRUN_LACKS = ("No module named", "No such file", "Permission denied")
+KUBECTL_LACKS = ("No module named", "executable file not found", "no such file or directory")
+ANYTHING = ("",)
 _LOGIN = "see `kubectl get pods --selector={selector}`, and which cluster `kubectl config current-context` is"
 MARK = "ddpdoctor-attach-stream"
 VERSION = 1
@@ -69,7 +72,8 @@ class Way:
 
     name: str  # "srun" or "kubectl exec"
     noun: str  # what is asked: "node" or "pod"
-    remedy: Callable[[str], str]  # what to do about a node that sent nothing for a reason; NODE stands for its name
+    # What to do about a node that sent nothing, by words of the reason. NODE stands for its name.
+    remedies: Sequence[tuple[Sequence[str], str]]
     env: Mapping[str, str] | None = None
 
 
@@ -99,7 +103,6 @@ class _Asked:
 
 
 def collector(python: str, job: str | None) -> tuple[str, ...]:
-    """Return the command that looks at the ranks of one node and sends what it saw."""
     return (
         python, "-m", "ddpdoctor", "attach", "--node-only", "--folder", "-", *(("--job", job) if job else ()),
     )  # fmt: skip
@@ -112,10 +115,7 @@ def ask_nodes(
     known: Sequence[NodeAnswer] = (),
     limit_s: float = LIMIT_S,
 ) -> Path:
-    """Run the command of each node, and return the folder with one folder for each node that answered.
-
-    ``known`` are nodes that cannot be asked. Raises UserError if no node sent anything.
-    """
+    """Run each node's command; return the folder with one for each that answered. ``known`` cannot be asked."""
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)
     try:
@@ -156,7 +156,6 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
 
 
 def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
-    """Save what a node sent, also if it did not come to the end."""
     own = re.sub(r"[^A-Za-z0-9._-]", "_", one.node)
     with one.out, one.err:
         one.out.seek(0)
@@ -178,7 +177,7 @@ def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
         reason = hide_in_text(_OF_ONE_NODE.sub("", last))[:300]
     return NodeAnswer(
         node=one.node, folder=own if arrived.files else "", reason=reason,
-        remedy=way.remedy(reason) if reason else "",
+        remedy=next(do for words, do in way.remedies if any(word in reason for word in words)) if reason else "",
     )  # fmt: skip
 
 
@@ -193,7 +192,7 @@ class _Row(NamedTuple):
 
 
 def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Callable[[str], None]) -> Path:
-    """Have every node of a job look at its ranks, and return the folder. Raises UserError if that is impossible."""
+    """Have every node of a job look at its ranks, and return the folder. Raises ``UserError``."""
     # The job, which runs and may be joined
     if not _JOB.fullmatch(job):
         raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
@@ -224,7 +223,11 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
     )  # fmt: skip
     command = collector(python, name or f"slurm-{row.number}")
     commands = {node: (*step, f"--nodelist={node}", *command) for node in nodes}
-    return ask_nodes(Way(name="srun", noun="node", remedy=_srun_remedy, env=_environment()), commands, output)
+    remedies = (
+        (SRUN_LACKS, "install ddpdoctor where that node finds it, or name a Python there that has it with --python"),
+        (ANYTHING, "see `scontrol show node NODE` and `ssh NODE`"),
+    )
+    return ask_nodes(Way(name="srun", noun="node", remedies=remedies, env=_environment()), commands, output)
 
 
 def _environment() -> dict[str, str]:
@@ -266,12 +269,6 @@ def _words(end: ChildEnd) -> str:
     return hide_in_text(end.last_error) if end.status is not None else f"no answer within {CONTROLLER_LIMIT_S:.0f} s"
 
 
-def _srun_remedy(reason: str) -> str:
-    if any(words in reason for words in ("No module named", "No such file", "Permission denied")):
-        return "install ddpdoctor where that node finds it, or name a Python there that has it with --python"
-    return "see `scontrol show node NODE` and `ssh NODE`"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
     """Which pods are asked, and where in them."""
@@ -282,12 +279,11 @@ class Pods:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Return kubectl's option for the namespace."""
         return (f"--namespace={self.namespace}",) if self.namespace else ()
 
 
 def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell: Callable[[str], None]) -> Path:
-    """Have every pod look at its ranks, and return the folder. Raises UserError if that is impossible."""
+    """Have every pod look at its ranks, and return the folder. Raises ``UserError``."""
     # The names of the pods, each with why it cannot be asked, or an empty string
     if shutil.which("kubectl") is None:
         raise UserError(
@@ -312,9 +308,16 @@ def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell
     stopped = {pod: reason for pod, reason in found.items() if reason}
     commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
     tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
-    known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=_see(pods)) for pod, reason in stopped.items()]
-    way = Way(name="kubectl exec", noun="pod", remedy=lambda reason: _kubectl_remedy(pods, reason))
-    return ask_nodes(way, commands, output, known)
+    kubectl, pip = " ".join(("kubectl", "{}", *pods.place)), "python -m pip install 'ddpdoctor[attach]'"
+    see = f"see `{kubectl.format('describe')} pod NODE` and `{kubectl.format('logs')} NODE`"
+    known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=see) for pod, reason in stopped.items()]
+    may = " ".join(("kubectl auth can-i create pods/exec", *pods.place))
+    remedies = (
+        (KUBECTL_LACKS, f"`{' '.join((*_exec(pods, 'NODE'), pip))}`, or name a Python there that has it with --python"),
+        (("forbidden", "Forbidden"), f"you need this permission: `{may}`"),
+        (ANYTHING, see),
+    )
+    return ask_nodes(Way(name="kubectl exec", noun="pod", remedies=remedies), commands, output, known)
 
 
 def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
@@ -323,7 +326,6 @@ def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
 
 
 def _why_not(status: dict[str, Any], container: str | None) -> str:
-    """Return why nothing can be run in a pod, or an empty string."""
     phase = str(status.get("phase", "Unknown"))
     states = [
         (str(one.get("name")), one.get("state") or {})
@@ -341,20 +343,6 @@ def _why_not(status: dict[str, Any], container: str | None) -> str:
             said.append([f"{name} ended", ended.get("reason"), f"exit code {ended.get('exitCode')}"])
     why = "; ".join(", ".join(filter(None, words)) for words in said)
     return f"the pod is {phase}" + (f": {why}" if why else "")
-
-
-def _see(pods: Pods) -> str:
-    command = " ".join(("kubectl", "{}", *pods.place))
-    return f"see `{command.format('describe')} pod NODE` and `{command.format('logs')} NODE`"
-
-
-def _kubectl_remedy(pods: Pods, reason: str) -> str:
-    if any(words in reason for words in LACKS):
-        command = " ".join((*_exec(pods, "NODE"), "python -m pip install 'ddpdoctor[attach]'"))
-        return f"`{command}`, or name a Python there that has it with --python"
-    if "forbidden" in reason.lower():
-        return f"you need this permission: `{' '.join(('kubectl auth can-i create pods/exec', *pods.place))}`"
-    return _see(pods)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +374,7 @@ def send_look(look: Callable[[Path], Path], out: IO[bytes]) -> int:
 
 
 def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
-    """Save the files that come over a stream. Lines that are not of the stream are left out."""
+    """Save the files that come over a stream, among other lines."""
     count, announced = 0, None
     error = remedy = ""
     for line in lines:

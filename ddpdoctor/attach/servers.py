@@ -71,24 +71,10 @@ class Answers:
     refused: Refusal | None = None
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=SERVER_LIMIT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(SERVER_LIMIT_S)
-        self.sock.connect(self._path)
-
-
 def find_server(
     rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView
 ) -> str | int | None:
-    """Return where the server of a rank listens, or None: a path, or a port of this machine.
-
-    ``addresses`` are those in the store, by its key.
-    """
+    """Return where the server of a rank listens: a path, or a port of this machine. ``addresses`` are the store's."""
     if path := env.get(SOCKET_VARIABLE):
         # Whether it is bound to a socket of this process: ranks may inherit one path from their launcher.
         inodes = read_sockets(rank.pid) or frozenset()
@@ -123,15 +109,16 @@ def ask_server(server: str | int, *, want_stacks: bool) -> Answers:
 
 
 def _request(server: str | int, method: str, handler: str) -> bytes:
-    made = (
-        _UnixConnection(server)
-        if isinstance(server, str)
-        else http.client.HTTPConnection("127.0.0.1", server, timeout=SERVER_LIMIT_S)
-    )
+    host, port = ("localhost", None) if isinstance(server, str) else ("127.0.0.1", server)
+    made = http.client.HTTPConnection(host, port, timeout=SERVER_LIMIT_S)
     over = threading.Timer(WHOLE_LIMIT_S, lambda: made.sock and made.sock.shutdown(socket.SHUT_RDWR))
     over.daemon = True
     over.start()
     try:
+        if isinstance(server, str):
+            made.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.sock.settimeout(SERVER_LIMIT_S)
+            made.sock.connect(server)
         made.request(method, f"/handler/{handler}")
         response = made.getresponse()
         body = response.read(MOST_BYTES)
@@ -175,56 +162,34 @@ def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
     deadline = time.monotonic() + RAS_LIMIT_S
     try:
         with socket.create_connection((host, port), timeout=RAS_LIMIT_S) as made:
-            lines = _Lines(made, deadline)
-            greeting = lines.ask(b"CLIENT PROTOCOL 2\n")
+            greeting = _ask(made, b"CLIENT PROTOCOL 2\n", deadline)
             if not greeting.startswith(b"SERVER PROTOCOL"):
                 return Refusal(source=RAS, reason=f"what listens on port {port} is not NCCL's RAS")
-            lines.ask(b"TIMEOUT %d\n" % RANKS_TIMEOUT_S)
-            is_json = lines.ask(b"SET FORMAT json\n").startswith(b"OK")
-            return RasAnswer(text=lines.rest(b"VERBOSE STATUS\n"), is_json=is_json)
+            _ask(made, b"TIMEOUT %d\n" % RANKS_TIMEOUT_S, deadline)
+            is_json = _ask(made, b"SET FORMAT json\n", deadline).startswith(b"OK")
+            return RasAnswer(text=_ask(made, b"VERBOSE STATUS\n", deadline, to_the_end=True), is_json=is_json)
     except OSError as error:
         return Refusal(source=RAS, reason=f"NCCL's RAS on port {port} gave an incomplete answer: {error}")
 
 
-@dataclass(slots=True)
-class _Lines:
-    """A conversation in lines, which ends at a deadline."""
-
-    _connection: socket.socket
-    _deadline: float
-    _data: bytes = b""
-
-    def ask(self, line: bytes) -> bytes:
-        """Send a line and return the line of the answer."""
-        self._connection.sendall(line)
-        while b"\n" not in self._data:
-            self._wait()
-            piece = self._connection.recv(1 << 16)
-            if not piece or len(self._data) > MOST_LINE_BYTES:
-                raise ConnectionError("the other side closed the connection, or its line does not end")
-            self._data += piece
-        answer, _, self._data = self._data.partition(b"\n")
-        return answer
-
-    def rest(self, line: bytes) -> bytes:
-        """Send a line and return all that comes until the other side closes."""
-        self._connection.sendall(line)
-        pieces = [self._data]
-        size = 0
-        while size <= MOST_RAS_BYTES:
-            self._wait()
-            piece = self._connection.recv(1 << 16)
-            if not piece:
-                return b"".join(pieces)
-            size += len(piece)
-            pieces.append(piece)
-        raise OSError("the answer is too long")
-
-    def _wait(self) -> None:
-        left_s = self._deadline - time.monotonic()
+def _ask(connection: socket.socket, line: bytes, deadline: float, *, to_the_end: bool = False) -> bytes:
+    """Send a line; return the line of the answer, or all that comes until the other side closes."""
+    connection.sendall(line)
+    data = bytearray()
+    while to_the_end or b"\n" not in data:
+        left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"it took more than {RAS_LIMIT_S:.0f} s")
-        self._connection.settimeout(left_s)
+        connection.settimeout(left_s)
+        piece = connection.recv(1 << 16)
+        if to_the_end and not piece:
+            break
+        data += piece
+        if to_the_end and len(data) > MOST_RAS_BYTES:
+            raise OSError("the answer is too long")
+        if not piece or (not to_the_end and len(data) > MOST_LINE_BYTES):
+            raise ConnectionError("the other side closed the connection, or its line does not end")
+    return bytes(data)
 
 
 def read_store(job: FoundJob) -> StoreLook | Refusal | None:
@@ -255,7 +220,7 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
 
 
 def _read_keys(host: str, port: int, world_size: int, deadline: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys, and those that were asked for if the store cannot list them."""
+    """Return the keys, and those that were asked for if an older store cannot list them."""
     try:
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
             return reader.list_keys(), ()

@@ -184,7 +184,7 @@ def _take_part(
     options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[BenchSettings, BenchReportOptions]
 ) -> int:
     from ddpdoctor.diagnose.machines import MachineReader
-    from ddpdoctor.probes.bandwidth.session import BenchTask, run_rank
+    from ddpdoctor.probes.bandwidth.session import run_rank
 
     settings, wanted = prepared
     reader = MachineReader(launch, env)
@@ -198,7 +198,7 @@ def _take_part(
             made = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
             return exit_status(made, severity_of(options.fail_on))
 
-        return run_rank(BenchTask(
-            launch=launch, env=env, settings=settings, timeout_s=options.timeout_s, read_machines=reader,
-            report=report, show_error=show_error, progress=progress.show,
-        ))  # fmt: skip
+        return run_rank(
+            launch, env, settings, options.timeout_s, read_machines=reader, report=report, show_error=show_error,
+            progress=progress.show,
+        )  # fmt: skip

@@ -102,10 +102,9 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 
 
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
-    from ddpdoctor.probes.consistency.session import TrialTask, run_rank
+    from ddpdoctor.probes.consistency.session import run_rank
 
-    report = partial(_report, options, now())
-    return run_rank(TrialTask(launch=launch, env=env, settings=settings, report=report, show_error=show_error))
+    return run_rank(launch, env, settings, partial(_report, options, now()), show_error)
 
 
 def _report(options: Options, started_at: str, trial: Trial) -> int:

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.integrations.watch import TITLE, TrainingWatch
 
 if TYPE_CHECKING:
-    import os
-
-    from ddpdoctor.integrations.watch import HangAction
-
     _Tracker: Any = object
 else:
     from accelerate.tracking import GeneralTracker as _Tracker
 
 
-class DdpDoctorTracker(_Tracker):  # type: ignore[misc]
+class DdpDoctorTracker(TrainingWatch, _Tracker):  # type: ignore[misc]
     """Watches from when it is made to ``end_training``. The report goes to the log of Accelerate.
 
     Accelerate starts and ends trackers on the main process only. The other ranks leave the watch when they end.
@@ -25,31 +21,19 @@ class DdpDoctorTracker(_Tracker):  # type: ignore[misc]
     name = TITLE
     requires_logging_directory = False
     main_process_only = False
-
-    def __init__(
-        self,
-        *,
-        hang_timeout: float = 300.0,
-        on_hang: HangAction = "report",
-        report_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Take what ``ddpdoctor.watch`` takes, and start."""
-        super().__init__()
-        self._training = TrainingWatch(type(self).__name__, hang_timeout, on_hang, report_dir)
-        self._training.begin()
+    begins_at_once = True
 
     @property
     def tracker(self) -> TrainingWatch:
         """What Accelerate gives to who asks for the tracker itself."""
-        return self._training
+        return self
 
     def log(self, values: dict[str, Any], step: int | None, **more: Any) -> None:
         """Keep nothing: what a script logs is for its other trackers."""
 
     def finish(self) -> None:
-        """Stop, and log what was found."""
         from accelerate.logging import get_logger
         from accelerate.state import PartialState
 
         is_main = PartialState().is_main_process
-        self._training.end(get_logger("accelerate.ddpdoctor").warning if is_main else None)
+        self._end(get_logger("accelerate.ddpdoctor").warning if is_main else None)

@@ -10,10 +10,6 @@ from ddpdoctor.integrations.watch import TITLE, TrainingWatch
 from ddpdoctor.recorder.state import pass_on
 
 if TYPE_CHECKING:
-    import os
-
-    from ddpdoctor.integrations.watch import HangAction
-
     _Callback: Any = object
 elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning.callbacks import Callback as _Callback
@@ -21,31 +17,19 @@ else:
     from lightning.pytorch.callbacks import Callback as _Callback
 
 
-class DdpDoctorCallback(_Callback):  # type: ignore[misc]
+class DdpDoctorCallback(TrainingWatch, _Callback):  # type: ignore[misc]
     """Watches each ``fit`` of a Trainer, and gives its loggers the report."""
-
-    def __init__(
-        self,
-        *,
-        hang_timeout: float = 300.0,
-        on_hang: HangAction = "report",
-        report_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Take what ``ddpdoctor.watch`` takes."""
-        self._training = TrainingWatch(type(self).__name__, hang_timeout, on_hang, report_dir)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Start before the model is wrapped. Lightning calls this in each rank."""
         if stage == "fit":
-            self._training.begin()
+            self._begin()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's signature
-        """Stop."""
-        self._training.end(_log_of(trainer))
+        self._end(_log_of(trainer))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Stop, because this rank fails."""
-        self._training.end(_log_of(trainer), exception)
+        self._end(_log_of(trainer), exception)
 
 
 def _log_of(trainer: Any) -> Any:

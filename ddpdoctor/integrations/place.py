@@ -46,17 +46,11 @@ class Asked:
 
 
 def this_process() -> Target:
-    """Return the pid and start ticks of this process."""
     return os.getpid(), start_ticks()
 
 
 def take_place(asked: Asked, env: Mapping[str, str]) -> attendance.HostWatch:
-    """Join the watch of this host's ranks; the first starts it.
-
-    Raises:
-        UserError: the run folder cannot be made.
-        OSError: the watcher cannot be started.
-    """
+    """Join the watch of this host's ranks; the first starts it. Raises ``UserError`` or ``OSError``."""
     process, number = this_process(), env.get("RANK", "")
     file = attendance.meeting_file(env, astuple(asked), process)
     with attendance.locked(file) as descriptor:
@@ -93,14 +87,13 @@ def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:
 
 
 def watcher_command(asked: Asked, places: list[str]) -> list[str]:
-    """Return the command of a watcher; ``places`` are the run folder, the record's folder, and the meeting's file."""
+    """``places`` are the run folder, the record's folder, and the meeting's file."""
     options = [str(asked.hang_timeout_s), asked.on_hang, asked.entry, *places]
     command = getattr(sys, "orig_argv", sys.argv)
     return [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.watching", *options, *command]
 
 
 def watcher_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which no recorder loads."""
     return {name: value for name, value in env.items() if name not in {FOLDER_VARIABLE, AGENT_VARIABLE}}
 
 
@@ -114,7 +107,6 @@ def record_pythons(record: Path) -> dict[str, str | None]:
 
 
 def restore(former: Mapping[str, str | None]) -> None:
-    """Set variables back to what they were."""
     for name, value in former.items():
         if value is None:
             os.environ.pop(name, None)
@@ -134,19 +126,13 @@ def _start_watcher(asked: Asked, places: list[str], env: Mapping[str, str]) -> T
 
 
 def read_report(run_dir: Path) -> Report | None:
-    """Return the report of a run folder, or None if there is none yet.
-
-    Raises ``UserError``, ``OSError`` or ``ValueError`` if it is damaged.
-    """
+    """Return the report of a run folder, if it is there. Raises ``UserError``, ``OSError`` or ``ValueError``."""
     file = run_dir / REPORT_NAME
     return parse_report(check_json(read_plain(file)).decode()) if file.exists() else None
 
 
 def draw_verdict(run_dir: Path) -> str:
-    """Return the report of a run folder as text, or "" if it has none, or none with an error or a warning.
-
-    Raises what ``read_report`` raises.
-    """
+    """Return the report as text, or "" without an error or a warning in it. Raises what ``read_report`` raises."""
     report = read_report(run_dir)
     if report is None or all(finding.severity is Severity.INFO for finding in report.findings):
         return ""

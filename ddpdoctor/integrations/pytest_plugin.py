@@ -14,7 +14,6 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
     group = parser.getgroup("ddpdoctor", "diagnosis of distributed tests")
     group.addoption(
         "--ddpdoctor", action="store_true", help="End tests whose ranks hang, and say which rank hangs at which line."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -42,10 +42,7 @@ class Watch(contextlib.ContextDecorator):
         on_hang: HangAction = "report",
         report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take the seconds until a hang is reported, what to do then, and the run folder.
-
-        Raises ``ValueError`` for a value that makes no sense, before anything is started.
-        """
+        """Take the seconds until a hang is reported, what to do then, and the run folder. Raises ``ValueError``."""
         if not hang_timeout > 0:
             raise ValueError(f"hang_timeout is {hang_timeout!r}; it must be a number of seconds above 0")
         if on_hang not in get_args(HangAction):
@@ -63,7 +60,7 @@ class Watch(contextlib.ContextDecorator):
         """Begin to record this process. It does nothing in a job under ``wrap``, or where another watch runs."""
         global _active
         self._meeting, self._has_failed = None, False
-        try:
+        with _wall("this job is not watched"):
             from ddpdoctor.recorder.start import begin_late, is_foreign
 
             if _active is not None or is_foreign():
@@ -78,9 +75,6 @@ class Watch(contextlib.ContextDecorator):
             self._former = record_pythons(self._meeting.record)
             begin_late(str(self._meeting.record))
             atexit.register(self._at_exit)
-        except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor: training goes on without it
-            _pass_on(error)
-            _say_once(f"this job is not watched: {getattr(error, 'message', error)}")
         return self
 
     def stop(self) -> None:
@@ -90,13 +84,14 @@ class Watch(contextlib.ContextDecorator):
     def report(self, wait_s: float = REPORT_LIMIT_S) -> str:
         """Return the findings of the watch as text, or "" if there are none.
 
-        Waits until the watch has ended, at most ``wait_s``: other ranks may not have left it yet. In a rank that failed
-        it waits for a report of the failure only. A launcher may kill the rank at any moment: Lightning's does so up to
-        five seconds after another rank has failed.
+        Waits until all ranks have left the watch, at most ``wait_s``. In a rank that failed it waits for a report of
+        the failure only. A launcher may kill the rank at any moment: Lightning's does so up to five seconds after
+        another rank has failed.
         """
-        try:
+        text = ""
+        with _wall("the report cannot be read"):
             if self._meeting is None:
-                return ""
+                return text
             from ddpdoctor.integrations.place import draw_verdict, read_report
             from ddpdoctor.model.findings import JobStatus
 
@@ -106,11 +101,8 @@ class Watch(contextlib.ContextDecorator):
                 if report is not None and report.job is not None and report.job.status is JobStatus.FAILED:
                     break
                 time.sleep(POLL_S)
-            return draw_verdict(run_dir)
-        except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
-            _pass_on(error)
-            _say_once(f"the report cannot be read: {getattr(error, 'message', error)}")
-            return ""
+            text = draw_verdict(run_dir)
+        return text  # noqa: RET504 - the wall returns too
 
     def __enter__(self) -> Self:
         return self.start()
@@ -118,17 +110,16 @@ class Watch(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop; an error that ends the block is a failure of this rank."""
         self.leave(error)
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the watch because of an error, or without one. After an error, wait until the evidence is taken."""
+        """Leave the watch. After an error, wait until the evidence is taken."""
         global _active  # noqa: PLW0603 - a process has one recorder
         self._has_failed = self._has_failed or isinstance(error, Exception)
         if _active is not self or self._pid != os.getpid():  # a forked child has a copy of its parent's watch
             return
         _active = None
-        try:
+        with _wall("the watch could not be left"):
             from ddpdoctor.integrations.place import restore, this_process
             from ddpdoctor.launch.attendance import Leaving, leave
             from ddpdoctor.launch.run_folder import REPORT_NAME
@@ -147,9 +138,6 @@ class Watch(contextlib.ContextDecorator):
             report, deadline = meeting.run_dir / REPORT_NAME, time.monotonic() + FAILURE_LIMIT_S
             while has_failed and time.monotonic() < deadline and not report.exists() and _is_watched(meeting):
                 time.sleep(POLL_S)
-        except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
-            _pass_on(failure)
-            _say_once(f"the watch could not be left: {failure}")
 
     def _at_exit(self) -> None:
         self.leave(getattr(sys, "last_value", None))
@@ -161,10 +149,16 @@ def _is_watched(meeting: HostWatch) -> bool:
     return is_same(*meeting.watcher)
 
 
-def _pass_on(error: Exception) -> None:
-    from ddpdoctor.recorder.state import pass_on  # here, so that importing ddpdoctor costs nothing
+@contextlib.contextmanager
+def _wall(what_fails: str) -> Iterator[None]:
+    """Say that ddpdoctor itself failed, and let training go on without it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
+        from ddpdoctor.recorder.state import pass_on  # here, so that importing ddpdoctor costs nothing
 
-    pass_on(error)
+        pass_on(error)
+        _say_once(f"{what_fails}: {getattr(error, 'message', error)}")
 
 
 def _say_once(message: str) -> None:
@@ -173,30 +167,36 @@ def _say_once(message: str) -> None:
     number = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
     if not _has_said and number == "0":
         _has_said = True
-        try:
+        with _wall("no stderr"):
             sys.stderr.write(f"ddpdoctor: {message}\n")
-        except Exception as error:  # noqa: BLE001 - no stderr
-            _pass_on(error)
 
 
 class TrainingWatch:
-    """A watch that begins anew with each training."""
+    """A callback or tracker of a framework is one: a watch that begins anew with each training."""
+
+    begins_at_once = False
 
     def __init__(
-        self, entry: str, hang_timeout: float, on_hang: HangAction, report_dir: str | os.PathLike[str] | None
+        self,
+        *,
+        hang_timeout: float = 300.0,
+        on_hang: HangAction = "report",
+        report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take the name of the user's class, and what ``ddpdoctor.watch`` takes. Raises ``ValueError`` as it does."""
+        """Take what ``ddpdoctor.watch`` takes, and raise ``ValueError`` as it does."""
+        super().__init__()
         self._watch = Watch(hang_timeout=hang_timeout, on_hang=on_hang, report_dir=report_dir)
-        self._watch.entry = entry
+        self._watch.entry = type(self).__name__
         self._runs = False
+        if self.begins_at_once:
+            self._begin()
 
-    def begin(self) -> None:
-        """Start to watch, unless training runs already."""
+    def _begin(self) -> None:
         if not self._runs:
             self._runs = True
             self._watch.start()
 
-    def end(self, log: Callable[[str], None] | None, error: BaseException | None = None) -> None:
+    def _end(self, log: Callable[[str], None] | None, error: BaseException | None = None) -> None:
         """Stop, and give ``log`` the report if something was found. ``log`` is None on ranks that log nothing."""
         if not self._runs:
             return

@@ -1,7 +1,4 @@
-"""Watches the processes that a test starts, and fails the test with the verdict if they hang.
-
-A watcher is started once a process of the test has joined a process group or was started as a rank.
-"""
+"""Watches the processes that a test starts, once one of them is a rank, and fails the test if they hang."""
 
 from __future__ import annotations
 
@@ -35,12 +32,11 @@ class WatchedTests:
     """The plugin's part that is there only with the option."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Take the seconds until ranks count as hung."""
         self._asked = place.Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None, entry="pytest")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Run one test under watch. Inside a job that is watched already, do nothing."""
+        """Run one test under watch, unless this job is watched already."""
         if is_foreign():
             return (yield)
         try:
@@ -89,13 +85,11 @@ class WatchedTest:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the watcher stopped the ranks because they hung."""
         report = place.read_report(self.folder)
         return report is not None and report.job is not None and report.job.exit_status == ExitStatus.HUNG
 
     @property
     def headline(self) -> str:
-        """The verdict in one line, which pytest shows in its summary."""
         report = place.read_report(self.folder)
         if report is None or report.verdict is None:
             return "the ranks of this test hung"
@@ -124,10 +118,6 @@ class WatchedTest:
                 break
         else:
             return
-        command, nowhere = (
-            place.watcher_command(self._asked, [str(self.folder), str(self.folder), ""]),
-            subprocess.DEVNULL,
-        )
-        self._watcher = subprocess.Popen(
-            command, env=place.watcher_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere
-        )  # fmt: skip
+        command = place.watcher_command(self._asked, [str(self.folder), str(self.folder), ""])
+        env, nowhere = place.watcher_environment(os.environ), subprocess.DEVNULL
+        self._watcher = subprocess.Popen(command, env=env, stdin=nowhere, stdout=nowhere, stderr=nowhere)

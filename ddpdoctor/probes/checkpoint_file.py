@@ -12,6 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import torch
+from torch import serialization
+
 from ddpdoctor.model import saved
 from ddpdoctor.model.errors import typed_line
 from ddpdoctor.model.words import grouped
@@ -19,7 +22,7 @@ from ddpdoctor.probes import checkpoint_formats as formats
 from ddpdoctor.recorder.fingerprint import fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
@@ -71,37 +74,51 @@ def read_file(path: Path, extent: Extent) -> saved.FileSeen:
         head = file.read(HEAD_BYTES)
         if head.startswith(formats.LOCAL_SIGNATURE):
             return _read_zip(replace(seen, form=saved.Form.ZIP), file, extent)
-        if formats.is_safetensors(head):
-            return _read_safetensors(replace(seen, form=saved.Form.SAFETENSORS), file, extent)
-        foreign = replace(seen, state=saved.ReadState.FOREIGN, detail=name_foreign(head))
-        return _read_legacy(replace(seen, form=saved.Form.LEGACY), file, extent) or foreign
+        is_safe = head[8:9] == b"{" and 2 <= formats.HEADER_LENGTH.unpack_from(head)[0] <= formats.MOST_HEADER_BYTES
+        form = saved.Form.SAFETENSORS if is_safe else saved.Form.LEGACY
+        try:
+            index = (formats.read_safetensors if is_safe else formats.read_legacy)(file, seen.size_bytes)
+        except formats.Unreadable as error:
+            # Damaged or truncated: without an index we cannot know which.
+            return replace(seen, form=form, state=saved.ReadState.UNREADABLE, detail=str(error))
+    if index is None:
+        return replace(seen, state=saved.ReadState.FOREIGN, detail=name_foreign(head))
+    if is_safe:
+        tensors = _describe_all(index.root.items())
+        weights = (saved.Weights(where="", tensors=tensors),) if tensors else ()
+        contents = saved.Contents(tensors=tensors, weights=weights, parts=(saved.StatePart.MODEL,) if weights else ())
+    else:
+        contents = describe(index)
+    state = saved.ReadState.WHOLE if index.is_whole else saved.ReadState.CUT
+    seen = replace(
+        seen, form=form, state=state, checksums=saved.Checksums.NONE, lost=_lost(index), contents=contents,
+        refused=index.names,
+    )  # fmt: skip
+    return _with_values(seen, index, extent)
+
+
+def _lost(index: formats.FileIndex) -> tuple[str, ...]:
+    return tuple(name for name, ref in formats.walk_tensors(index.root) if ref.storage.key not in index.starts)
 
 
 def _read_zip(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.FileSeen:
     try:
-        archive = formats.read_archive(file, checksums=extent.whole)
+        index = formats.read_archive(file, checksums=extent.whole)
     except zipfile.BadZipFile:
         return _read_cut_zip(seen, file)
     if extent.whole:
-        seen = replace(
-            seen, checksums=saved.Checksums.CHECKED if archive.has_checksums else saved.Checksums.NOT_WRITTEN
-        )
-    if archive.loaded is None:
-        state = saved.ReadState.UNREADABLE if archive.damaged else saved.ReadState.FOREIGN
-        damaged = tuple(saved.Damage(record=name) for name in archive.damaged)
-        return replace(seen, state=state, detail=archive.problem, damaged=damaged)
-    tensors, names = tuple(formats.walk_tensors(archive.loaded.root)), archive.loaded.names
-    refused, refusal = ((), "") if archive.damaged else try_load(Path(seen.path), named=names)
-    by_record = grouped((f"data/{ref.storage.key}", name) for name, ref in tensors)
+        checksums = saved.Checksums.CHECKED if index.has_checksums else saved.Checksums.NOT_WRITTEN
+        seen = replace(seen, checksums=checksums)
+    by_record = grouped((f"data/{ref.storage.key}", name) for name, ref in formats.walk_tensors(index.root))
+    damaged = tuple(saved.Damage(record=name, tensors=tuple(by_record.get(name, ()))) for name in index.damaged)
+    if index.problem:
+        state = saved.ReadState.UNREADABLE if damaged else saved.ReadState.FOREIGN
+        return replace(seen, state=state, detail=index.problem, damaged=damaged)
+    refused, refusal = ((), "") if damaged else try_load(Path(seen.path), named=index.names)
     whole = replace(
-        seen,
-        state=saved.ReadState.WHOLE,
-        damaged=tuple(saved.Damage(record=name, tensors=tuple(by_record.get(name, ()))) for name in archive.damaged),
-        contents=describe(archive.loaded.root, names),
-        refused=refused,
-        refusal=refusal,
+        seen, state=saved.ReadState.WHOLE, damaged=damaged, contents=describe(index), refused=refused, refusal=refusal
     )
-    return _with_values(whole, tensors, archive.starts, extent)
+    return _with_values(whole, index, extent)
 
 
 def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
@@ -117,68 +134,26 @@ def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
             break
         end = start
     end = end if size - end >= TAIL_BYTES else size
-    loaded, whole = formats.read_rest(file, end)
-    tensors = () if loaded is None else tuple(formats.walk_tensors(loaded.root))
+    index = formats.read_rest(file, end)
     # Whether the end of a zip archive is there. If so, the file is damaged and not truncated.
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
     has_end = 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
     zeros = "" if end == size else f"its last {size - end} bytes are zeros"
-    return replace(
+    seen = replace(
         seen,
         state=saved.ReadState.UNREADABLE if has_end else saved.ReadState.CUT,
         detail="the directory of its records is damaged" if has_end else zeros,
-        lost=tuple(name for name, ref in tensors if ref.storage.key not in whole),
-        contents=None if loaded is None else describe(loaded.root, loaded.names),
     )
+    return seen if index is None else replace(seen, lost=_lost(index), contents=describe(index))
 
 
-def _read_legacy(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.FileSeen | None:
-    try:
-        legacy = formats.read_legacy(file, seen.size_bytes)
-    except formats.Unreadable as error:
-        # Damaged or truncated: without an index we cannot know which.
-        return replace(seen, state=saved.ReadState.UNREADABLE, detail=str(error))
-    if legacy is None:
-        return None
-    loaded, starts, is_whole = legacy
-    tensors = tuple(formats.walk_tensors(loaded.root))
-    seen = replace(
-        seen,
-        state=saved.ReadState.WHOLE if is_whole else saved.ReadState.CUT,
-        checksums=saved.Checksums.NONE,
-        lost=tuple(name for name, ref in tensors if ref.storage.key not in starts),
-        contents=describe(loaded.root, loaded.names),
-        refused=loaded.names,
-    )
-    return _with_values(seen, tensors, starts, extent)
-
-
-def _read_safetensors(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.FileSeen:
-    try:
-        tensors, starts = formats.read_safetensors(file, seen.size_bytes)
-    except formats.Unreadable as error:
-        return replace(seen, state=saved.ReadState.UNREADABLE, detail=str(error))
-    lost = tuple(name for name in tensors if name not in starts)
-    described = _describe_all(tensors.items())
-    weights = (saved.Weights(where="", tensors=described),) if described else ()
-    seen = replace(
-        seen,
-        state=saved.ReadState.CUT if lost else saved.ReadState.WHOLE,
-        checksums=saved.Checksums.NONE,
-        lost=lost,
-        contents=saved.Contents(tensors=described, weights=weights, parts=(saved.StatePart.MODEL,) if weights else ()),
-    )
-    return _with_values(seen, tuple(tensors.items()), starts, extent)
-
-
-def _with_values(
-    seen: saved.FileSeen, tensors: Sequence[tuple[str, formats.TensorRef]], starts: Mapping[str, int], extent: Extent
-) -> saved.FileSeen:
-    """Add what the values of a whole file show: odd ones, and by name dtype, shape and fingerprint as text."""
+def _with_values(seen: saved.FileSeen, index: formats.FileIndex, extent: Extent) -> saved.FileSeen:
+    """Add what the values of a whole file show: odd ones, and dtype, shape and fingerprint of each tensor."""
     if seen.state is not saved.ReadState.WHOLE:
         return seen
     digests: dict[str, str] | None = None
+    tensors, starts = tuple(formats.walk_tensors(index.root)), index.starts
     with mapped(Path(seen.path)) as buffer:
         values, unseen = check_values(buffer, tensors, starts) if extent.whole else (None, ())
         if extent.digests:
@@ -191,7 +166,6 @@ def _with_values(
 
 
 def name_foreign(head: bytes) -> str:
-    """Return a phrase that says what a file beginning with ``head`` is."""
     lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
     for beginning, what in _BEGINNINGS:
         if lowered.startswith(beginning):
@@ -204,13 +178,7 @@ def name_foreign(head: bytes) -> str:
 
 
 def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the functions and classes for which torch refuses a zip archive, and any other error of torch.
-
-    ``named`` are those that the file names. If torch does not say which it refuses, it may be any of them.
-    """
-    import torch
-    from torch import serialization
-
+    """Return for which of the functions and classes ``named`` in it torch refuses an archive, or another error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -228,8 +196,8 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
     return (), ""
 
 
-def describe(root: Any, names: tuple[str, ...]) -> saved.Contents:
-    """Return what a checkpoint holds. ``names`` are the functions and classes that its pickle names."""
+def describe(index: formats.FileIndex) -> saved.Contents:
+    root = index.root
     found = list(_walk(root, "", 0))
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
     weights = []
@@ -245,7 +213,7 @@ def describe(root: Any, names: tuple[str, ...]) -> saved.Contents:
     if weights:
         parts.add(saved.StatePart.MODEL)
     return saved.Contents(
-        tensors=_describe_all(formats.walk_tensors(root)), weights=tuple(weights), globals=names,
+        tensors=_describe_all(formats.walk_tensors(root)), weights=tuple(weights), globals=index.names,
         parts=tuple(part for part in saved.StatePart if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
     )  # fmt: skip
@@ -305,11 +273,9 @@ def _is_random(key: str, value: Any) -> bool:
 
 
 def _is_weights(value: Any) -> bool:
-    """Return whether a dict is a model's state dict: string keys, and tensors that are not random state as values.
-
-    Half of the values must be tensors, because layers may add others (``_extra_state``). A dict that holds another dict
-    of tensors was put together by a script.
-    """
+    """Return whether a dict is a model's state dict: string keys, and tensors that are not random state as values."""
+    # Half of the values must be tensors, because layers may add others (``_extra_state``). A dict that holds another
+    # dict of tensors was put together by a script.
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
     inner = (one for held in value.values() if isinstance(held, dict) for one in held.values())
@@ -320,7 +286,6 @@ def _is_weights(value: Any) -> bool:
 
 
 def _is_module(value: Any) -> bool:
-    """Return whether a value is a module that was pickled as a whole."""
     return isinstance(value, formats.Opaque) and isinstance(value.state, dict) and value.state.keys() >= formats.LAYERS
 
 
@@ -347,8 +312,6 @@ def check_values(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, formats.TensorRef]], starts: Mapping[str, int]
 ) -> tuple[tuple[saved.OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and the names of those that could not be checked."""
-    import torch
-
     found, unseen = [], []
     for name, ref in tensors:
         if ref.dtype not in WITH_FRACTIONS or 0 in ref.shape:
@@ -373,8 +336,6 @@ def check_values(
 
 def open_tensor(buffer: mmap.mmap, ref: formats.TensorRef, starts: Mapping[str, int]) -> Any | None:
     """Return a tensor as a view of the map, or None if its record is missing or too short."""
-    import torch
-
     start, dtype = starts.get(ref.storage.key, -1), getattr(torch, ref.dtype, None)
     if start < 0 or dtype is None:
         return None
@@ -395,8 +356,6 @@ def open_tensor(buffer: mmap.mmap, ref: formats.TensorRef, starts: Mapping[str, 
 
 def _chunks(tensor: Any) -> Iterator[Any]:
     """Yield the values in pieces that torch can compute with on a CPU, complex values as pairs of real ones."""
-    import torch
-
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     pieces = (

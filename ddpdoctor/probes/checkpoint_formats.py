@@ -73,7 +73,6 @@ class StorageRef:
 
     @property
     def size_bytes(self) -> int:
-        """The size in bytes."""
         return self.numel * DTYPES[self.dtype]
 
 
@@ -91,11 +90,13 @@ class TensorRef:
 class Opaque:
     """Stands for the result of an unknown function or class, which is not called."""
 
-    name = ""
+    args: tuple[Any, ...]
+    state: Any
+    items: dict[Any, Any]
 
     def __new__(cls, *args: Any, **_: Any) -> Opaque:  # noqa: PYI034 - the unpickler makes it in its own ways
         made = object.__new__(cls)
-        made.args, made.state, made.items = args, None, {}  # type: ignore[attr-defined]
+        made.args, made.state, made.items = args, None, {}
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -108,28 +109,27 @@ class Opaque:
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.items[key] = value  # type: ignore[attr-defined]
+        self.items[key] = value
 
     def append(self, value: Any) -> None:
-        """Keep an item of a list."""
-        self.items[len(self.items)] = value  # type: ignore[attr-defined]
-
-    def extend(self, values: Any) -> None:
-        """Keep several items of a list."""
-        for value in values:
-            self.append(value)
+        self.items[len(self.items)] = value
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a pickle holds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileIndex:
+    """What a file says it holds, and what of that is there."""
 
-    root: Any
-    names: tuple[str, ...]  # the unknown functions and classes that it names
+    root: Any = None
+    names: tuple[str, ...] = ()  # the unknown functions and classes that its pickle names
+    problem: str = ""  # why an archive's index could not be read, if it could not
+    starts: dict[str, int]  # where the bytes of each complete storage begin, by its key
+    is_whole: bool = True
+    damaged: tuple[str, ...] = ()  # records whose checksum is wrong, without the archive's name before them
+    has_checksums: bool = False
 
 
-def read_pickle(file: BinaryIO) -> Loaded:
-    """Read one pickle from the current position of a file. Raises ``Unreadable``."""
+def read_pickle(file: BinaryIO) -> tuple[Any, tuple[str, ...]]:
+    """Return what a pickle holds, and which unknown functions and classes it names. Raises ``Unreadable``."""
     reader = _Reader(_Bounded(file), encoding="utf-8", errors="surrogateescape")
     reader.names = {}
     try:
@@ -138,11 +138,11 @@ def read_pickle(file: BinaryIO) -> Loaded:
         raise
     except Exception as error:  # a damaged file may raise anything
         raise Unreadable(f"{type(error).__name__}: {error}") from error
-    return Loaded(root, tuple(reader.names))
+    return root, tuple(reader.names)
 
 
 class _Bounded:
-    """A file that refuses reads larger than any value in a pickle from torch.save."""
+    """A file that refuses to read more than any value in a pickle of torch.save has."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -179,7 +179,7 @@ class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
         if module == "torch" and name in DTYPES:
             return name
         self.names[f"{module}.{name}"] = None
-        return type(name, (Opaque,), {"name": f"{module}.{name}"})
+        return type(name, (Opaque,), {})
 
     def persistent_load(self, saved: Any) -> StorageRef:
         if not isinstance(saved, tuple) or len(saved) < 5 or saved[0] != "storage":
@@ -207,7 +207,6 @@ def _typed_tensor(  # the signature is torch's
 
 
 def _first(value: Any = None, *_: Any) -> Any:
-    """Replace the functions that wrap a tensor in a parameter."""
     return value
 
 
@@ -242,7 +241,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
-    """Yield the path of keys and the tensor for every tensor, in file order."""
+    """Yield every tensor after its path of keys, in file order."""
     waiting: list[tuple[str, Any]] = [("", root)]
     seen: set[int] = set()
     while waiting:
@@ -258,7 +257,7 @@ def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
         elif isinstance(value, list | tuple):
             children += enumerate(value)
         elif isinstance(value, Opaque):
-            children += (("", child) for child in (value.args, value.state, value.items))  # type: ignore[attr-defined]
+            children += (("", child) for child in (value.args, value.state, value.items))
         if children:
             seen.add(id(value))
         waiting.extend((_join(path, key), child) for key, child in reversed(children))
@@ -274,19 +273,8 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
-    """An archive whose directory could be read."""
-
-    loaded: Loaded | None  # None if the index is too damaged to read
-    problem: str  # why the index could not be read
-    starts: dict[str, int]  # where the bytes of each record begin, by the storage's key
-    damaged: tuple[str, ...]  # records whose checksum is wrong, without the archive's name before them
-    has_checksums: bool
-
-
-def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
-    """Read the index of an archive and verify every record's checksum. Raises ``zipfile.BadZipFile``."""
+def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
+    """Read an archive's index and verify every record's checksum. Raises ``zipfile.BadZipFile``."""
     try:
         opened = zipfile.ZipFile(file)
     except Exception as error:
@@ -297,7 +285,7 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
         has_checksums = any(info.CRC for info in records.values())
         damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
         info, problem = records.get(PICKLE), ""
-        loaded: Loaded | None = None
+        root, names = None, tuple[str, ...]()
         if info is None:
             problem = f"it holds no {PICKLE}: it is a zip archive, and not one of torch.save's"
         elif (start := _start(file, info)) < 0:
@@ -307,16 +295,18 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
         else:
             try:
                 file.seek(start)
-                loaded = read_pickle(io.BytesIO(file.read(info.file_size)))
+                root, names = read_pickle(io.BytesIO(file.read(info.file_size)))
             except Unreadable as error:
                 problem = str(error)
         sound = (name for name in records if name.startswith("data/") and name not in damaged)
         starts = {name.removeprefix("data/"): _start(file, records[name]) for name in sound}
-    return Archive(loaded=loaded, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums)
+    return FileIndex(
+        root=root, names=names, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums
+    )
 
 
 def _short(name: str) -> str:
-    """Return a record's name without the archive's name, which precedes all of them."""
+    """Return a record's name without the archive's name before it."""
     return name.partition("/")[2] or name
 
 
@@ -336,30 +326,27 @@ def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     return -1 if header is None else header[1]
 
 
-def read_rest(file: BinaryIO, size_bytes: int) -> tuple[Loaded | None, set[str]]:
-    """Read a truncated archive: its index comes first, and the other records follow.
-
-    Return what the index holds, if it is left, and the keys of the complete storages.
-    """
+def read_rest(file: BinaryIO, size_bytes: int) -> FileIndex | None:
+    """Read a truncated archive: its index comes first, and the other records follow. Return None without an index."""
     first = _header_at(file, 0)
     if first is None or _short(first[0]) != PICKLE:
-        return None, set()
+        return None
     file.seek(first[1])
     try:
-        loaded = read_pickle(file)
+        root, names = read_pickle(file)
     except Unreadable:
-        return None, set()
-    storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
+        return None
+    storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(root)}
     position = first[1]
-    whole: set[str] = set()
+    starts: dict[str, int] = {}
     while (found := _next_header(file, position, size_bytes)) is not None:
         name, position = found
         storage = storages.get(_short(name).removeprefix("data/")) if _short(name).startswith("data/") else None
         if storage is not None:
+            if position + storage.size_bytes <= size_bytes:
+                starts[storage.key] = position
             position += storage.size_bytes
-            if position <= size_bytes:
-                whole.add(storage.key)
-    return loaded, whole
+    return FileIndex(root=root, names=names, starts=starts, is_whole=False)
 
 
 def _next_header(file: BinaryIO, position: int, size_bytes: int) -> tuple[str, int] | None:
@@ -384,27 +371,24 @@ def _header_at(file: BinaryIO, position: int) -> tuple[str, int] | None:
     return name, position + LOCAL_HEADER.size + name_length + extra_length
 
 
-def read_legacy(file: BinaryIO, size_bytes: int) -> tuple[Loaded, dict[str, int], bool] | None:
-    """Return what a file of the old format holds, or None for another format. Raises ``Unreadable`` if damaged.
-
-    With it come where the bytes of each complete storage begin, and whether all are there.
-    """
+def read_legacy(file: BinaryIO, size_bytes: int) -> FileIndex | None:
+    """Read a file of the old format; None for another format. Raises ``Unreadable`` if damaged."""
     file.seek(0)
     try:
-        if read_pickle(file).root != MAGIC_NUMBER:
+        if read_pickle(file)[0] != MAGIC_NUMBER:
             return None
     except Unreadable:
         return None
     for _ in ("protocol version", "system"):
         read_pickle(file)
-    loaded = read_pickle(file)
+    root, names = read_pickle(file)
     try:
-        keys = read_pickle(file).root
+        keys, _ = read_pickle(file)
     except Unreadable:
-        return loaded, {}, False
+        return FileIndex(root=root, names=names, starts={}, is_whole=False)
     if not isinstance(keys, list):
         raise Unreadable("its storages are not listed")
-    storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
+    storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(root)}
     starts: dict[str, int] = {}
     for key in map(str, keys):
         length = file.read(STORAGE_LENGTH.size)
@@ -418,42 +402,31 @@ def read_legacy(file: BinaryIO, size_bytes: int) -> tuple[Loaded, dict[str, int]
             break
         starts[key] = start
         file.seek(start + storage.size_bytes)
-    return loaded, starts, len(starts) == len(keys)
+    return FileIndex(root=root, names=names, starts=starts, is_whole=len(starts) == len(keys))
 
 
-def is_safetensors(head: bytes) -> bool:
-    """Return whether a file that begins with ``head`` may be safetensors."""
-    return head[8:9] == b"{" and 2 <= HEADER_LENGTH.unpack_from(head)[0] <= MOST_HEADER_BYTES
-
-
-def read_safetensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, TensorRef], dict[str, int]]:
-    """Return the tensors that the header announces, and where the bytes of each complete one begin, by name.
-
-    Each tensor has its own storage, keyed by the same name. Raises ``Unreadable``.
-    """
+def read_safetensors(file: BinaryIO, size_bytes: int) -> FileIndex:
+    """Read the tensors of the header, by name, each with a storage of the same name. Raises ``Unreadable``."""
     file.seek(0)
     (length,) = HEADER_LENGTH.unpack(file.read(HEADER_LENGTH.size))
     try:
         header = parse_json(file.read(length))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        tensors = {name: _read_entry(name, entry) for name, entry in entries.items()}
-        offsets = {name: _natural(entry["data_offsets"][0]) for name, entry in entries.items()}
+        tensors: dict[str, TensorRef] = {}
+        begins: dict[str, int] = {}
+        for name, entry in entries.items():
+            shape, dtype = tuple(map(_natural, entry["shape"])), SAFETENSORS_DTYPES[entry["dtype"]]
+            *strides, numel = accumulate(reversed(shape), mul, initial=1)
+            tensors[name] = TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(strides)), dtype)
+            begins[name] = HEADER_LENGTH.size + length + _natural(entry["data_offsets"][0])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Unreadable(f"its header cannot be read ({type(error).__name__})") from error
-    begins = {name: HEADER_LENGTH.size + length + offset for name, offset in offsets.items()}
-    return tensors, {
-        name: start for name, start in begins.items() if start + tensors[name].storage.size_bytes <= size_bytes
-    }
-
-
-def _read_entry(name: str, entry: Any) -> TensorRef:
-    shape, dtype = tuple(map(_natural, entry["shape"])), SAFETENSORS_DTYPES[entry["dtype"]]
-    *strides, numel = accumulate(reversed(shape), mul, initial=1)
-    return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(strides)), dtype)
+    starts = {name: start for name, start in begins.items() if start + tensors[name].storage.size_bytes <= size_bytes}
+    return FileIndex(root=tensors, starts=starts, is_whole=len(starts) == len(tensors))
 
 
 def _natural(value: Any) -> int:
-    """Return a size or an offset. Raises ``ValueError`` if it is not an integer in a possible range."""
+    """Return a size or an offset if it is possible. Raises ``ValueError``."""
     if type(value) is not int or not 0 <= value < MOST_ELEMENTS:
         raise ValueError("neither a size nor an offset")
     return value

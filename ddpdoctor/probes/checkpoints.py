@@ -133,9 +133,6 @@ class _Window(io.RawIOBase):
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         self._file, self._start, self._length, self._at = file, start, length, 0
 
-    def readable(self) -> bool:
-        return True
-
     def seekable(self) -> bool:
         return True
 
@@ -144,9 +141,6 @@ class _Window(io.RawIOBase):
         if base + offset < 0:
             raise OSError(errno.EINVAL, "before the beginning")
         self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -159,8 +153,6 @@ class _Window(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
-    """A part of the state, and the bytes that hold it."""
-
     name: str
     file: str
     offset: int
@@ -168,7 +160,7 @@ class _Item:
 
 
 def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
-    """Read a folder. Raises ``OSError``."""
+    """Read a folder of torch.distributed.checkpoint. Raises ``OSError``."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     seen = saved.FileSeen(path=str(folder), size_bytes=size, form=saved.Form.FOLDER, state=saved.ReadState.WHOLE)
@@ -177,7 +169,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
         return replace(seen, state=saved.ReadState.CUT, detail=detail)
     try:
         with (folder / METADATA).open("rb") as file:
-            root = read_pickle(file).root
+            root, _ = read_pickle(file)
         items, tensors = tuple(_items(root)), tuple(_tensors(root))
     except Unreadable as error:
         return replace(seen, state=saved.ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
@@ -189,10 +181,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     first = {one.name.partition(".")[0] for one in model}
     where = first.pop() if len(first) == 1 and first & saved.MODEL_KEYS else ""
     cut = len(where) + 1 if where else 0
-    weights = saved.Weights(
-        where=where,
-        tensors=tuple(saved.TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
-    )
+    weights = saved.Weights(where=where, tensors=tuple(replace(one, name=one.name[cut:]) for one in model))
     return replace(
         seen,
         checksums=saved.Checksums.CHECKED if checksums else saved.Checksums.NOT_READ,
@@ -268,7 +257,7 @@ def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[saved.Damage]:
 
 
 def list_folder(folder: Path) -> dict[str, int]:
-    """Return the sizes of a folder's files by name. If reading fails, return what was found before."""
+    """Return the sizes of a folder's files by name, as far as they can be read."""
     found: dict[str, int] = {}
     try:
         for path, _ in zip(folder.iterdir(), range(MOST_ENTRIES), strict=False):
@@ -286,8 +275,10 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
     only those whose final names differ from ``path`` in numbers only.
     """
     for name in sorted(sizes):
-        final = _final_name(name)
-        if final is not None and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
+        stripped = BEFORE.sub("", name)
+        finals = (TEMPORARY.sub("", name), TEMPORARY.sub("", stripped) if stripped != name else name)
+        final = next((one for one in finals if one != name and one.lower().endswith(SUFFIXES)), "").removeprefix(".")
+        if final and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
             beside = f"{final} has {sizes[final]}" if final in sizes else f"there is no {final}"
             detail = f"{sizes[name]} bytes; {beside}"
             yield saved.Leftover(path=str(path.with_name(name)), kind="a temporary file of a write", detail=detail)
@@ -299,19 +290,7 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
             yield saved.Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
 
 
-def _final_name(name: str) -> str | None:
-    """Return the final name of a temporary file, or None if the file is not temporary."""
-    trimmed = TEMPORARY.sub("", name)
-    if trimmed == name or not trimmed.lower().endswith(SUFFIXES):
-        stripped = BEFORE.sub("", name)
-        trimmed = TEMPORARY.sub("", stripped)
-        if stripped == name or not trimmed.lower().endswith(SUFFIXES):
-            return None
-    return trimmed.removeprefix(".")
-
-
 def _shape(name: str) -> str:
-    """Return a name with each number replaced by "#"."""
     return re.sub(r"\d+", "#", name)
 
 
@@ -331,7 +310,7 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
 
 
 def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[saved.Gap]:
-    """Find ranks that other steps have but this one lacks, and gaps between the numbers."""
+    """Yield the ranks that other steps have but this one lacks, and gaps between the numbers."""
     before, after = name[: span[0]], name[span[1] :]
     digits = span[1] - span[0]
     form = re.compile(f"({_open(before)})" + r"(\d+)" + f"({_open(after)})")
@@ -350,5 +329,5 @@ def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> 
 
 
 def _open(text: str) -> str:
-    """Return a regular expression for a text that matches any numbers."""
+    """Return a regular expression for a text in which all numbers may be others."""
     return r"\d+".join(re.escape(part) for part in re.split(r"\d+", text))

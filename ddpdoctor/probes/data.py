@@ -1,7 +1,6 @@
 """`check-data --dataset`: each rank builds the user's loader and draws from it, and rank 0 counts the draws of all.
 
-Indices are drawn without loading data where the sampler allows it. Digests of the data show whether two ranks hold the
-same samples, which indices alone cannot.
+Indices are drawn without loading data where the sampler allows it. Digests show whether ranks hold the same samples.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import isqrt
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import distributed
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data.distributed import DistributedSampler
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, EpochSeen, Indices, LoaderSeen, Pass, RankDraws, RankPass, SamplerSeen
@@ -102,7 +106,6 @@ def run_rank(
 
 
 def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
     try:
         with _process_group(ranks):
             function = load_callable(wanted.function, "--dataset")
@@ -122,8 +125,6 @@ def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[Ra
 def _process_group(ranks: Ranks) -> Iterator[None]:
     """Provide a default process group: samplers ask it for rank and world size, and the user's code may wait in it."""
     import_torch()
-    from torch import distributed
-
     if not distributed.is_available() or distributed.is_initialized():
         yield
         return
@@ -133,7 +134,8 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     except RuntimeError as error:
         problem = error
     # init_process_group may return before the other ranks have connected. They fail if this rank leaves then.
-    ranks.wait_for_all("group")
+    came = ranks.gather("group", ranks.rank)
+    ranks.agree(int, "group/all", len(came) if came else None)
     if problem is not None:
         raise UserError(f"no process group could be created: {first_line(problem)}", help=NO_GROUP) from problem
     try:
@@ -187,13 +189,7 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
 
 
 def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Draw from what the user's function returned. Return the draws, and a bitmap of the samples drawn in each pass.
-
-    Without indices there are no bitmaps.
-    Raises ``UserError`` if it is not a loader, or if the user's code fails.
-    """
-    from torch.utils.data import DataLoader, Dataset, IterableDataset
-
+    """Draw from what the user's function returned, by indices with a bitmap a pass. Raises ``UserError``."""
     is_loader = isinstance(made, DataLoader)
     if isinstance(made, Dataset) and not is_loader:
         raise UserError(
@@ -228,10 +224,10 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
 def _draw_pass(
     loader: Any, base: Base, rank: int, number: int, *, set_epoch: bool
 ) -> tuple[EpochSeen, RankPass, bytes]:
-    """Draw the indices of one pass that a DataLoader would request from its workers.
+    """Draw the indices that a DataLoader would request from its workers in one pass.
 
     Return the pass for the data rules, the same for the report, and the bitmap of the samples drawn: bit i % 8 of byte
-    i // 8 is set for sample i. Raises ``NoIndices``, and errors of the user's sampler propagate.
+    i // 8 is set for sample i. Raises ``NoIndices``; errors of the user's sampler propagate.
     """
     epoch = _begin_pass(loader, number, set_epoch=set_epoch)
     bits, order, first = bytearray(-(-base.samples // 8)), hashlib.blake2b(digest_size=DIGEST_BYTES), ""
@@ -256,7 +252,6 @@ def _draw_pass(
 
 
 def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> RankDraws:
-    """Iterate data that has no indices. It must be loaded to be counted."""
     with users_turn(f"{name}: going over it failed"):
         passes = [_load_pass(made, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     stopped = not all(row.complete for _, row in passes)
@@ -266,8 +261,6 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
 
 def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass]:
     """Load the batches of one pass. Their samples are the first dimension of the first tensor, else one."""
-    import torch
-
     epoch = _begin_pass(made, number, set_epoch=set_epoch)
     deadline = time.monotonic() + PASS_LIMIT_S
     drawn = batches = last = 0
@@ -312,7 +305,6 @@ def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
 def _describe(
     made: Any, base: Base | None, seen: tuple[EpochSeen, ...], passes: tuple[RankPass, ...], notes: tuple[str, ...]
 ) -> RankDraws:
-    """Return the draws from a loader. ``base`` is None if it has no indices."""
     dataset = getattr(made, "dataset", made) if base is None else base.dataset
     batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
     samples = None if base is None else base.samples
@@ -329,10 +321,7 @@ def _describe(
 
 
 def _describe_sampler(loader: Any) -> SamplerSeen:
-    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler if there is one."""
-    from torch.utils.data import BatchSampler
-    from torch.utils.data.distributed import DistributedSampler
-
+    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler."""
     batch_sampler = loader.batch_sampler
     is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
     sampler = batch_sampler if is_own else loader.sampler
@@ -354,10 +343,7 @@ def _type_of(value: Any) -> str:
 
 
 class NoIndices(UserError):  # noqa: N818 - says what it is
-    """The sampler yields something that is not a sample's index, or the dataset has no length.
-
-    ``users_turn`` passes it on, because it is not a failure of the user's code.
-    """
+    """The sampler yields what is no sample's index, or the dataset has no length: no failure of the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,12 +368,7 @@ class Base:
 
 
 def find_base(dataset: Any) -> Base:
-    """Return the dataset inside all subsets, because equal indices in two subsets need not be equal samples.
-
-    Raises ``NoIndices`` if it has no length.
-    """
-    from torch.utils.data import Subset
-
+    """Return the dataset inside all subsets, of which equal indices need not be equal samples. Raises ``NoIndices``."""
     maps = []
     while type(dataset) is Subset:
         maps.append(dataset.indices)
@@ -399,12 +380,8 @@ def find_base(dataset: Any) -> Base:
 
 
 def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return digests of a few samples, or a note on why there are none. Counting works without them.
-
-    The random state is the same on all ranks meanwhile, and restored afterwards.
-    """
-    import torch
-
+    """Return digests of a few samples, or a note on why there are none."""
+    # The random state is the same on all ranks meanwhile, and restored afterwards.
     state, numpy = random.getstate(), sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
     found = []
@@ -435,8 +412,6 @@ def digest_leaves(data: Any) -> tuple[str, ...]:
 
 
 def _digest(leaf: Any) -> str:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         is_constant = bool(leaf.numel() > 1 and (leaf == leaf.flatten()[0]).all())
         return "" if is_constant else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")

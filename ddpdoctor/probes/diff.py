@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ddpdoctor.model.errors import UserError, typed_line
 from ddpdoctor.model.saved import Apart, DiffFacts, Kind, SavedFile, Unequal, align_names
 from ddpdoctor.model.words import group_alike
@@ -70,7 +72,6 @@ def _describe(path: Path, saved: Saved) -> SavedFile:
 
 
 def _digests(saved: Saved) -> dict[str, str]:
-    """Return dtype, shape and fingerprint of each tensor as text, or "" if its values cannot be read."""
     found = fingerprints([tensor for _, tensor in saved.tensors.values()])
     digests = {}
     for number, (name, (_, tensor)) in enumerate(saved.tensors.items()):
@@ -116,8 +117,6 @@ def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tup
 
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
     """Return how far ``ours``, of one file, is from ``theirs``, or None if they cannot be subtracted."""
-    import torch
-
     both = (ours, theirs)
     if any(one.layout is not torch.strided or one.is_quantized for one in both):
         return None
@@ -151,7 +150,6 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
 
 
 def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:
-    """Yield the start index and the elements of each chunk, in logical order."""
     if ours.is_contiguous() and theirs.is_contiguous():
         pairs = zip(ours.reshape(-1).split(CHUNK), theirs.reshape(-1).split(CHUNK), strict=True)
     else:
@@ -163,15 +161,11 @@ def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _bits(tensor: Any) -> Any:
-    import torch
-
     return tensor.contiguous().view(torch.uint8).view(tensor.numel(), -1)
 
 
 def _numbers(tensor: Any) -> Any:
     """Return the tensor in a dtype that can be subtracted. Integers beyond 2**53 are rounded."""
-    import torch
-
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
@@ -186,7 +180,6 @@ class Saved:
     beside: int = 0  # The number of tensors outside of that key. They are left out.
 
     def below(self, prefix: str) -> Saved:
-        """Return only what is below a key, with the key removed from the names."""
         tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
         values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
         beside = len(self.tensors) - len(tensors)
@@ -203,8 +196,6 @@ def _load(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path)
-        import torch
-
         # With weights_only, because a pickle can run any code. Memory-mapped to save memory.
         with suppress(RuntimeError):  # the format before torch 1.6 cannot be mapped; damage raises again below
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -231,21 +222,19 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
     from ddpdoctor.probes.checkpoint_formats import read_safetensors
 
     with path.open("rb") as file:
-        tensors, starts = read_safetensors(file, path.stat().st_size)
-    if missing := [name for name in tensors if name not in starts]:
+        index = read_safetensors(file, path.stat().st_size)
+    if missing := [name for name in index.root if name not in index.starts]:
         raise ValueError(f"it ends before the data of {missing[0]}")
     with mapped(path) as buffer:
         # Clones, because a tensor on the map would keep it from being closed.
-        opened = {name: open_tensor(buffer, ref, starts) for name, ref in tensors.items()}
+        opened = {name: open_tensor(buffer, ref, index.starts) for name, ref in index.root.items()}
         found = {name: tensor.clone() for name, tensor in opened.items() if tensor is not None}
         del opened
         return found
 
 
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
-    """Add all that ``value`` holds to ``found``. Objects of other classes than plain containers are left out."""
-    import torch
-
+    """Add all that ``value`` holds to ``found``, but for objects that are no plain containers."""
     name = ".".join(path)
     random = Kind.RANDOM if RANDOM.search(name) else None
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,6 @@
 """Gives GPUs work with a known result and compares: ``python -m ddpdoctor.probes.gpu_trial work cuda:0``.
 
-``count`` writes how many devices there are, ``work DEVICE`` tries one, ``copies`` tries every ordered pair. Each result
-is written as a line of JSON as soon as it is known, so a device that hangs loses only its own result.
+Each result is a line of JSON as soon as it is known, so a device that hangs loses only its own.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import time
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ddpdoctor.model.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     Copy = Callable[[torch.Tensor, torch.Tensor], float | None]
 
@@ -34,9 +33,7 @@ PRIME = 1_000_003
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command in ``arguments``."""
-    import torch
-
+    """Count devices (``count``), try one (``work DEVICE``), or every ordered pair (``copies``)."""
     if arguments == ["count"]:
         _say({"count": torch.cuda.device_count()})
     elif arguments[:1] == ["work"] and len(arguments) == 2:
@@ -56,13 +53,7 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def try_work(device: torch.device, size: int | None = None, memory_bytes: int | None = None) -> str | None:
-    """Fill memory and read it back, then multiply matrices. Return what went wrong, in words, or None.
-
-    ``size`` is the number of rows and columns of the product, and ``memory_bytes`` is how much is filled. The defaults
-    depend on the device.
-    """
-    import torch
-
+    """Fill memory and read it back, then multiply matrices of ``size`` rows. Return what went wrong, or None."""
     is_gpu, words = device.type == "cuda", CHUNK_BYTES // 4
     try:
         if memory_bytes is None:
@@ -88,9 +79,6 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return numbers that differ by index and by seed."""
-    import torch
-
     places = torch.arange(words, dtype=torch.int64, device=device)
     return ((places + seed) * PRIME % 2**31).to(torch.int32)
 
@@ -99,8 +87,6 @@ def make_product(
     size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return two matrices of -1, 0 and 1, and their product by a formula: 256 if 3 divides i - j, else -128."""
-    import torch
-
     rows = torch.arange(size, device=device)
     inner = torch.arange(INNER, device=device)
     left = ((rows[:, None] + inner[None, :]) % 3 - 1).to(dtype)
@@ -111,9 +97,6 @@ def make_product(
 
 
 def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Return how a product differs from the expected one, or None."""
-    import torch
-
     if torch.equal(product, expected):
         return None
     if bool(torch.isnan(product).any()):
@@ -135,9 +118,6 @@ def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Ite
 def try_copy(
     source: torch.device, target: torch.device, seed: int, copy_bytes: int = COPY_BYTES, copy: Copy | None = None
 ) -> tuple[str | None, float | None]:
-    """Return what is wrong with a copy, and its speed in GB/s if the devices can time it."""
-    import torch
-
     host = torch.device("cpu")
     words = copy_bytes // 4
     sent = _pattern(words, seed, host).to(source)
@@ -149,9 +129,7 @@ def try_copy(
 
 
 def timed_copy(sent: torch.Tensor, landed: torch.Tensor) -> float | None:
-    """Copy twice and return the seconds of the second copy, because the first one sets up the path. None on the CPU."""
-    import torch
-
+    """Return the seconds of a second copy, because the first one sets up the path. None on the CPU."""
     landed.copy_(sent)
     if sent.device.type != "cuda":
         return None

@@ -1,7 +1,6 @@
-"""Loads what is not ours: torch, and the user's code, named ``package.module:function``.
+"""Loads what is not ours: torch, and the user's code, whose failures become a ``UserError``.
 
 torch is imported so that neither its NCCL watchdog nor a call that holds the GIL for ever ends or outlives the probe.
-Failures in the user's code become a ``UserError``.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def hold_watchdog(env: MutableMapping[str, str]) -> None:
 
 
 def load_torch() -> None:
-    """Import torch on a rank that may use NCCL. Raises ``UserError`` if that fails."""
+    """Import torch on a rank that may use NCCL. Raises ``UserError``."""
     hold_watchdog(os.environ)
     # torch reads this on import. Its C++ would only log peers that leave and names that do not resolve.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -63,7 +62,7 @@ def load_torch() -> None:
 
 
 def import_torch() -> None:
-    """Import torch with its distributed package. Raises ``UserError`` if that fails."""
+    """Import torch with its distributed package. Raises ``UserError``."""
     try:
         import torch.distributed  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
@@ -73,10 +72,9 @@ def import_torch() -> None:
 
 
 class Lifeline:
-    """A timer that ends this process unless ``put_off`` resets it again and again. One per process."""
+    """The timer of this process: prints ``words`` and all stacks, and ends it, unless ``put_off`` resets the timer."""
 
     def __init__(self, words: str) -> None:
-        """``words`` is the text to print above the stacks."""
         self._reader: subprocess.Popen[bytes] | None = None
         command = [SHELL, "-c", READER, SHELL, words]
         with contextlib.suppress(OSError):  # without a shell only the stacks are printed
@@ -85,13 +83,11 @@ class Lifeline:
             )
 
     def put_off(self, limit_s: float) -> None:
-        """Set the timer to end the process in ``limit_s`` seconds."""
         stream = self._reader.stdin if self._reader is not None else STDERR
         assert stream is not None
         faulthandler.dump_traceback_later(limit_s, exit=True, file=stream)
 
     def release(self) -> None:
-        """Cancel the timer."""
         faulthandler.cancel_dump_traceback_later()
         if self._reader is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -99,10 +95,7 @@ class Lifeline:
 
 
 def load_callable(name: str, option: str) -> Callable[..., Any]:
-    """Return the function (or class) that ``option`` names. Puts the working directory on ``sys.path``.
-
-    Raises ``UserError`` if the name has another form, does not exist, or fails on import.
-    """
+    """Return what ``option`` names, with the working directory on ``sys.path``. Raises ``UserError``."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
         advice = f"Give a function that can be imported from here, as {FORM}."
@@ -144,8 +137,7 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
 def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
     """Run the user's code. Its stdout goes to stderr, and ``sys.argv`` hides our options from the user's parser.
 
-    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and location, and
-    this exit status.
+    Whatever it raises becomes a ``UserError`` that begins with ``what``, with the error's last line and location.
     """
     former = sys.argv
     sys.argv = former[:1]
@@ -155,20 +147,19 @@ def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything, SystemExit included
-        raise UserError(f"{what}: {_last_line(error)}", help=_place(error), status=status) from error
+        if isinstance(error, SystemExit):
+            said = f"it ended the process (SystemExit: {error.code})"
+        else:
+            lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+            first = next((line for line in lines if line), type(error).__name__)
+            said = lines[-1] if isinstance(error, SyntaxError) else first
+        raise UserError(f"{what}: {said}", help=_place(error), status=status) from error
     finally:
         sys.argv = former
 
 
-def _last_line(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"it ended the process (SystemExit: {error.code})"
-    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return lines[-1] if isinstance(error, SyntaxError) else next((line for line in lines if line), type(error).__name__)
-
-
 def _place(error: BaseException) -> str:
-    """Return the location: the innermost line of the user's code, else the innermost line; "" if our call failed."""
+    """Return the innermost line of the user's code, else the innermost line; "" if our call failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

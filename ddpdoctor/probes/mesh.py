@@ -1,10 +1,7 @@
 """Tests every ordered pair of nodes: a connection to a port opened for that pair, with a small and a large payload.
 
-In round d, every node sends to the node d places after it, and receives from the one d before. So n - 1 rounds cover
-all ordered pairs, and in each round every node sends once and serves once. No node waits for a round to end: a node
-goes on to its next target when it is done with one, and a target serves one source at a time. A stalled pair delays
-only the nodes that wait for its two ends. Many connections are made at once, because a dropped one takes seconds.
-
+In round d, every node sends to the node d places after it and serves the one d before. None waits for a round to end: a
+stalled pair delays only its two ends. Many connections are made at once, because a dropped one takes seconds.
 Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node, ``pairs/BLOCK/NUMBER`` its results.
 """
 
@@ -29,7 +26,7 @@ from ddpdoctor.model.launch import Connecting, Contact, NodePair
 from ddpdoctor.probes import payloads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Self
 
@@ -86,10 +83,10 @@ class PairResults:
 def run_mesh(
     conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
 ) -> tuple[NodePair, ...]:
-    """Run this node's part. Return all pairs on the first of ``publications``, and this node's own pairs on the others.
+    """Run the part of the node with the number ``own``. Return all pairs on the first node, the own ones on the others.
 
-    ``own`` is this node's number. All nodes call this at about the same time, with equal publications and a separate
-    conversation. Raises ``StoreError`` if the store is lost. A record that cannot be read counts as not received.
+    All nodes call this at about the same time, with equal publications and a conversation for this alone. Raises
+    ``StoreError`` if the store is lost. A record that cannot be read counts as not received.
     """
     mesh = _Mesh(conversation, own, publications, limits)
     blocks = blocks_of(len(publications))
@@ -112,7 +109,6 @@ class _Mesh:
         self._visitor = Visitor(own, connect_s=limits.connect_s, pace=pace, lost=lost, deadline=self._deadline)
 
     def run_block(self, block: int, rounds: range) -> tuple[NodePair, ...]:
-        """Listen for the sources of some rounds and visit their targets."""
         own = self._publications[self.place]
         places, sending_places = partners_of(self.place, rounds, self._count)
         targets = [self._publications[place] for place in places]
@@ -153,7 +149,7 @@ class _Mesh:
         return Target(publication=publication, port=port, ticket=ticket, obstacle=obstacle)
 
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
-        """Return the pairs of all nodes, by source and target. Pairs without a result carry the reason."""
+        """Return the pairs of all nodes, also those without a result, with the reason."""
         pairs = {(pair.source, pair.target): pair for pair in own}
         there = [one.number for one in self._publications[1:] if self._conversation.has(f"posts/0/{one.number}")]
         for block in range(len(blocks)):
@@ -179,12 +175,11 @@ class _Mesh:
 
 
 def blocks_of(count: int) -> tuple[range, ...]:
-    """Return the rounds 1 to ``count`` - 1 in blocks."""
     return tuple(range(first, min(first + BLOCK, count)) for first in range(1, count, BLOCK))
 
 
 def partners_of(place: int, rounds: range, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the places to which the node at ``place`` sends, and those that send to it, in the order of the rounds."""
+    """Return the places to which the one at ``place`` sends, and those that send to it, in the order of the rounds."""
     return tuple((place + step) % count for step in rounds), tuple((place - step) % count for step in rounds)
 
 
@@ -206,7 +201,6 @@ class LostTime:
 
     @property
     def enough(self) -> bool:
-        """Whether to leave out all later payloads."""
         return self.spent_s >= self.limit_s
 
 
@@ -222,14 +216,12 @@ class Posts:
         lost: LostTime,
     ) -> None:
         """Listen at a numeric address, on a port for each source. Errors are in ``published``."""
-        self.served: set[int] = set()
-        """Sources that were served, successfully or not."""
+        self.served: set[int] = set()  # successfully or not
         self._ticket = os.urandom(payloads.TICKET_BYTES)
         self._pace, self._lost = pace, lost
-        self._listeners: dict[int, socket.socket] = {}
-        """The listening socket for each source."""
+        self._listeners: dict[int, socket.socket] = {}  # by source
+        # For each connection, its listening socket and the part of its hello received so far
         self._waiting: dict[socket.socket, tuple[socket.socket, bytearray]] = {}
-        """For each connection, its listening socket and the part of its hello received so far."""
         self._error = "" if address else "its own address is unknown"
         self._ended = threading.Event()
         self._selector = selectors.DefaultSelector()
@@ -268,7 +260,6 @@ class Posts:
 
     @property
     def published(self) -> PostsOpen:
-        """What the sources need to know."""
         ports = {str(source): int(one.getsockname()[1]) for source, one in self._listeners.items()}
         return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)
 
@@ -278,7 +269,6 @@ class Posts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all sockets, even while a source is being served."""
         self._ended.set()
         for connection in (*self._waiting, *self._listeners.values()):
             with contextlib.suppress(OSError):
@@ -313,7 +303,6 @@ class Posts:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, connection: socket.socket) -> None:
-        """Read more of a hello. Serve the source once its hello is complete."""
         listener, hello = self._waiting[connection]
         try:
             part = connection.recv(payloads.HELLO_BYTES - len(hello))
@@ -369,14 +358,12 @@ class Visitor:
     def __init__(
         self, own: int, *, connect_s: float, pace: payloads.PayloadLimits, lost: LostTime, deadline: float
     ) -> None:
-        """``own`` is this node's number. Payloads that have not begun by ``deadline`` are left out."""
+        """Payloads that have not begun by ``deadline`` are left out."""
         self._own, self._pace, self._lost = own, pace, lost
         self._connect_s, self._deadline = connect_s, deadline
-        self._fastest = 0.0
-        """Bytes per second of the fastest large payload so far."""
+        self._fastest = 0.0  # bytes per second of the fastest large payload so far
 
     def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
-        """Visit all targets and return the result of each."""
         places = {id(one): (one.publication.address, one.port) for one in targets if not one.obstacle}
         attempts = dict(zip(places, connect_all(tuple(places.values()), self._connect_s), strict=True))
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
@@ -447,73 +434,60 @@ def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Conn
     """Connect to numeric addresses and ports. ``seen`` is set in every returned attempt."""
     attempts = tuple(ConnectionAttempt(address=address, port=port) for address, port in places)
     started = time.monotonic()
-    with selectors.DefaultSelector() as selector:
+
+    def waiting() -> list[ConnectionAttempt]:
+        return [attempt for attempt in attempts if attempt.seen is None]
+
+    def end(attempt: ConnectionAttempt, error: OSError | None) -> None:
+        timed_out = error.strerror if isinstance(error, TimeoutError) else None
+        attempt.seen = Connecting(
+            host=attempt.address, address=attempt.address, port=attempt.port,
+            contact=Contact.CONNECTED if error is None else contact_of(error),
+            error="" if error is None else timed_out or describe(error),
+            duration_s=time.monotonic() - started, tries=attempt.tries,
+        )  # fmt: skip
+        while attempt.pending:
+            connection = attempt.pending.pop()
+            selector.unregister(connection)
+            connection.close()
+
+    def send_first_packet(attempt: ConnectionAttempt) -> None:
+        attempt.tries += 1
         try:
-            for number in range(max(1, round(limit_s / TRY_AGAIN_S))):
-                for attempt in _open(attempts):
-                    _try(attempt, selector, started)
-                until = min(started + (number + 1) * TRY_AGAIN_S, started + limit_s)
-                while any(_open(attempts)) and (left_s := until - time.monotonic()) > 0:
-                    for key, _ in selector.select(left_s):
-                        _take(key.data, key.fileobj, selector, started)
-            for attempt in _open(attempts):
-                _end(attempt, TimeoutError(errno.ETIMEDOUT, f"no answer to {attempt.tries} first packets"), started)
-        finally:
-            for attempt in attempts:
-                _drop_pending(attempt, selector)
+            family, place = numeric_place(attempt.address, attempt.port)
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            end(attempt, error)
+            return
+        attempt.pending.append(connection)
+        connection.setblocking(False)  # noqa: FBT003 - its only argument
+        selector.register(connection, selectors.EVENT_WRITE, attempt)
+        code = connection.connect_ex(place)
+        if code not in {0, errno.EINPROGRESS}:
+            end(attempt, OSError(code, os.strerror(code)))
+
+    def take(attempt: ConnectionAttempt, connection: Any) -> None:
+        """Record the result of one try. The first try that succeeds or fails decides."""
+        if attempt.seen is not None:
+            return
+        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code:
+            attempt.pending.remove(connection)
+            selector.unregister(connection)
+            attempt.connection = connection
+        end(attempt, OSError(code, os.strerror(code)) if code else None)
+
+    with selectors.DefaultSelector() as selector:
+        for number in range(max(1, round(limit_s / TRY_AGAIN_S))):
+            for attempt in waiting():
+                send_first_packet(attempt)
+            until = min(started + (number + 1) * TRY_AGAIN_S, started + limit_s)
+            while waiting() and (left_s := until - time.monotonic()) > 0:
+                for key, _ in selector.select(left_s):
+                    take(key.data, key.fileobj)
+        for attempt in waiting():
+            end(attempt, TimeoutError(errno.ETIMEDOUT, f"no answer to {attempt.tries} first packets"))
     return attempts
-
-
-def _open(attempts: Iterable[ConnectionAttempt]) -> list[ConnectionAttempt]:
-    return [attempt for attempt in attempts if attempt.seen is None]
-
-
-def _try(attempt: ConnectionAttempt, selector: selectors.BaseSelector, started: float) -> None:
-    """Send one more first packet."""
-    attempt.tries += 1
-    try:
-        family, place = numeric_place(attempt.address, attempt.port)
-        connection = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        _end(attempt, error, started)
-        return
-    attempt.pending.append(connection)
-    connection.setblocking(False)  # noqa: FBT003 - its only argument
-    selector.register(connection, selectors.EVENT_WRITE, attempt)
-    code = connection.connect_ex(place)
-    if code not in {0, errno.EINPROGRESS}:
-        _end(attempt, OSError(code, os.strerror(code)), started)
-        _drop_pending(attempt, selector)
-
-
-def _take(attempt: ConnectionAttempt, connection: Any, selector: selectors.BaseSelector, started: float) -> None:
-    """Record the result of one try. The first try that succeeds or fails decides."""
-    if attempt.seen is not None:
-        return
-    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if not code:
-        attempt.pending.remove(connection)
-        selector.unregister(connection)
-        attempt.connection = connection
-    _end(attempt, OSError(code, os.strerror(code)) if code else None, started)
-    _drop_pending(attempt, selector)
-
-
-def _end(attempt: ConnectionAttempt, error: OSError | None, started: float) -> None:
-    timed_out = error.strerror if isinstance(error, TimeoutError) else None
-    attempt.seen = Connecting(
-        host=attempt.address, address=attempt.address, port=attempt.port,
-        contact=Contact.CONNECTED if error is None else contact_of(error),
-        error="" if error is None else timed_out or describe(error),
-        duration_s=time.monotonic() - started, tries=attempt.tries,
-    )  # fmt: skip
-
-
-def _drop_pending(attempt: ConnectionAttempt, selector: selectors.BaseSelector) -> None:
-    while attempt.pending:
-        connection = attempt.pending.pop()
-        selector.unregister(connection)
-        connection.close()
 
 
 def numeric_place(address: str, port: int) -> tuple[socket.AddressFamily, Any]:

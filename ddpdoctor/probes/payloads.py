@@ -1,9 +1,8 @@
 """The protocol of one connection of the mesh, for both ends.
 
 The source sends a hello: ``MAGIC``, the target's ticket (16 bytes) and its own number (4 bytes, big-endian). The target
-answers ``GO`` once it has time, or ``ENOUGH``. Then the source sends payloads, one after another. A payload consists of
-parts, each after its length (4 bytes), and ends with a length of 0. The target answers each payload with the number of
-bytes and their CRC-32 (4 bytes each). The source closes the connection when it is done.
+answers ``GO`` once it has time, or ``ENOUGH``. Then come payloads: parts, each after its length (4 bytes), and a length
+of 0. The target answers each with the number of bytes and their CRC-32 (4 bytes each). The source closes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import struct
 import time
 import zlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.launch import Contact, Transfer
@@ -40,14 +40,17 @@ _PART = os.urandom(PART_BYTES)  # random bytes, so that nothing on the way can c
 _ANSWER = struct.Struct("!II")
 # Our choice: the most unsent bytes in the send buffer, so that a sender that stops is not busy for seconds more.
 _UNSENT_BYTES = 128 * 2**10
-# Where the kernel puts the fields of ``TcpCounts``.
+# What the kernel counts since a connection was opened, and where it puts that.
 _TCP_INFO = {
-    "unacknowledged": struct.Struct("=24xI"),
+    "unacknowledged": struct.Struct("=24xI"),  # segments in flight now
     "retransmitted": struct.Struct("=100xI"),
+    # Bytes acknowledged by the other side's kernel. The first packet of a connection counts as one.
     "delivered_bytes": struct.Struct("=120xQ"),
-    "sent": struct.Struct("=156xI"),  # since Linux 4.6
-    "needless": struct.Struct("=216xI"),  # since Linux 4.19
+    "sent": struct.Struct("=156xI"),  # segments with data; since Linux 4.6
+    # Segments sent again although they had arrived, as the other side reports (D-SACK, RFC 2883); since Linux 4.19
+    "needless": struct.Struct("=216xI"),
 }
+_OF_TRANSFER = ("retransmitted", "sent", "needless")
 _ASKED_BYTES = 256
 
 
@@ -68,11 +71,11 @@ class PayloadLimits:
 
 
 def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -> Transfer:
-    """Send a large payload. If it was slow, send it again, to distinguish a slow link from a process waiting for a CPU.
+    """Send a large payload, and return it with the segments of all if it is sent again, of which the fastest counts.
 
-    ``fastest`` is this node's best rate so far, in bytes per second. Returns the fastest payload, or the one that
-    failed. Segments are counted over all payloads.
+    ``fastest`` is this node's best rate so far, in bytes per second.
     """
+    # A slow one is sent again to distinguish a slow link from a process waiting for a CPU.
     before, started = read_tcp_counts(connection), time.monotonic()
     best = send_payload(connection, LARGE_BYTES, pace)
     while (
@@ -83,18 +86,17 @@ def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -
     ):
         one_more = send_payload(connection, LARGE_BYTES, pace)
         best = max(best, one_more, key=rate_of) if one_more.contact is Contact.CONNECTED else one_more
-    grown = read_tcp_counts(connection).since(before)
-    return replace(best, retransmitted=grown.retransmitted, sent=grown.sent, needless=grown.needless)
+    grown = _counts_since(connection, before)
+    return replace(best, **{name: grown[name] for name in _OF_TRANSFER})
 
 
 def rate_of(transfer: Transfer) -> float:
-    """Return the bytes per second, or 0 if the payload failed."""
     whole = transfer.contact is Contact.CONNECTED
     return transfer.size_bytes / transfer.duration_s if whole and transfer.duration_s else 0.0
 
 
 def send_payload(connection: socket.socket, size_bytes: int, pace: PayloadLimits) -> Transfer:
-    """Send one payload of at most ``size_bytes`` and read the answer. A failure is part of the returned result."""
+    """Send one payload of at most ``size_bytes`` and read the answer. A failure is part of the result."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     before, stream = read_tcp_counts(connection), StallWatch(connection, pace.stall_s)
@@ -115,18 +117,16 @@ def send_payload(connection: socket.socket, size_bytes: int, pace: PayloadLimits
         contact, error = Contact.NO_ANSWER, str(stalled)
     except OSError as failed:
         contact, error = contact_of(failed), describe(failed)
-    grown = read_tcp_counts(connection).since(before)
+    grown = _counts_since(connection, before)
     whole = contact is Contact.CONNECTED
     return Transfer(
         size_bytes=begun_bytes, contact=contact, error=error,
         duration_s=time.monotonic() - started if whole or contact is Contact.NO_ANSWER else None,
-        retransmitted=grown.retransmitted, sent=grown.sent, needless=grown.needless,
-        delivered_bytes=None if whole else grown.delivered_bytes,
+        delivered_bytes=None if whole else grown["delivered_bytes"], **{name: grown[name] for name in _OF_TRANSFER},
     )  # fmt: skip
 
 
 def pack_hello(ticket: bytes, number: int) -> bytes:
-    """Return the first bytes that a source sends."""
     return MAGIC + ticket + NUMBER.pack(number)
 
 
@@ -143,7 +143,7 @@ def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: floa
     poll.register(connection, select.POLLIN)
     while not poll.poll(LOOK_EVERY_S * 1000):
         now = time.monotonic()
-        if not read_tcp_counts(connection).unacknowledged:
+        if not read_tcp_counts(connection)["unacknowledged"]:
             acknowledged_at = now
         if now - acknowledged_at > stall_s:
             raise TimeoutError
@@ -153,18 +153,14 @@ def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: floa
 
 
 class StallWatch:
-    """Uses a connection as long as it makes progress, which is what the other side's kernel acknowledges.
-
-    Raises ``TimeoutError`` if it stalls or takes far too long.
-    """
+    """Uses a connection as long as the other side's kernel acknowledges more. Raises ``TimeoutError``."""
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
         self._connection, self._stall_s = connection, stall_s
         self._started = self._moved_at = time.monotonic()
-        self._delivered = read_tcp_counts(connection).delivered_bytes
+        self._delivered = read_tcp_counts(connection)["delivered_bytes"]
 
     def send(self, data: bytes) -> None:
-        """Send all of the data."""
         left = memoryview(data)
         while left:
             self._wait(select.POLLOUT)
@@ -185,7 +181,7 @@ class StallWatch:
         poll = select.poll()
         poll.register(self._connection, event)
         while not poll.poll(LOOK_EVERY_S * 1000):
-            now, delivered = time.monotonic(), read_tcp_counts(self._connection).delivered_bytes
+            now, delivered = time.monotonic(), read_tcp_counts(self._connection)["delivered_bytes"]
             if delivered != self._delivered:
                 self._delivered, self._moved_at = delivered, now
             if now - self._moved_at > self._stall_s:
@@ -195,10 +191,7 @@ class StallWatch:
 
 
 def serve_payloads(connection: socket.socket, pace: PayloadLimits) -> None:
-    """Answer payloads until the source closes the connection. The bytes are counted and discarded.
-
-    Raises ``OSError``, also if the source stalls, and ``Damaged``.
-    """
+    """Answer payloads until the source closes. Raises ``OSError``, also if the source stalls, and ``Damaged``."""
     connection.settimeout(LONGEST_STALLS * pace.stall_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     ends_at = time.monotonic() + 2 * LONGEST_STALLS * pace.stall_s
@@ -236,29 +229,15 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
         view = view[taken:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpCounts:
-    """Counts since the connection was opened. None means that this kernel does not report it."""
-
-    unacknowledged: int | None  # segments in flight now
-    retransmitted: int | None
-    # Bytes acknowledged by the other side's kernel. The first packet of a connection counts as one.
-    delivered_bytes: int | None
-    sent: int | None  # segments with data that were sent
-    # Segments that were sent again although they had arrived, as the other side reports (D-SACK, RFC 2883).
-    needless: int | None
-
-    def since(self, before: TcpCounts) -> TcpCounts:
-        """Return how much each count has grown."""
-        pairs = {name: (getattr(before, name), getattr(self, name)) for name in _TCP_INFO}
-        return TcpCounts(**{name: None if None in pair else pair[1] - pair[0] for name, pair in pairs.items()})
-
-
-def read_tcp_counts(connection: socket.socket) -> TcpCounts:
-    """Return the counts of a connection, even if the other side has closed it."""
+def read_tcp_counts(connection: socket.socket) -> dict[str, Any]:
+    """Return the counts of a connection, even if the other side has closed it; None for what this kernel lacks."""
     try:
         raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
     except (OSError, AttributeError):  # not Linux, or this Python does not know the option
         raw = b""
-    places = _TCP_INFO.items()
-    return TcpCounts(**{name: place.unpack_from(raw)[0] if len(raw) >= place.size else None for name, place in places})
+    return {name: place.unpack_from(raw)[0] if len(raw) >= place.size else None for name, place in _TCP_INFO.items()}
+
+
+def _counts_since(connection: socket.socket, before: dict[str, Any]) -> dict[str, Any]:
+    both = {name: (before[name], now) for name, now in read_tcp_counts(connection).items()}
+    return {name: None if None in pair else pair[1] - pair[0] for name, pair in both.items()}

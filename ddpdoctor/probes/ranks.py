@@ -1,7 +1,4 @@
-"""How the ranks of a probe work together: they meet, agree on options, backend and devices, and leave together.
-
-Rank 0 collects the results, and all exit with one status.
-"""
+"""How the ranks of a probe work together: they meet, agree on options, backend and devices, and leave alike."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ class Ranks:
         self._launch, self._limit_s = launch, limit_s
 
     def gather(self, name: str, record: Kind) -> tuple[Kind, ...] | None:
-        """Return the records of all ranks in rank order on rank 0. Return None at once on the others."""
+        """Return the records of all ranks in rank order on rank 0, and None at once on the others."""
         if self.rank != 0:
             self.conversation.send(f"{name}/{self.rank}", record)
             return None
@@ -107,20 +104,14 @@ class Ranks:
         """Return rank 0's decision on every rank. The other ranks pass None."""
         return self.conversation.agree(kind, name, decided, self._limit_s)
 
-    def wait_for_all(self, name: str) -> None:
-        """Return once every rank has called this with the same name, which is used once."""
-        everyone = self.gather(name, self.rank)
-        self.agree(int, f"{name}/all", len(everyone) if everyone else None)
-
     def end(
         self, decide: Callable[[], int], limit_s: float = REPORT_LIMIT_S, others: Callable[[], int] | None = None
     ) -> int:
-        """Let rank 0 decide the exit status, and return it on every rank.
+        """Let rank 0 decide the exit status within ``limit_s``, and return it on every rank.
 
-        All ranks exit together, because torchrun stops the remaining ranks when one fails. The other ranks wait
-        ``limit_s`` for rank 0. ``others`` returns how many ranks will receive the status. By default that is all of
-        them; it is fewer if some never came.
+        ``others`` returns how many receive the status: fewer than all if some never came.
         """
+        # All exit together, because torchrun stops the remaining ranks when one fails.
         if self.world_size == 1:
             return decide()
         if self.rank != 0:
@@ -170,20 +161,18 @@ class Ranks:
 
 
 def _address(connection: socket.socket) -> str:
-    """Return which of rank 0's possible addresses answered."""
     with connection:
         return str(connection.getpeername()[0])
 
 
 @contextmanager
 def meet_ranks(launch: Launch, env: Mapping[str, str], *, meet_limit_s: float, limit_s: float) -> Iterator[Ranks]:
-    """Meet the other ranks. Raises ``StoreError`` if they cannot be reached or get lost later."""
+    """Meet the other ranks. Raises ``StoreError``, also if they get lost later."""
     with meet(launch, env, meet_limit_s) as conversation:
         yield Ranks(launch, conversation.begin("probe"), limit_s)
 
 
 def unreachable(launch: Launch, error: StoreError) -> UserError:
-    """Return the error to show when the store cannot be reached or ranks get lost."""
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
         advice = "Did a rank fail earlier? Is the command the same on every rank?"
@@ -232,13 +221,12 @@ def run_agreed(
     limit_s: float,
     show_error: Callable[[UserError], None],
     run: Callable[[str, tuple[Member, ...]], int],
-    *,
     check: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Return the exit status of ``run``, which every rank calls with the backend and the members.
 
-    If the ranks cannot start, rank 0 tells the user, and the others exit with the same status. ``check`` raises
-    ``UserError`` for a backend that cannot do what is asked. Raises ``StoreError``.
+    If the ranks cannot start, rank 0 tells the user, and all exit with one status. ``check`` raises ``UserError`` for a
+    backend that cannot do what is asked. Raises ``StoreError``.
     """
     conversation = ranks.conversation
     rank = own.member.rank
@@ -268,7 +256,7 @@ def run_agreed(
 def run_wrong_rank(
     launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
 ) -> int:
-    """Report to rank 0 that this rank's command line is wrong, and return the exit status. All ranks may be wrong."""
+    """Report to rank 0 that this rank's command line is wrong, as that of all may be. Return the exit status."""
     own = Proposal(member=name_member(launch), problem=error.message, help=error.help)
     with suppress(StoreError), meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
         return run_agreed(ranks, own, limit_s, show_error, lambda *_: error.status)
@@ -279,7 +267,7 @@ def run_wrong_rank(
 def judge(
     proposals: Sequence[Proposal], world_size: int, limit_s: float, check: Callable[[str], None] = lambda _: None
 ) -> StartDecision:
-    """Return what all ranks do. ``proposals`` are of the ranks that came, in rank order."""
+    """Return what all ranks do, from the proposals of those that came, in rank order."""
     gpus = {one.member.rank: one.gpu for one in proposals}
     users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
     try:
@@ -314,10 +302,7 @@ def judge(
 
 
 def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> None:
-    """Raise ``UserError`` for the first problem, with the ranks that have it unless all have.
-
-    ``said`` has rank, problem ("" for none) and advice of each rank that came.
-    """
+    """Raise ``UserError`` for the first of (rank, problem or "", advice), with its ranks unless all have it."""
     for _, first, advice in said:
         if first:
             alike = [rank for rank, problem, _ in said if problem == first]
@@ -326,7 +311,7 @@ def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> No
 
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
-    """Return the differences as text: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
+    """Return the differences: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
     hosts = {one.member.rank: one.member.host for one in proposals}
     found = []
     for name in proposals[0].asked:
@@ -377,11 +362,6 @@ class RankGpu:
     may_share: bool = False
 
 
-def nccl_host(env: Mapping[str, str], host: str) -> str:
-    """Return the name by which NCCL distinguishes hosts."""
-    return env.get(HOST_ID, host)
-
-
 def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
     """Return whether this NCCL version reads the variable, and the variable holds a number other than 0."""
     number = re.match(r"\s*[+-]?(0x[0-9a-fA-F]+|\d+)", env.get(SHARE, ""))
@@ -389,7 +369,6 @@ def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
 
 
 def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
-    """Return the GPU that this rank would use with NCCL, or None if it has none."""
     import torch
 
     with _asking_cuda() as possible:
@@ -401,7 +380,7 @@ def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
         properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
         return RankGpu(
             index=index, name=str(properties.name), uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
-            nccl_host=nccl_host(env, host), may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
+            nccl_host=env.get(HOST_ID, host), may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
         )  # fmt: skip
 
 

@@ -1,15 +1,7 @@
-"""Probes the store's address, from here and in a separate process with torch. Both sides of that process.
+"""Probes the store's address, from here and in a process with torch, of which both sides are here.
 
-Its name is looked up, every address is connected to, and what answers is joined as a store. The process with torch
-serves or joins a TCPStore, and makes a real start with Gloo.
-
-Requests come as lines of JSON on stdin, ``{"id": 1, "do": "join", …}``. Each is answered by a line on stdout as soon as
-it is done: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line has id 0 and says that torch was
-imported, or why not. The process ends when its stdin ends. The caller's calls have time limits, and a hung one is
-abandoned.
-
-A second process makes the start. It is forked right after the import of torch and before any thread exists, so that
-torch is imported once, and a crash or hang there affects nothing else.
+Requests are lines of JSON, ``{"id": 1, "do": "join", …}``, and so are answers, as soon as each is there: ``{"id": 1,
+"value": …}`` or ``{"id": 1, "error": "…"}``. The first has id 0 and says that torch was imported, or why not.
 """
 
 from __future__ import annotations
@@ -71,8 +63,7 @@ class StoreWatch:
     """A context manager that probes the store from a thread, every ``EVERY_S`` seconds."""
 
     def __init__(self, host: str, port: int, torch: TorchProcess) -> None:
-        self.attempts: tuple[Connecting, ...] = ()
-        """The attempts of the most telling probe."""
+        self.attempts: tuple[Connecting, ...] = ()  # of the most telling probe
         self._host, self._port, self._torch = host, port, torch
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._probe, name="ddpdoctor-store", daemon=True)
@@ -94,7 +85,7 @@ class StoreWatch:
 
 
 def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
-    """Return the more telling of two probes. If they are equal, return the later one, which is ``other``."""
+    """Return the more telling of two probes, of equal ones the later, which is ``other``."""
 
     def order(attempts: tuple[Connecting, ...]) -> int:
         return min((_TELLING.index(attempt.contact) for attempt in attempts), default=len(_TELLING))
@@ -103,11 +94,9 @@ def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> 
 
 
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
-    """Connect to every address of a name, and join the first that answers as a torch store.
-
-    There is one attempt per address, in torch's order: IPv6 first (``prefer_ipv6`` in c10d's socket.h). Without torch,
-    anything that answers counts as a store.
-    """
+    """Connect to every address of a name, and join the first that answers as a torch store."""
+    # There is one attempt per address, in torch's order: IPv6 first (``prefer_ipv6`` in c10d's socket.h). Without
+    # torch, anything that answers counts as a store.
     began = time.monotonic()
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
@@ -170,10 +159,9 @@ def _seen(host: str, address: str | None, port: int, contact: Contact, error: st
 
 
 class TorchProcess:
-    """A context manager. The process starts when it is created, and is killed on exit."""
+    """A context manager. The process starts when it is created, which may raise ``OSError``, and is killed on exit."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        """Start the process in this environment. Raises ``OSError``."""
         kept = {name: value for name, value in env.items() if name not in _NOT_FOR_IT}
         self._process = subprocess.Popen(
             [sys.executable, *safe_flags(), "-m", PROGRAM],
@@ -200,7 +188,6 @@ class TorchProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Whether torch has been imported by now."""
         return self._imported.is_set() and self._import_error is None
 
     def missing(self) -> str:
@@ -223,7 +210,6 @@ class TorchProcess:
         return found
 
     def _ask(self, what: str, within_s: float, **arguments: Any) -> Any:
-        """Return the answer to one request. Raises ``TorchError``, also if no answer comes in time."""
         missing = self.missing()
         if missing:
             raise NoTorch(missing)
@@ -263,7 +249,7 @@ class TorchProcess:
 
 
 def fork_trial() -> StartProcess:
-    """Fork a process that waits for the command to start. Call this before any thread exists."""
+    """Fork a process that makes a real start on command, before any thread exists, so that torch is imported once."""
     there, here = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
@@ -295,14 +281,10 @@ class StartProcess:
     """The parent's handle of the process that makes the start."""
 
     def __init__(self, pid: int, write_to: int, read_from: int) -> None:
-        """``write_to`` and ``read_from`` are the descriptors for writing to the process and reading from it."""
         self._pid, self._write_to, self._read_from = pid, write_to, read_from
 
     def run(self, **job: Any) -> dict[str, Any]:
-        """Make the start, and return ``stage``, ``error`` ("" means success) and ``duration_s``.
-
-        ``job`` has rank, world_size, host, port, prefix and limit_s. The process is killed if it does not end in time.
-        """
+        """Make the start of ``job`` in its ``limit_s``; return ``stage``, ``error`` ("": success), ``duration_s``."""
         began = time.monotonic()
         os.write(self._write_to, json.dumps(job).encode() + b"\n")
         os.close(self._write_to)
@@ -330,7 +312,6 @@ class StartProcess:
 
 
 def _stages(job: dict[str, Any]) -> Iterator[str]:
-    """Make the start, and yield the name of each stage before it begins. Errors of torch propagate."""
     import torch
     import torch.distributed as dist
 
@@ -356,7 +337,7 @@ def _stages(job: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Import torch, and serve the requests on stdin until it ends. What torch prints goes to stderr."""
+    """Serve the requests on stdin. What torch prints goes to stderr."""
     lock, answers = threading.Lock(), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -372,15 +353,13 @@ def main() -> None:
     served: list[Any] = []
 
     def serve(port: int) -> None:
-        """Serve a store on all addresses, as node 0 of a job does."""
         limit = timedelta(seconds=SERVE_LIMIT_S)
         served.append(dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=limit))
 
     def join(host: str, port: int, limit_s: float) -> None:
-        """Connect to a store as a rank does. The check fails if it is not one."""
         limit = timedelta(seconds=limit_s)
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
-        store.check(["ddpdoctor"])
+        store.check(["ddpdoctor"])  # fails if it is none
 
     def answer(request: dict[str, Any]) -> None:
         number = request.pop("id")

@@ -1,7 +1,7 @@
-"""Prints two lines of JSON about the installed torch: first the build, then what CUDA finds.
+"""Prints two lines of JSON about the installed torch for ``collect.bounded``: the build, then what CUDA finds.
 
-``collect.bounded`` runs it. It must be as quick as ``python -c "import torch"``, so it imports only torch
-and what torch imports anyway, and leaves by ``os._exit``. The second line is missing if CUDA hung.
+It must be as quick as ``python -c "import torch"``, so it imports only what torch imports anyway, and leaves by
+``os._exit``. The second line is missing if CUDA hung.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def _where_torch_is() -> str | None:
 
 
 def _build(torch: Any) -> dict[str, Any]:
-    """Return the facts that need no GPU."""
     libraries = _mapped("libnccl")
     native = sys.modules.get("torch._C")  # it knows what it was built with, and does not touch a GPU for that
     flags = getattr(native, "_cuda_getArchFlags", None)
@@ -96,7 +95,6 @@ def _mapped(name: str) -> list[str]:
 
 
 def _loaded_nccl(libraries: list[str]) -> str | None:
-    """Ask the mapped library itself for its version."""
     if not libraries:
         return None
     import ctypes

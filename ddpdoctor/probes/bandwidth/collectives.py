@@ -1,6 +1,6 @@
 """The collective calls that are measured: the ranks that make them, bus factors, buffers, and the correctness pass.
 
-The pass makes one call with a known result, and compares every element on every rank.
+That makes one call with a known result, and compares every element on every rank.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.bandwidth import Collective, Wrong
-from ddpdoctor.probes.bandwidth.plan import ALWAYS_IN_PLACE, DTYPES
+from ddpdoctor.probes.bandwidth.plan import ALWAYS_IN_PLACE, DTYPES, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import torch
 
     from ddpdoctor.model.bandwidth import Case
 
@@ -59,19 +60,19 @@ class Tracker:
     _calls: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def at(self, phase: str, what: str = "", *, allowance_s: float = 0.0) -> None:
-        """Record the next phase, and how long one call, batch or computation of it may take."""
+        """Record the next phase, and how long one call or batch of it may take."""
         self.phase, self.what, self.allowance_s = phase, what, allowance_s
         self.moved_s = time.monotonic()
 
     def enter(self, op: str, group: tuple[int, ...]) -> None:
-        """Record that a collective call, or a batch of one kind, is about to begin in the group of these ranks."""
+        """Record that a call, or a batch of one kind, is about to begin in the group of these ranks."""
         self.inside = False
         self.op, self.group = op, group
         self.calls = self._calls[group] = self._calls.get(group, 0) + 1
         self.inside = True
 
     def leave(self) -> None:
-        """Record that the call completed here. Skip this for a call that raised: the watcher needs to know that."""
+        """Record that the call completed here. Not for a call that raised: the watcher needs to know that."""
         self.inside = False
         self.moved_s = time.monotonic()
 
@@ -88,23 +89,14 @@ class RankGroup:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.ranks)
 
     @property
     def index(self) -> int:
-        """This process's place in the group."""
-        import torch.distributed as dist
-
         return self.ranks.index(dist.get_rank())
 
     def barrier(self) -> float:
-        """Wait for all ranks, and return the seconds that this rank waited inside the barrier.
-
-        Delays before the barrier do not count, so a rank that comes late waits for nobody.
-        """
-        import torch.distributed as dist
-
+        """Wait for all ranks; return the seconds inside the barrier, where a rank that comes late waits for nobody."""
         self.tracker.enter("barrier", self.ranks)
         device_ids = [self.device.index] if self.backend == "nccl" else None
         work = dist.barrier(group=self.handle, async_op=True, device_ids=device_ids)
@@ -117,17 +109,12 @@ class RankGroup:
         return waited / 1e9
 
     def settle(self) -> None:
-        """Wait until the device has finished its work, because NCCL's calls return before that."""
+        """Wait for the device, because NCCL's calls return before it has finished."""
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.current_stream(self.device).synchronize()
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the values of all ranks on every rank, one row per rank. All must give the same number of values."""
-        import torch
-        import torch.distributed as dist
-
+        """Return the values of all ranks on every rank, one row per rank. All must give as many."""
         own = torch.tensor(values, dtype=torch.float64, device=self.device)
         rows = [torch.empty_like(own) for _ in self.ranks]
         self.tracker.enter("all_gather", self.ranks)
@@ -138,9 +125,6 @@ class RankGroup:
 
     def agree(self, value: float) -> float:
         """Return the value of the group's first rank on every rank."""
-        import torch
-        import torch.distributed as dist
-
         agreed = torch.tensor([value], dtype=torch.float64, device=self.device)
         self.tracker.enter("broadcast", self.ranks)
         dist.broadcast(agreed, src=self.ranks[0], group=self.handle)
@@ -150,66 +134,51 @@ class RankGroup:
 
 
 def bus_factor(collective: Collective, size: int) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth for ``size`` ranks, or None for one rank.
-
-    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-    """
+    """Return bus bandwidth over algorithm bandwidth for ``size`` ranks, or None for one rank."""
+    # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     if size < 2:
         return None
-    if collective is Collective.ALL_REDUCE:
-        return 2 * (size - 1) / size
-    if collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL}:
-        return (size - 1) / size
-    return 1.0
+    sends = 2 if collective is Collective.ALL_REDUCE else 1
+    return sends * (size - 1) / size if collective in {Collective.ALL_REDUCE, *SHARED} else 1.0
 
 
 def make_call(group: RankGroup, case: Case, buffers: Buffers) -> Call:
-    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns a work object.
-
-    With Gloo, waiting means until the call is done. With NCCL, only the current stream waits. The function is looked up
-    in torch.distributed at each call, as in a training script.
-    """
-    import torch.distributed as dist
-
+    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns a work object."""
+    # With NCCL, only the current stream waits. The function is looked up in torch.distributed at each call, as in a
+    # training script.
     collective, source, target = case.collective, buffers.source, buffers.target
     handle, root = group.handle, group.ranks[0]
     op = None if case.redop is None else getattr(dist.ReduceOp, OPERATORS[case.redop])
-    if collective is Collective.ALL_REDUCE:
-        # Arguments by position, because keywords cost up to a microsecond more.
-        return lambda async_op: dist.all_reduce(target, op, handle, async_op)
-    if collective is Collective.REDUCE:
-        return lambda async_op: dist.reduce(target, dst=root, op=op, group=handle, async_op=async_op)
-    if collective is Collective.BROADCAST:
-        return lambda async_op: dist.broadcast(target, src=root, group=handle, async_op=async_op)
     # torch 2.13 renames two functions and warns about the old names.
-    if collective is Collective.ALL_GATHER:
-        gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-        return lambda async_op: getattr(dist, gather)(target, source, group=handle, async_op=async_op)
-    if collective is Collective.REDUCE_SCATTER:
-        scatter = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-        return lambda async_op: getattr(dist, scatter)(target, source, op=op, group=handle, async_op=async_op)
-    if collective is Collective.ALL_TO_ALL:
-        return lambda async_op: dist.all_to_all_single(target, source, group=handle, async_op=async_op)
+    gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    scatter = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    calls: dict[Collective, Call] = {
+        # Arguments by position, because keywords cost up to a microsecond more.
+        Collective.ALL_REDUCE: lambda async_op: dist.all_reduce(target, op, handle, async_op),
+        Collective.REDUCE: lambda async_op: dist.reduce(target, root, op, handle, async_op),
+        Collective.BROADCAST: lambda async_op: dist.broadcast(target, root, handle, async_op),
+        Collective.ALL_GATHER: lambda async_op: getattr(dist, gather)(target, source, handle, async_op),
+        Collective.REDUCE_SCATTER: lambda async_op: getattr(dist, scatter)(target, source, op, handle, async_op),
+        Collective.ALL_TO_ALL: lambda async_op: dist.all_to_all_single(target, source, None, None, handle, async_op),
+    }
+    if collective in calls:
+        return calls[collective]
     # Send to the next rank and receive from the one before, as nccl-tests' sendrecv does.
     following, former = (group.ranks[(group.index + step) % group.size] for step in (1, -1))
     operations = [dist.P2POp(dist.isend, source, following, handle), dist.P2POp(dist.irecv, target, former, handle)]
 
     def send_recv(async_op: bool) -> _Both | None:  # noqa: FBT001 - as torch.distributed's own
-        both = _Both(works=dist.batch_isend_irecv(operations))
-        if async_op:
-            return both
-        both.wait()
-        return None
+        both = _Both(dist.batch_isend_irecv(operations))
+        if not async_op:
+            both.wait()
+        return both
 
     return send_recv
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Both:
-    works: list[Any]
-
+class _Both(list[Any]):
     def wait(self) -> None:
-        for work in self.works:
+        for work in self:
             work.wait()
 
 
@@ -222,25 +191,24 @@ class Buffers:
 
 
 def make_sets(group: RankGroup, case: Case, most: int = 1) -> tuple[Buffers, ...]:
-    """Return the buffers that calls use in turn.
-
-    There are enough sets to exceed the cache, but at most ``most``: 1 if they may be warm, else the number of calls.
-    """
+    """Return the buffers that calls use in turn: enough to exceed the cache, at most ``most``, which is 1 if warm."""
     return tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, most)))
 
 
 def make_buffers(group: RankGroup, case: Case) -> Buffers:
-    """Return one set of zeros.
+    """Return one set of zeros, which stay zeros under every operator."""
+    # Other values would overflow in repeated sums, and arithmetic on non-finite values may take another path.
 
-    Zeros stay zeros under every operator. Other values would overflow in repeated sums, and arithmetic on non-finite
-    values may take another path.
-    """
+    def zeros(count: int) -> torch.Tensor:
+        """Return zeros that were really written. With torch.zeros, the first call would pay for the page faults."""
+        return torch.empty(count, dtype=getattr(torch, case.dtype), device=group.device).fill_(0)
+
     source_count, target_count = counts(case, group.size)
-    whole = _touched(case, case.count if case.in_place else target_count, group.device)
+    whole = zeros(case.count if case.in_place else target_count)
     if case.collective in ALWAYS_IN_PLACE:
         return Buffers(source=whole, target=whole)
     if not case.in_place:
-        return Buffers(source=_touched(case, source_count, group.device), target=whole)
+        return Buffers(source=zeros(source_count), target=whole)
     share = case.count // group.size
     own = whole[group.index * share : (group.index + 1) * share]
     gathers = case.collective is Collective.ALL_GATHER
@@ -248,7 +216,6 @@ def make_buffers(group: RankGroup, case: Case) -> Buffers:
 
 
 def counts(case: Case, size: int) -> tuple[int, int]:
-    """Return the number of elements of input and output."""
     share = case.count // size
     if case.collective is Collective.ALL_GATHER:
         return share, case.count
@@ -258,52 +225,32 @@ def counts(case: Case, size: int) -> tuple[int, int]:
 
 
 def set_bytes(case: Case, size: int) -> int:
-    """Return the memory of one set."""
     if case.in_place:
         return case.size_bytes
     return sum(counts(case, size)) * DTYPES[case.dtype]
 
 
 def count_sets(device: torch.device, case: Case, size: int, most: int) -> int:
-    """Return how many sets the calls rotate over."""
     if most == 1:
         return 1
     return min(most, math.ceil(COLD_FACTOR * cache_bytes(device) / set_bytes(case, size)) + 1)
 
 
-def cache_bytes(device: torch.device) -> int:
-    """Return the size of the last-level cache."""
+def cache_bytes(device: torch.device, caches: Path = CACHES) -> int:
+    """Return the size of the last-level cache, of a CPU by sysfs ("32768K" in ``index3/size``)."""
+    # If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
     if device.type == "cuda":
-        import torch
-
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return read_cache_bytes(CACHES)
-
-
-def read_cache_bytes(caches: Path) -> int:
-    """Return the largest cache size in a sysfs folder ("32768K" in ``index3/size``).
-
-    If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
-    """
     units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
     read = (re.fullmatch(r"(\d+)([KMG]?)", read_text(file).strip()) for file in caches.glob("index*/size"))
     return max((int(found[1]) * units[found[2]] for found in read if found), default=0) or 64 * 2**20
 
 
-def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:
-    """Return zeros that were really written. With torch.zeros, the first call would pay for the page faults."""
-    import torch
-
-    return torch.empty(count, dtype=getattr(torch, case.dtype), device=device).fill_(0)
-
-
 def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) -> tuple[tuple[Wrong, ...], float]:
-    """Make the call once and return what is wrong on any rank. The buffers are zeros again afterwards.
+    """Make the call once; return what is wrong on any rank, and the call's time in us on the slowest one, to all ranks.
 
-    Also return the time of the call after a barrier, in us, on the slowest rank. It is the group's first of its
-    collective, dtype and size. Both are the same on every rank.
-
-    ``hosts`` is indexed by global rank. Nothing as large as a buffer is allocated. torch's errors propagate.
+    ``hosts`` is indexed by global rank. The buffers are zeros again afterwards. Nothing as large as a buffer is
+    allocated. torch's errors propagate.
     """
     _fill(group, case, buffers)
     call = make_call(group, case, buffers)
@@ -332,7 +279,6 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
 
 
 def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
-    """Write this rank's input. Fill an output that is not also the input with a value that no result has."""
     receives = case.collective is Collective.BROADCAST and group.index != ROOT
     if receives or buffers.target is not buffers.source:
         buffers.target.fill_(255 if case.dtype == "uint8" else -1)
@@ -343,7 +289,6 @@ def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
 
 
 def write_pattern(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
-    """Fill a tensor with the pattern from ``index`` on."""
     at = 0
     for piece in pattern.pieces(index, index + tensor.numel()):
         tensor[at : at + piece.numel()].copy_(piece)
@@ -351,10 +296,7 @@ def write_pattern(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
 
 
 def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int]]:
-    """Return what this rank's output must hold, as parts of (start, count, pattern, index).
-
-    From ``start`` on it must equal the pattern from ``index`` on. Patterns take no memory until they are iterated.
-    """
+    """Return what this rank's output must hold: start, count, pattern, and index of the pattern at the start."""
     collective, share, own = case.collective, case.count // group.size, group.index
     if collective is Collective.REDUCE and own != ROOT:
         return []  # the contents of the other ranks' buffers are undefined
@@ -372,12 +314,7 @@ def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int
 def _compare(
     output: torch.Tensor, parts: Sequence[tuple[int, int, Pattern, int]], allowed: float
 ) -> tuple[int, int, float, float]:
-    """Return how many elements are wrong, then index, expected and found value of the first one.
-
-    They are compared in pieces of one period, so that little memory is needed besides the buffers.
-    """
-    import torch
-
+    """Return how many elements are wrong, then index, expected and found value of the first one."""
     count, first = 0, (0, 0.0, 0.0)
     for start, length, pattern, index in parts:
         at = start
@@ -406,6 +343,11 @@ class _Operator:
     neutral: int  # the value of the other ranks, which does not change the result
     combine: str  # the function of torch that combines two values
 
+    def values(self, ranks: torch.Tensor, size: int, places: torch.Tensor) -> torch.Tensor:
+        """Return what these ranks of ``size`` contribute at these places."""
+        high = self.high(min(size, self.active))
+        return _hash(ranks, places) % (high - self.low + 1) + self.low
+
 
 _OPERATORS = {
     "sum": _Operator(active=16, low=0, high=lambda active: LARGEST // active, neutral=0, combine="add"),
@@ -423,14 +365,12 @@ class Pattern:
     def __init__(
         self, make: Callable[[torch.Tensor], torch.Tensor], group: RankGroup, dtype: torch.dtype | None
     ) -> None:
-        """``make`` returns the values at the given places, which are all below the period. They become ``dtype``."""
+        """``make`` returns the values at places below the period. They become ``dtype``."""
         self._make, self._dtype = make, dtype
         self._period, self._device = PERIODS[group.device.type], group.device
 
     def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
         """Yield the values of the indexes from ``start`` to ``stop``, in pieces of a period at most."""
-        import torch
-
         made = None
         if stop - start >= self._period:
             made = self._values(0, self._period)
@@ -444,17 +384,13 @@ class Pattern:
             start += count
 
     def _values(self, begin: int, count: int) -> torch.Tensor:
-        import torch
-
         places = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
         values = self._make(places.remainder_(self._period))
         return values if self._dtype is None else values.to(self._dtype)
 
 
 def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
-    """Return the input of a rank. ``rank`` is its place in the group."""
-    import torch
-
+    """Return the input of the rank at a place in the group."""
     redop = case.redop
 
     def make(places: torch.Tensor) -> torch.Tensor:
@@ -462,39 +398,32 @@ def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
             return _hash(rank, places) % (LARGEST + 1)
         # A rank's input: its own value if it is one of the next active ranks after place, else neutral
         size = group.size
-        is_active = (rank - places) % size < _active(redop, size)
-        values = _active_values(redop, torch.full_like(places, rank), size, places)
-        return torch.where(is_active, values, _OPERATORS[redop].neutral)
+        operator = _OPERATORS[redop]
+        values = operator.values(torch.full_like(places, rank), size, places)
+        return torch.where((rank - places) % size < min(size, operator.active), values, operator.neutral)
 
     return Pattern(make, group, getattr(torch, case.dtype))
 
 
 def reduced(case: Case, group: RankGroup) -> Pattern:
     """Return the reduction over all ranks of the group, in float64 if it may be inexact."""
-    import torch
-
-    redop = case.redop
-    assert redop is not None
+    assert case.redop is not None
+    operator, size = _OPERATORS[case.redop], group.size
 
     def make(places: torch.Tensor) -> torch.Tensor:
-        result = torch.full_like(places, _OPERATORS[redop].neutral)
-        for offset in range(_active(redop, group.size)):
-            ranks = (places + offset) % group.size
-            values = _active_values(redop, ranks, group.size, places)
-            result = getattr(torch, _OPERATORS[redop].combine)(result, values)
-        return result.to(torch.float64) / group.size if redop == "avg" else result
+        result = torch.full_like(places, operator.neutral)
+        for offset in range(min(size, operator.active)):
+            values = operator.values((places + offset) % size, size, places)
+            result = getattr(torch, operator.combine)(result, values)
+        return result.to(torch.float64) / size if case.redop == "avg" else result
 
     return Pattern(make, group, None if tolerance(case, group) else getattr(torch, case.dtype))
 
 
 def tolerance(case: Case, group: RankGroup) -> float:
-    """Return the allowed relative error of a result, 0 if it must be exact.
-
-    Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks is
-    a power of two. Otherwise each value, their sum and 1/n are rounded once.
-    """
-    import torch
-
+    """Return the allowed relative error of a result, 0 if it must be exact."""
+    # Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks
+    # is a power of two. Otherwise each value, their sum and 1/n are rounded once.
     if case.redop != "avg" or group.size & (group.size - 1) == 0:
         return 0.0
     return 2 * float(torch.finfo(getattr(torch, case.dtype)).eps)
@@ -503,16 +432,6 @@ def tolerance(case: Case, group: RankGroup) -> float:
 def working_bytes(case: Case, group: RankGroup) -> int:
     """Return the most memory that the pass takes besides the buffers. It does not depend on the number of ranks."""
     return min(case.count, PERIODS[group.device.type]) * WORKING_BYTES
-
-
-def _active(redop: str, size: int) -> int:
-    return min(size, _OPERATORS[redop].active)
-
-
-def _active_values(redop: str, ranks: torch.Tensor, size: int, places: torch.Tensor) -> torch.Tensor:
-    operator = _OPERATORS[redop]
-    high = operator.high(_active(redop, size))
-    return _hash(ranks, places) % (high - operator.low + 1) + operator.low
 
 
 def _hash(ranks: torch.Tensor | int, places: torch.Tensor) -> torch.Tensor:

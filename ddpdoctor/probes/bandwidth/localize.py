@@ -1,7 +1,4 @@
-"""Finds a slow rank, link or node: measures pairs of ranks, nodes and pairs of nodes separately and repeatedly.
-
-One brief disturbance must not blame a rank.
-"""
+"""Finds a slow rank, link or node: measures pairs of ranks and of nodes again and again, against brief disturbances."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
 
 from ddpdoctor.model.bandwidth import Case, Collective, Mode, NodeResult, Pair
 from ddpdoctor.model.words import format_size, grouped
@@ -68,11 +67,7 @@ def visit_units(
     budget_s: float,
     progress: Progress,
 ) -> Iterator[tuple[Unit, UnitVisit]]:
-    """Measure the units of a slot at once and the slots one by one, ``VISITS`` times. Yield visits on every rank.
-
-    ``size_bytes`` is the size of the calls that measure bandwidth. If there is no time for all slots or turns, rank 0's
-    clock decides for all ranks.
-    """
+    """Yield visits on every rank: units of a slot at once, slots one by one, ``VISITS`` times if there is time."""
     groups = _Groups(world)
     started_s, elapsed_s = time.monotonic(), 0.0
     done = 0
@@ -112,7 +107,6 @@ def visit_units(
 
 
 def slot_seconds(budget_s: float, slots: int) -> float:
-    """Return the time for each slot."""
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
 
 
@@ -132,9 +126,7 @@ class _Groups:
         self._handles: dict[tuple[int, ...], Any] = {}
 
     def of(self, slot: Sequence[Unit]) -> list[RankGroup]:
-        """Create the groups that are not open yet, and return this rank's own group of the slot, if any."""
-        import torch.distributed as dist
-
+        """Create the groups that are not open yet. Return this rank's own group of the slot, if any."""
         world, handles, everybody = self._world, self._handles, dist.group.WORLD
         assert everybody is not None
         # A new group is created by its own ranks alone. If the default group is bound to a device, torch splits its
@@ -157,12 +149,8 @@ class _Groups:
         ]
 
     def close(self, slot: Sequence[Unit] | None = None) -> None:
-        """Close the groups of a slot if some rank has too many open; without a slot, close all.
-
-        All ranks know all groups and decide the same.
-        """
-        import torch.distributed as dist
-
+        """Close the groups of a slot if some rank has too many open; without a slot, close all."""
+        # All ranks know all groups and decide the same.
         held = Counter(rank for ranks in self._handles for rank in ranks)
         if slot is not None and max(held.values()) <= KEPT:
             return
@@ -173,7 +161,6 @@ class _Groups:
 
 
 def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
-    """Measure every pair of ranks separately, into ``log.pairs``."""
     if world.size < 2:
         log.note("--pairs: one rank has no pairs")
         return
@@ -192,11 +179,9 @@ def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
 
 
 def run_nodes(world: RankGroup, log: ResultLog, progress: Progress) -> None:
-    """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
-
-    All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
-    network card for each GPU. A host with one rank has nothing to measure alone.
-    """
+    """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``."""
+    # All ranks of two hosts take part, not one of each, as in training, where a host may have a network card for each
+    # GPU. A host with one rank has nothing to measure alone.
     members = grouped((host, rank) for rank, host in enumerate(log.hosts))
     if len(members) < 2:
         log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
@@ -218,11 +203,9 @@ def _node(members: dict[str, list[int]], *hosts: str) -> Unit:
 def _visit_all(
     phase: str, rounds: Sequence[tuple[Unit, ...]], world: RankGroup, log: ResultLog, progress: Progress
 ) -> Iterator[tuple[Unit, list[UnitVisit], dict[str, Any]]]:
-    """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share.
-
-    At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
-    cores, memory and network cards and can slow each other.
-    """
+    """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share."""
+    # At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
+    # cores, memory and network cards and can slow each other.
     settings, single = log.settings, tuple((unit,) for unit in chain.from_iterable(rounds))
     fits = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
     slots = single if fits else tuple(filter(None, rounds))
@@ -259,11 +242,9 @@ def _visit_all(
 
 
 def circle_rounds(ends: Sequence[End]) -> tuple[tuple[tuple[End, End], ...], ...]:
-    """Return n - 1 rounds of n / 2 pairs, or for odd n, n rounds with a different end sitting out each time.
-
-    This is the circle method: one end stays, the others rotate around the table, and opposite seats form a pair. A pair
-    keeps the order in which its ends were given.
-    """
+    """Return n - 1 rounds of n / 2 pairs, or for odd n, n rounds with a different end sitting out each time."""
+    # This is the circle method: one end stays, the others rotate around the table, and opposite seats form a pair. A
+    # pair keeps the order in which its ends were given.
     if len(ends) < 2:
         return ()
     seats = len(ends) + len(ends) % 2

@@ -62,10 +62,9 @@ MULTIPLES = (4, 2, 1)  # all sizes get the first of these multiples of the least
 
 
 def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
-    """Return the cases to measure, small sizes first, and for each size one collective and dtype after the other.
+    """Return the cases to measure, each once, small sizes first. Sizes are rounded for equal shares of the ranks.
 
-    Sizes are rounded so that they can be divided among the ranks. Equal results are merged. The settings must satisfy
-    0 < ``min_size_bytes`` <= ``max_size_bytes`` and have a factor above 1.
+    The settings must satisfy 0 < ``min_size_bytes`` <= ``max_size_bytes`` and have a factor above 1.
     """
     sizes = list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor)
     wanted = product(sizes, settings.collectives, settings.dtypes, settings.modes)
@@ -83,7 +82,6 @@ def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
 
 
 def list_impossible(settings: BenchSettings, world_size: int) -> tuple[LeftOut, ...]:
-    """Return the cases that are impossible with ``world_size`` ranks, and why."""
     sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
     return tuple(
         LeftOut(
@@ -118,32 +116,25 @@ def round_size(collective: Collective, size_bytes: int, element_bytes: int, worl
 
 def is_in_place(collective: Collective, *, asked: bool) -> bool:
     """Return whether input and output share memory. torch.distributed has only one form of some collectives."""
-    if collective in ALWAYS_IN_PLACE:
-        return True
-    return asked and collective not in NEVER_IN_PLACE
+    return collective in ALWAYS_IN_PLACE or (asked and collective not in NEVER_IN_PLACE)
 
 
 def check_possible(settings: BenchSettings) -> None:
     """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
-    if not any(collective.reduces for collective in settings.collectives):
-        return
     backend, redop = settings.backend, settings.redop
-    for dtype in settings.dtypes:
+    for dtype in settings.dtypes if any(one.reduces for one in settings.collectives) else ():
         if not reducible(backend, dtype, redop):
             raise UserError(f"{backend} cannot reduce {dtype} with {redop}", help=possible(backend))
 
 
 def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:
-    """Return whether the backend can reduce this. ``torch`` is torch's version, None for the installed one.
-
-    Whole numbers cannot be averaged: Gloo refuses, and NCCL cuts off the fraction.
-    """
+    """Return whether the backend can reduce this. ``torch`` is torch's version, None for the installed one."""
+    # Whole numbers cannot be averaged: Gloo refuses, and NCCL cuts off the fraction.
     known = backend in BACKENDS and dtype in DTYPES and redop in REDOPS
     return known and (redop != "avg" or (dtype in FLOATS and _averages(backend, torch)))
 
 
 def possible(backend: str, torch: str | None = None) -> str:
-    """Return a sentence about what a backend can reduce."""
     if backend not in BACKENDS:
         return f"Backends are {_listed(BACKENDS)}."
     text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
@@ -179,7 +170,6 @@ class Step:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the buffer."""
         return self.cases[0].size_bytes
 
 
@@ -212,25 +202,20 @@ class Forecast:
     """The measured times of all curves, and predictions for later steps."""
 
     def __init__(self, backend: str, iterations: int | None) -> None:
-        """Start without measurements. ``iterations`` is the user's number of timed calls per case, if any."""
         self.iterations = iterations
         self._guess_gb_s = FIRST_GUESS_GB_S[backend]
         self._times: dict[tuple[Curve, Mode | None], Growth] = {}
 
     def see(self, step: Step, mode: Mode | None, seconds: float) -> None:
-        """Record the time of a timed call with its barrier.
-
-        Without a mode, it is the time of the rest of a step: memory, check, first calls, warm-up.
-        """
+        """Record the time of a call with its barrier; without a mode of memory, check, first calls and warm-up."""
         growth = Growth(REST_CALLS if mode is None else 1, self._guess_gb_s)
         self._times.setdefault((step.curve, mode), growth).see(step.size_bytes, seconds)
 
     def knows(self, step: Step) -> bool:
-        """Return whether a smaller size of the curve was measured."""
         return (step.curve, None) in self._times
 
     def predict(self, step: Step, mode: Mode | None = None) -> float:
-        """Predict the time of a timed call, or without a mode of the rest of a step; 0 before any measurement."""
+        """Predict what ``see`` records; 0 before any measurement."""
         growth = self._times.get((step.curve, mode))
         return 0.0 if growth is None else growth.predict(step.size_bytes)
 
@@ -257,10 +242,8 @@ class TimeSlot:
 
 
 def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:
-    """Return what the first of the remaining steps may take, or None if there is no time for it.
-
-    Smaller sizes get the least number of calls first. The remaining time is divided equally.
-    """
+    """Return what the first of the remaining steps may take, or None if there is no time for it."""
+    # Smaller sizes get the least number of calls first. The remaining time is divided equally.
     fits = (one for one in MULTIPLES if sum(forecast.least_s(step, one) for step in steps) <= left_s)
     multiple, fitting = next(fits, 0), steps
     if not multiple:

@@ -7,11 +7,14 @@ import re
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
 
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.exchange.store import StoreError
@@ -19,21 +22,20 @@ from ddpdoctor.model.bandwidth import Bench, Collective, LeftOut, NcclLog, descr
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth import collectives, plan
+from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, ResultLog, measure, most_calls
-from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
+from ddpdoctor.probes.bandwidth.watch import Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import torch
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import BenchSettings, Case, Member
     from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.ranks import Ranks
 
     Progress = Callable[[str, float, float | None], None]
 
@@ -59,38 +61,64 @@ MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
 NVLS_CHANNELS = re.compile(r"NCCL INFO .*?(\d+) nvls channels")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchTask:
-    """What the command line hands to a rank."""
-
-    launch: Launch
-    env: Mapping[str, str]
-    settings: BenchSettings  # the backend may be ``AUTO``
-    timeout_s: float  # how long to wait for the slowest rank
-    # Called on every rank while nothing else runs. Raises ``StoreError``.
-    read_machines: Callable[[Conversation], None]
-    # Called on the rank that reports: judges and shows a bench, and returns the exit status.
-    report: Callable[[Bench], int]
-    show_error: Callable[[UserError], None]
-    progress: Callable[[str, float, float | None], None]
-
-
-def run_rank(job: BenchTask) -> int:
+def run_rank(  # noqa: PLR0913 - what a bench is for, by names
+    launch: Launch,
+    env: Mapping[str, str],
+    settings: BenchSettings,
+    timeout_s: float,
+    *,
+    read_machines: Callable[[Conversation], None],
+    report: Callable[[Bench], int],
+    show_error: Callable[[UserError], None],
+    progress: Progress,
+) -> int:
     """Take part in a bench and return the exit status, which is the same on all ranks.
 
-    Raises ``UserError`` if the ranks cannot meet.
+    The backend may be ``AUTO``. ``timeout_s`` is how long to wait for the slowest rank. ``read_machines`` is called on
+    every rank while nothing else runs, and may raise ``StoreError``. ``report`` is called on the rank that reports:
+    it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot meet.
     """
-    launch = job.launch
+
+    def check(backend: str) -> None:
+        plan.check_possible(replace(settings, backend=backend))
+
+    def run(backend: str, members: tuple[Member, ...]) -> int:
+        log, tracker = ResultLog(replace(settings, backend=backend), members), collectives.Tracker()
+        nccl_logs, everybody, device = NcclLogs(backend), tuple(range(len(members))), members[launch.rank].device
+        watcher = Watcher(
+            rank=launch.rank, members=members, tracker=tracker, conversation=ranks.conversation,
+            hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: report(log.bench(stop)),
+            clean_up=nccl_logs.close,
+        )  # fmt: skip
+        with watcher:
+            try:
+                read_machines(ranks.conversation)
+            except StoreError as error:
+                log.note(f"the machines could not be read: {error}")
+            if shared := describe_shared_gpus(members):
+                log.note(shared)
+            tracker.at("connect", allowance_s=timeout_s)
+            with nccl_logs:
+                tracker.enter("init_process_group", everybody)
+                group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
+                store = ranks.open_process_group(backend, device, timeout_s, group_limit_s)
+                tracker.leave()
+                group = collectives.RankGroup(None, everybody, torch.device(device), backend, tracker)
+                run_sweep(group, log, progress)
+                if settings.pairs:
+                    run_pairs(group, log, progress)
+                if settings.by_node:
+                    run_nodes(group, log, progress)
+                tracker.at("end")
+                log.nccl_logs = nccl_logs.share(group, ranks.conversation)
+            distributed.destroy_process_group()
+            del store
+        return ranks.end(lambda: report(log.bench()))
+
     try:
-        with meet_ranks(launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
-            return run_agreed(
-                ranks,
-                propose(launch, job.env, job.settings),
-                job.timeout_s,
-                job.show_error,
-                lambda backend, members: _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members)),
-                check=lambda backend: plan.check_possible(replace(job.settings, backend=backend)),
-            )
+        with meet_ranks(launch, env, meet_limit_s=timeout_s, limit_s=timeout_s) as ranks:
+            own = propose(launch, env, settings)
+            return run_agreed(ranks, own, timeout_s, show_error, run, check)
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error
@@ -101,49 +129,10 @@ def run_rank(job: BenchTask) -> int:
         ) from error
 
 
-def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
-    import torch
-    from torch import distributed
-
-    from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
-
-    tracker, settings, nccl_logs = collectives.Tracker(), log.settings, NcclLogs(log.settings.backend)
-    member, everybody = log.members[job.launch.rank], tuple(range(len(log.members)))
-    watched = Watched(
-        rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
-        hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: job.report(log.bench(stop)),
-        clean_up=nccl_logs.close,
-    )  # fmt: skip
-    with Watcher(watched):
-        try:
-            job.read_machines(ranks.conversation)
-        except StoreError as error:
-            log.note(f"the machines could not be read: {error}")
-        if shared := describe_shared_gpus(log.members):
-            log.note(shared)
-        tracker.at("connect", allowance_s=job.timeout_s)
-        with nccl_logs:
-            tracker.enter("init_process_group", everybody)
-            group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
-            store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
-            tracker.leave()
-            group = collectives.RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
-            run_sweep(group, log, job.progress)
-            if settings.pairs:
-                run_pairs(group, log, job.progress)
-            if settings.by_node:
-                run_nodes(group, log, job.progress)
-            tracker.at("end")
-            log.nccl_logs = nccl_logs.share(group, ranks.conversation)
-        distributed.destroy_process_group()
-        del store
-    return ranks.end(lambda: job.report(log.bench()))
-
-
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
-    """Check and measure all cases of ``log.settings`` within its budget. Results go to ``log`` at once, on every rank.
+    """Check and measure all cases of ``log.settings`` within its budget, by all ranks, into ``log`` on each.
 
-    The group is all ranks. What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
+    What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
     """
     settings = log.settings
     log.left_out.extend(plan.list_impossible(settings, group.size))
@@ -158,7 +147,6 @@ def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) 
 
 
 def list_steps(cases: Sequence[Case]) -> list[plan.Step]:
-    """Group the modes of each collective, dtype and size into one step."""
     groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
     return [plan.Step(cases=tuple(members)) for _, members in groups]
 
@@ -169,8 +157,7 @@ class _Sweep:
         self._forecast = plan.Forecast(log.settings.backend, log.settings.iterations)
         self._arrivals = BarrierWaits([log.hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
-        self._ends_s: float | None = None
-        """When the sweep is expected to end."""
+        self._ends_s: float | None = None  # when the sweep is expected to end
 
     def take(self, steps: list[plan.Step]) -> list[plan.Step]:
         """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
@@ -234,7 +221,6 @@ class _Sweep:
 
 
 def name_step(step: plan.Step) -> str:
-    """Return "all_reduce float32 1 MiB"."""
     collective, dtype = step.curve
     return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
 
@@ -253,31 +239,25 @@ def _readable(size_bytes: int) -> str:
 
 
 def count_takers(own: Member, members: Sequence[Member]) -> int:
-    """Return how many ranks share a rank's memory: the ranks on its GPU, or without GPUs those on its host."""
+    """Return how many ranks share a rank's memory: those on its GPU, or without GPUs those on its host."""
     if own.device != "cpu":
         return own.gpu_ranks
     return sum(one.host == own.host for one in members)
 
 
 def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int:
-    """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory.
-
-    The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of reduce_scatter's
-    input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
-    """
+    """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory."""
+    # The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of
+    # reduce_scatter's input (seen as growth of the process with torch 2.13). The other collectives take next to
+    # nothing.
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
-    sets, set_bytes = (
-        collectives.count_sets(group.device, case, group.size, most),
-        collectives.set_bytes(case, group.size),
-    )
-    return sets * set_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
+    sets_bytes = collectives.count_sets(group.device, case, group.size, most) * collectives.set_bytes(case, group.size)
+    return sets_bytes + copies * case.size_bytes + collectives.working_bytes(case, group)
 
 
 def read_free_bytes(device: torch.device) -> int:
     """Return the free memory of a GPU, or of this machine within the limits of this process's control groups."""
     if device.type == "cuda":
-        import torch
-
         free, _ = torch.cuda.mem_get_info(device)
         # torch caches the memory of freed tensors and reuses it for new ones.
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -285,15 +265,13 @@ def read_free_bytes(device: torch.device) -> int:
 
 
 def left_of(*spaces: Space | None) -> int:
-    """Return what the tightest of these limits leaves."""
     return min([UNKNOWN_BYTES, *(max(0, one.limit_bytes - one.used_bytes) for one in spaces if one is not None)])
 
 
 class NcclLogs:
-    """A context manager around the life of the process group."""
+    """A context manager around the life of the process group. With another backend than NCCL, it does nothing."""
 
     def __init__(self, backend: str) -> None:
-        """Create the folder. With another backend than NCCL, this object does nothing."""
         self._folder: TemporaryDirectory[str] | None = None
         if backend == "nccl":
             self._folder = TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True)
@@ -307,12 +285,12 @@ class NcclLogs:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder. A second call does nothing. It does no harm if NCCL is still writing."""
+        """Remove the folder. It does no harm if NCCL is still writing."""
         if self._folder is not None:
             self._folder.cleanup()
 
     def share(self, group: collectives.RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
-        """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
+        """Return the logs of all ranks on rank 0, and the own one on the others. Raises ``StoreError``."""
         if self._folder is None:
             return ()
         rank = group.ranks[group.index]
@@ -327,11 +305,9 @@ class NcclLogs:
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the variables that make NCCL log to ``folder``, or {} if the user already has NCCL log.
-
-    They must be set before the first communicator is created. The user loses nothing: without NCCL_DEBUG, NCCL writes
-    nothing, and torch's errors repeat its last warning.
-    """
+    """Return the variables that make NCCL log to ``folder``, or {} if the user already has NCCL log."""
+    # They must be set before the first communicator is created. The user loses nothing: without NCCL_DEBUG, NCCL writes
+    # nothing, and torch's errors repeat its last warning.
     if env.get("NCCL_DEBUG") or env.get("NCCL_DEBUG_FILE"):
         return {}
     file = f"{folder.replace('%', '%%')}/{NCCL_FILE}"

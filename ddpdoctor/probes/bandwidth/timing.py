@@ -1,7 +1,4 @@
-"""Measures one case: the first call, a warm-up, then as many timed calls as the first rank has time for.
-
-All calls are of a ``RankGroup``, whose ``Tracker`` says at any time where this rank is.
-"""
+"""Measures one case: the first call, a warm-up, then as many timed calls as the first rank has time for."""
 
 from __future__ import annotations
 
@@ -12,6 +9,9 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
 
 from ddpdoctor.model.bandwidth import Arrival, Bench, Measurement, Mode
 from ddpdoctor.model.reading import no_collection
@@ -27,8 +27,6 @@ from ddpdoctor.probes.bandwidth.plan import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import torch
 
     from ddpdoctor.model.bandwidth import BenchSettings, Case, LeftOut, Member, NcclLog, NodeResult, Pair, Stop, Wrong
     from ddpdoctor.probes.bandwidth.collectives import Buffers, Call
@@ -49,10 +47,9 @@ Z = 1.96  # 95 % of a normal distribution lie within this many standard deviatio
 
 @dataclass(slots=True)
 class ResultLog:
-    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
+    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty."""
 
-    Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
-    """
+    # Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
 
     settings: BenchSettings
     members: tuple[Member, ...]
@@ -68,17 +65,15 @@ class ResultLog:
 
     @property
     def hosts(self) -> list[str]:
-        """Each rank's host, in rank order."""
         return [one.host for one in self.members]
 
     def note(self, text: str) -> None:
-        """Add a note for the reader about how it was measured. Equal notes are added once."""
+        """Add a note for the reader, unless it is there already."""
         with self._lock:
             if text not in self.notes:
                 self.notes.append(text)
 
     def bench(self, stop: Stop | None = None) -> Bench:
-        """Return the results so far. ``stop`` says how the bench ended if it did not finish."""
         parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
         parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
         return Bench(**parts, stop=stop)
@@ -106,30 +101,17 @@ class TimedCase:
     note: str = ""  # what is unusual about the measurement, as a clause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingPlan:
-    """The number of batches, and of calls per batch. In latency mode every batch is one call."""
-
-    batches: int
-    calls: int
-
-
 def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> TimedCase:
-    """Measure a case. All ranks of the group call this at once and get the same result.
-
-    ``sets`` are buffers for the case if they exist already. torch's errors propagate.
-    """
-    import torch
-
-    calls = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
+    """Measure a case, on all ranks at once, with one result. ``sets`` are its buffers if they exist already."""
+    made = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
-    first = _run(group, case, calls, 1, 1)
-    plan = plan_calls(case.mode, effort, _warm_up(group, case, calls, effort, first.host_us[0] / 1e6))
+    first = _run(group, case, made, 1, 1)
+    plan = plan_calls(case.mode, effort, _warm_up(group, case, made, effort, first.host_us[0] / 1e6))
     # A rank that made another number of calls than the first one would wait forever.
-    plan = TimingPlan(batches=int(group.agree(plan.batches)), calls=int(group.agree(plan.calls)))
+    batches, calls = (int(group.agree(one)) for one in plan)
     began_s = time.monotonic()
-    spans = _run_within(group, case, calls, effort, plan)
+    spans = _run_within(group, case, made, effort, batches, calls)
     timed_s = time.monotonic() - began_s
     count = len(spans.times_us)
     rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
@@ -141,7 +123,7 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
         counted, told = (f"{one / 1e3:.3g} ms" for one in (on_device_us, on_host_us))
         note = f"the device's clock counted {counted} for all timed calls, the host's {told}"
     return TimedCase(
-        measurement=summarize(case, [row[0] for row in rows], times_us, plan.calls, group.size, warm=not effort.cold),
+        measurement=summarize(case, [row[0] for row in rows], times_us, calls, group.size, warm=not effort.cold),
         waits_us=even_out([row[2 * count + 1 :] for row in rows], host_us) if case.mode is Mode.LATENCY else (),
         timed_s=timed_s,
         note=note,
@@ -149,11 +131,9 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
 
 
 def even_out(waits_us: Sequence[Sequence[float]], calls_us: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Add to each wait the time of the rank's previous call. One row per rank.
-
-    A rank whose call ended early waits in the next barrier although the others are not late: over a slow link, data
-    arrives a while after it was sent. What remains is the difference in what each rank does between calls.
-    """
+    """Add to each wait the time of the rank's previous call. One row per rank."""
+    # A rank whose call ended early waits in the next barrier although the others are not late: over a slow link, data
+    # arrives a while after it was sent. What remains is the difference in what each rank does between calls.
     return tuple(
         tuple(wait + before for wait, before in zip(waits, (0.0, *calls), strict=False))
         for waits, calls in zip(waits_us, calls_us, strict=True)
@@ -161,7 +141,7 @@ def even_out(waits_us: Sequence[Sequence[float]], calls_us: Sequence[Sequence[fl
 
 
 def most_calls(effort: Effort) -> int:
-    """Return how many buffers the calls need at most: one per call if buffers must be cold, else one."""
+    """Return how many buffers the calls need at most: one, or one per call if they must be cold."""
     if not effort.cold:
         return 1
     timed = effort.iterations or MOST_BATCHES * MOST_BATCH_CALLS
@@ -169,7 +149,7 @@ def most_calls(effort: Effort) -> int:
 
 
 def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
-    """Make uncounted calls like the timed ones. Return the seconds per call, including its barrier if it has one."""
+    """Make uncounted calls like the timed ones. Return the seconds per call, with its barrier if it has one."""
     count = effort.warmup
     if count is None:
         affordable = math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))
@@ -184,32 +164,32 @@ def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort
     return _run(group, case, calls, 1, count).host_us[0] / count / 1e6
 
 
-def plan_calls(mode: Mode, effort: Effort, each_s: float) -> TimingPlan:
-    """Return how many calls to time if one takes ``each_s``. In throughput mode the number is rounded up."""
+def plan_calls(mode: Mode, effort: Effort, each_s: float) -> tuple[int, int]:
+    """Return the number of batches, and of calls per batch, one in latency mode, if a call takes ``each_s``."""
     each_s = max(each_s, 1e-9)
     affordable = math.floor(effort.seconds / each_s)
     if mode is Mode.LATENCY:
-        return TimingPlan(batches=effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), calls=1)
+        return effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), 1
     if effort.iterations is not None:
         calls = math.ceil(effort.iterations / MOST_BATCHES)
-        return TimingPlan(batches=math.ceil(effort.iterations / calls), calls=calls)
+        return math.ceil(effort.iterations / calls), calls
     longest = max(math.ceil(LEAST_BATCH_S / each_s), min(affordable, MOST_CALLS) // MOST_BATCHES)
     calls = max(1, min(MOST_BATCH_CALLS, longest))
-    return TimingPlan(batches=max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls=calls)
+    return max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls
 
 
-def _run_within(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort, plan: TimingPlan) -> Spans:
-    """Time the calls of the plan. If time decides, time some first, then as many more as there is time for."""
+def _run_within(group: RankGroup, case: Case, made: Iterator[Call], effort: Effort, batches: int, calls: int) -> Spans:
+    """Time the batches. If time decides, time some first, then as many more as there is time for."""
     if effort.iterations is not None:
-        return _run(group, case, calls, plan.batches, plan.calls)
+        return _run(group, case, made, batches, calls)
     least, most = (LEAST_CALLS, MOST_CALLS) if case.mode is Mode.LATENCY else (LEAST_BATCHES, MOST_BATCHES)
     began_s = time.monotonic()
-    count = max(least, math.ceil(FIRST_SHARE * plan.batches))
-    spans = _run(group, case, calls, count, plan.calls)
+    count = max(least, math.ceil(FIRST_SHARE * batches))
+    spans = _run(group, case, made, count, calls)
     took_s = time.monotonic() - began_s
     affordable = math.floor((effort.seconds - took_s) / took_s * count)
     more = int(group.agree(max(0, min(most - count, affordable))))
-    return spans + _run(group, case, calls, more, plan.calls) if more else spans
+    return spans + _run(group, case, made, more, calls) if more else spans
 
 
 def _run(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:
@@ -224,12 +204,13 @@ def summarize(
     """Take the slowest rank of each iteration, then reduce over iterations. ``times_us`` has one row per rank."""
     slowest = [max(column) / calls for column in zip(*times_us, strict=True)]
     p50_us = statistics.median(slowest)
+    p95_us = statistics.quantiles(slowest, n=20, method="inclusive")[-1] if len(slowest) > 1 else p50_us
     low_us, high_us = median_interval(slowest)
     algbw_gb_s = case.size_bytes / p50_us / 1e3
     factor = bus_factor(case.collective, size)
     return Measurement(
         **asdict(case), iterations=len(slowest) * calls, first_us=max(first_us), min_us=min(slowest), p50_us=p50_us,
-        p95_us=quantile(slowest, 0.95), p50_low_us=low_us, p50_high_us=high_us, cv=coefficient_of_variation(slowest),
+        p95_us=p95_us, p50_low_us=low_us, p50_high_us=high_us, cv=coefficient_of_variation(slowest),
         algbw_gb_s=algbw_gb_s, busbw_gb_s=None if factor is None else algbw_gb_s * factor, warm=warm, wrong=None,
     )  # fmt: skip
 
@@ -249,9 +230,6 @@ class Spans:
 
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
-    """Time ``count`` single calls, each after a barrier."""
-    import torch.distributed as dist
-
     if group.device.type == "cuda":
         return time_batches(group, op, calls, count, 1, single=True)
     clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
@@ -286,8 +264,6 @@ def time_batches(
 
     With ``single``, the time to issue the calls is subtracted from the waits.
     """
-    import torch
-
     clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if group.device.type == "cuda" else None
     times_us, host_us, waits_us = [], [], []
@@ -314,22 +290,17 @@ def time_batches(
 
 
 class BarrierWaits:
-    """Collects the waits of all cases measured with barriers."""
+    """Collects the waits of all cases measured with barriers, by ranks on these hosts: those of the whole job."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """``hosts`` has each rank's host, in group order. The group must be the whole job."""
         self._hosts = tuple(hosts)
         self._late_us: list[torch.Tensor] = []
 
     def add(self, waits_us: Sequence[Sequence[float]]) -> None:
-        """Add the waits of a case: one row per rank, one value per call."""
         if len(waits_us) > 1:
             self._late_us.append(lateness(waits_us))
 
     def summary(self) -> tuple[Arrival, ...]:
-        """Return how late each rank came, or () for a single rank or without measurements."""
-        import torch
-
         if not self._late_us:
             return ()
         late_us = torch.cat(self._late_us)
@@ -346,12 +317,7 @@ class BarrierWaits:
 
 
 def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Return the median wait of the other ranks minus the rank's own: one row per call, one column per rank.
-
-    ``waits_us`` has one row per rank. The rank that comes last has the largest value, which is how late it is.
-    """
-    import torch
-
+    """Return how late each rank came, by call and rank: the others' median wait minus its own."""
     waits = torch.tensor([row[:MOST_KEPT] for row in waits_us], dtype=torch.float64).T
     ordered, order = waits.sort(dim=1)
     place, others = order.argsort(dim=1), waits.shape[1] - 1
@@ -360,21 +326,10 @@ def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
     return (middle[0] + middle[1]) / 2 - waits
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` of the values lie, by linear interpolation as in numpy."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a confidence interval of about 95 % for the median, for any distribution.
-
-    Its ends are the values of rank n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition,
-    section 3.2). With five values or fewer, even the whole range gives less: 94 % with five, 75 % with three.
-    """
+    """Return a confidence interval of about 95 % for the median, for any distribution."""
+    # Its ends are the values of rank n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition,
+    # section 3.2). With five values or fewer, even the whole range gives less: 94 % with five, 75 % with three.
     ordered = sorted(values)
     half = Z * math.sqrt(len(ordered)) / 2
     low = math.floor(len(ordered) / 2 - half)
@@ -383,6 +338,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float:
-    """Return standard deviation over mean; 0 for a single value."""
     mean = statistics.fmean(values)
     return statistics.pstdev(values, mean) / mean if mean else 0.0

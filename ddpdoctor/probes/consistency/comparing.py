@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from ddpdoctor.model.consistency import Values
 
 MAX_SPLITS = 8  # our choice: how many differing tensors are named for one step
 GROUP = "0"  # torch's name for the group of all ranks
@@ -48,7 +47,7 @@ _ORDER = (SETTING, *(what.value for what in (What.PARAMETER, What.BUFFER, What.G
 
 
 def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
-    """Return the streams of a run: one of its steps, and one of its buffer syncs. ``steps`` is by step, then rank."""
+    """Return the streams of a run: of its steps, and of its buffer syncs. ``steps`` is by step, then rank."""
     after = [(records[0].step, {one.values.rank: one.tensors for one in records}) for records in steps]
     synced = [
         (records[0].step, {one.values.rank: one.synced or () for one in records})
@@ -61,7 +60,7 @@ def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
 
 
 def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[TensorSplit, ...]]:
-    """Return for each kind the tensors that differ between ranks, in the order in which the first ranks list them."""
+    """Return for each kind the tensors that differ between ranks, in the order of the first ranks."""
     keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
     splits = ((key[0], _split({rank: seen.get(key) for rank, seen in keyed.items()})) for key in order)
@@ -88,17 +87,21 @@ def _stream(
                 )  # fmt: skip
             elif not splits and any(one.what is what for one in first):
                 last_equal[what] = number
+    parameters = [
+        {rank: tuple(one for one in seen if one.what is What.PARAMETER) for rank, seen in tensors.items()}
+        for _, tensors in reversed(records)
+    ]
+    equal = (former == latter and any(latter.values()) for latter, former in pairwise(parameters))
     seen_kinds = {one.what for _, tensors in records for seen in tensors.values() for one in seen}
     return Stream(
         clock=clock, group=GROUP, model=1, optimizer=optimizer, ranks=ranks, compared=len(records),
         last_number=records[-1][0] if records else None, kinds=tuple(what for what in What if what in seen_kinds),
-        differences=tuple(found.values()), values=values, unchanged=_unchanged([seen for _, seen in records]),
+        differences=tuple(found.values()), values=values, unchanged=sum(takewhile(bool, equal)),
         same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
     )  # fmt: skip
 
 
 def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
-    """Return how one tensor differs between ranks, or None if it does not."""
     sides = group_alike(
         {rank: ("", (), "") if one is None else (one.digest, one.shape, one.dtype) for rank, one in seen.items()}
     )
@@ -112,16 +115,6 @@ def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
     )
 
 
-def _unchanged(records: Sequence[Mapping[int, Sequence[TensorDigest]]]) -> int:
-    """Return how many of the last steps in a row left every parameter unchanged."""
-    kept = [
-        {rank: tuple(one for one in seen if one.what is What.PARAMETER) for rank, seen in tensors.items()}
-        for tensors in reversed(records)
-    ]
-    equal = (former == latter and any(latter.values()) for latter, former in pairwise(kept))
-    return sum(takewhile(bool, equal))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One rank's record of one run."""
@@ -131,7 +124,7 @@ class RunRecord:
 
 
 def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
-    """Return where two runs of one rank first differ: in the built model, in a batch, or in a step."""
+    """Return where two runs of one rank first differ: in the model as built, in a batch, or in a step."""
     steps = len(second.records)
     pairs = [(0, first.built, second.built)]
     for former, latter in zip(first.records, second.records, strict=False):
@@ -151,7 +144,6 @@ def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
 
 
 def merge_reruns(reruns: Sequence[Rerun]) -> Rerun:
-    """Return the earliest difference of all ranks, with all ranks that differ at that step."""
     different = [one for one in reruns if one.step is not None]
     if not different:
         return reruns[0]
@@ -199,33 +191,26 @@ def digest_rows(rows: Iterable[TensorEntry]) -> tuple[TensorDigest, ...]:
     unread = fingerprints([torch.empty(1, device="meta")]).hex()
     text = fingerprints([row.tensor for row in listed]).hex()
     cut = [text[at : at + DIGEST_DIGITS] for at in range(0, len(text), DIGEST_DIGITS)]
-    return tuple(
-        TensorDigest(what=row.what, name=row.name, part=row.part)
-        if row.tensor is None
-        else TensorDigest(
-            what=row.what, name=row.name, part=row.part, shape=tuple(row.tensor.shape),
-            dtype=str(row.tensor.dtype).removeprefix("torch."), digest=digest,
-        )
-        for row, digest in zip(listed, cut, strict=True)
-        if digest != unread
-    )  # fmt: skip
+    found = []
+    for row, digest in zip(listed, cut, strict=True):
+        if digest == unread:
+            continue
+        seen: dict[str, Any] = {}
+        if row.tensor is not None:
+            dtype = str(row.tensor.dtype).removeprefix("torch.")
+            seen = {"shape": tuple(row.tensor.shape), "dtype": dtype, "digest": digest}
+        found.append(TensorDigest(what=row.what, name=row.name, part=row.part, **seen))
+    return tuple(found)
 
 
-def gradient_rows(module: Any) -> Iterator[TensorEntry]:
-    """Yield the gradients of the trainable parameters."""
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            yield TensorEntry(What.GRADIENT, name, parameter.grad)
-
-
-def parameter_rows(module: Any) -> Iterator[TensorEntry]:
-    """Yield the parameters."""
-    return (TensorEntry(What.PARAMETER, name, parameter) for name, parameter in module.named_parameters())
-
-
-def buffer_rows(module: Any) -> Iterator[TensorEntry]:
-    """Yield the buffers."""
-    return (TensorEntry(What.BUFFER, name, buffer) for name, buffer in module.named_buffers())
+def model_rows(module: Any, *whats: What) -> Iterator[TensorEntry]:
+    """Yield a module's parameters, its buffers, or the gradients of its trainable parameters."""
+    for what in whats:
+        for name, one in module.named_buffers() if what is What.BUFFER else module.named_parameters():
+            if what is not What.GRADIENT:
+                yield TensorEntry(what, name, one)
+            elif one.requires_grad:
+                yield TensorEntry(what, name, one.grad)
 
 
 def state_rows(module: Any, optimizer: Any) -> Iterator[TensorEntry]:
@@ -253,7 +238,6 @@ def read_settings(optimizer: Any) -> tuple[tuple[str, str], ...]:
 
 
 def batch_digest(batch: Any) -> str:
-    """Return a digest of a batch's tensors and their places in it."""
     import torch
 
     rows = [TensorEntry(What.BUFFER, place, leaf) for place, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
@@ -325,15 +309,13 @@ def unwrap(model: Any) -> tuple[Any, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class _Own:
-    """What this rank compares: a text for each tensor or setting, keyed by kind, name and part."""
+    """What this rank compares: by kind, name and part a text to compare and one to show."""
 
     allow: tuple[str, ...]
-    # The text that is compared, and the text that is shown.
     values: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
     def add(self, rows: Iterable[TensorEntry]) -> None:
-        """Add tensors, except those that may differ and those that one rank cannot read alone."""
         listed = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in self.allow)]
         seen = digest_rows(listed)
         for one in seen:
@@ -348,21 +330,24 @@ def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: 
     ignored = set(getattr(ddp, "parameters_to_ignore", None) or ())
     if ignored:
         own.left_out.append(f"{len(ignored)} names that DDP was set to ignore")
-    own.add(row for row in parameter_rows(module) if row.name not in ignored)
+
+    def add(what: What) -> None:
+        own.add(row for row in model_rows(module, what) if row.name not in ignored)
+
+    add(What.PARAMETER)
     if buffers is None and getattr(ddp, "broadcast_buffers", False):
         count = sum(1 for _ in module.buffers())
         if count:
             own.left_out.append(f"{count} buffers, of which DDP sends rank 0's at each forward")
     elif buffers is not False:
-        own.add(row for row in buffer_rows(module) if row.name not in ignored)
+        add(What.BUFFER)
     if gradients and not getattr(ddp, "require_backward_grad_sync", True):
         own.left_out.append("gradients, which are each rank's own under no_sync()")
     elif gradients:
-        own.add(row for row in gradient_rows(module) if row.name not in ignored)
+        add(What.GRADIENT)
 
 
 def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
-    """Add an optimizer. ``number`` counts from 1 if there are several, and is 0 for a single one."""
     mark = f" of optimizer {number}" if number else ""
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         own.left_out.append(f"the state{mark}, of which ZeroRedundancyOptimizer gives each rank a part")
@@ -408,10 +393,7 @@ def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifferen
 
 
 def members(group: Any) -> tuple[int, ...]:
-    """Return the global ranks of a group (None: all ranks), or (0,) without torch.distributed.
-
-    Raises ``ValueError`` if this rank is not in the group.
-    """
+    """Return the global ranks of a group (None: all), or (0,) without torch.distributed. Raises ``ValueError``."""
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -424,10 +406,7 @@ def members(group: Any) -> tuple[int, ...]:
 
 
 def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
-    """Return the ranks' bytes in group order. All ranks must give the same number of bytes, at least one.
-
-    ``parameter`` is a tensor on the device that training uses. It decides the device for unknown backends.
-    """
+    """Return the ranks' bytes, as many of each, in group order. ``parameter`` has the device for unknown backends."""
     import torch
     from torch import distributed
 

@@ -1,9 +1,7 @@
 """The process that computes each step of the user's training alone: on the whole batch, and on each rank's part of it.
 
-Rank 0 starts it, asks on its stdin and reads its answers, lines of JSON, from its stdout; all other output goes to
-stderr. The user's code sees a process group of one rank, with the model in DDP as on the ranks. DDP's gradients are
-compared with those of this process in float64 on the host, parameter by parameter, and with the error of rounding.
-Memory: one gradient of the model for the whole batch and one for each rank's part, all of that twice.
+Rank 0 asks in lines of JSON. The user's code sees a process group of one rank. Gradients are compared in float64 on the
+host. Memory: one gradient of the model for the whole batch and one for each rank's part, all of that twice.
 """
 
 from __future__ import annotations
@@ -21,6 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import distributed, nn
+
 import ddpdoctor
 from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
@@ -28,7 +29,6 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep
 from ddpdoctor.probes.consistency import training
 from ddpdoctor.probes.consistency.comparing import batch_digest
-from ddpdoctor.probes.loading import load_callable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +43,7 @@ MODULE = "ddpdoctor.probes.consistency.reference"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 # The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times.
 LIMIT_FACTOR = 2
+STDERR = 2
 # Our choice: the least rounding error of a gradient, in units in the last place of its norm. The order in which ranks
 # are summed is worth about one. A parameter with few elements may be exact by chance in one computation.
 FLOOR_ULPS = 8.0
@@ -77,14 +78,12 @@ class Question:
 
 
 class ReferenceProcess:
-    """A separate process, so that the user's code sees a job of one rank in every respect."""
+    """A separate process, whose imports run while the ranks train. In it the user's code sees a job of one rank."""
 
     def __init__(self, settings: TrialSettings, world_size: int, device: Any, dropout: int) -> None:
-        """Start the process. Its imports run while the ranks train."""
         self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
         self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
-        self.result = OneProcess(dropout=dropout)
-        """All that was compared so far."""
+        self.result = OneProcess(dropout=dropout)  # all that was compared so far
         self._state: dict[str, Any] = {}
         self._gradients: dict[str, Any] = {}
         # The environment of a job of one process, which finds the same modules
@@ -92,28 +91,27 @@ class ReferenceProcess:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         folder = str(Path(ddpdoctor.__file__).parents[1])
         paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
+        # Answers come through a pipe of their own, because the user's code and torch may print.
+        answers, there = os.pipe()
+        self._answers = os.fdopen(answers)
         self._process = subprocess.Popen(
-            [sys.executable, *safe_flags(), "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**kept, **ALONE, "PYTHONPATH": paths},
+            [sys.executable, *safe_flags(), "-m", MODULE, str(there)], stdin=subprocess.PIPE, stdout=STDERR,
+            pass_fds=[there], text=True, env={**kept, **ALONE, "PYTHONPATH": paths},
         )  # fmt: skip
+        os.close(there)
         self._send(ReferenceStart(settings=settings, world_size=world_size, device=str(device)))
 
     @contextmanager
     def keeping(self, module: Any) -> Iterator[None]:
-        """Copy parameters and buffers before a step, and then the gradients that DDP left.
-
-        They are copied to the host because the rank needs its GPU itself.
-        """
+        """Copy parameters and buffers before a step, and then the gradients that DDP left."""
+        # They are copied to the host because the rank needs its GPU itself.
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
         yield
-        gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
-        self._gradients = {name: one.detach().to_dense().to("cpu", copy=True) for name, one in gradients}
+        self._gradients = take_gradients(module)
 
     def ask(self, step: int, records: Sequence[StepRecord]) -> None:
-        """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
-        import torch
-
+        """Have the step computed from what was kept, and add the comparison to ``result``. Raises ``UserError``."""
         if self.result.problem:
             return
         path = Path(self._folder.name) / f"{step}.pt"
@@ -125,14 +123,12 @@ class ReferenceProcess:
         path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the process."""
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._answers.close()
         self._folder.cleanup()
 
     def _send(self, record: ReferenceStart | Question) -> None:
@@ -142,22 +138,16 @@ class ReferenceProcess:
             self._process.stdin.flush()
 
     def _hear(self) -> OneProcess:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
-            raise UserError(
-                f"the process that computes the reference did not answer within {self._limit_s:g} s",
-                status=training.FAILED,
-            )
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            raise UserError(f"the process that computes the reference ended (status {status})", status=training.FAILED)
-        try:
-            return decode(OneProcess, json.loads(line))
-        except (ValueError, WrongValue) as error:
-            raise UserError(
-                f"the process that computes the reference said {line[:80]!r}", status=training.FAILED
-            ) from error
+        if not select.select([self._answers], [], [], self._limit_s)[0]:
+            wrong = f"did not answer within {self._limit_s:g} s"
+        elif not (line := self._answers.readline()):
+            wrong = f"ended (status {self._process.wait()})"
+        else:
+            try:
+                return decode(OneProcess, json.loads(line))
+            except (ValueError, WrongValue):
+                wrong = f"said {line[:80]!r}"
+        raise UserError(f"the process that computes the reference {wrong}", status=training.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +214,6 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
 def _roundings(
     names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
 ) -> dict[str, float]:
-    """Return the norm of the rounding error of each parameter's gradient."""
-    import torch
-
     own = {}
     for name in names:
         if double is None:
@@ -246,8 +233,6 @@ def _roundings(
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
     """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
-    import torch
-
     gram = torch.tensor([[_dot(one, other) for other in parts] for one in parts], dtype=torch.float64)
     aims = torch.tensor([_dot(one, whole) for one in parts], dtype=torch.float64)
     if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
@@ -270,9 +255,7 @@ def _norm(tensor: Any) -> float:
 
 
 def main() -> None:
-    """Answer questions until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     start = decode(ReferenceStart, json.loads(sys.stdin.readline()))
     try:
         alone: Alone | None = Alone(start)
@@ -291,8 +274,6 @@ def _trouble(error: UserError) -> OneProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The model in one precision."""
-
     module: Any
     ddp: Any
     steps: training.TrainingStep
@@ -300,20 +281,16 @@ class _Copy:
 
 
 class Alone:
-    """The model in one process, in its own precision and, if possible, in float64."""
+    """The model in one process, in its own precision and if possible in float64. Making it raises ``UserError``."""
 
     def __init__(self, start: ReferenceStart) -> None:
-        """Build the model. Raises ``UserError``."""
-        import torch
-        from torch import distributed
-
         self._settings, self._world_size = start.settings, start.world_size
         self._device = torch.device(start.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         store = distributed.HashStore()
         distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
-        built = self._build()
+        built = training.build_seeded(self._settings, self._device)
         self._batches: training.Batches = training.choose_batches(self._settings, built.module, self._device)
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
         parameters = built.module.named_parameters()
@@ -323,9 +300,6 @@ class Alone:
         self._double = self._in_double(built)
 
     def answer(self, question: Question) -> OneProcess:
-        """Return how DDP's gradients of a step compare with those of one process."""
-        import torch
-
         kept = torch.load(question.path, map_location="cpu", weights_only=True)
         try:
             batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
@@ -369,7 +343,6 @@ class Alone:
     def _compute_all(
         self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
     ) -> tuple[Gradients, tuple[float | None, ...]]:
-        """Return the gradients of the whole batch and of each part, and the losses of the parts."""
         parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
         gradients, _ = self._compute(one, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
@@ -388,27 +361,15 @@ class Alone:
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
-        """Return a batch's gradients and its loss, computed from the saved state."""
-        import torch
-
         with torch.no_grad():
             for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
                 tensor.copy_(kept["state"][name])
         training.set_seed(self._settings.seed + seed, training.STEP, step=step, rank=rank)
         loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
-        return take_gradients(one.module), loss
-
-    def _build(self) -> training.Built:
-        training.set_seed(self._settings.seed, training.BUILD)
-        built = training.build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
-        training.quiet_dropout(built.module)
-        return built
+        return take_gradients(one.module, torch.float64), loss
 
     def _in_double(self, plain: training.Built) -> _Copy | None:
-        """Return a second copy of the model in float64, or None if it does not support that."""
-        import torch
-
-        built = self._build()
+        built = training.build_seeded(self._settings, self._device)
         if built.module is plain.module:
             return None
         try:
@@ -425,18 +386,14 @@ class Alone:
         return _Copy(module=built.module, ddp=ddp, steps=steps, change=change)
 
 
-def take_gradients(module: Any) -> dict[str, Any]:
-    """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
-    import torch
-
+def take_gradients(module: Any, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Return a dense copy of a model's gradients, on the host because there is room for many of them."""
     gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
-    return {name: one.detach().to_dense().to("cpu", torch.float64, copy=True) for name, one in gradients}
+    return {name: one.detach().to_dense().to(device="cpu", dtype=dtype, copy=True) for name, one in gradients}
 
 
 def is_batchnorm(module: Any) -> bool:
     """Return whether a layer computes statistics on its own rank's batch: BatchNorm in training, not SyncBatchNorm."""
-    from torch import nn
-
     family = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their only base
     return isinstance(module, family) and not isinstance(module, nn.SyncBatchNorm) and bool(module.training)
 

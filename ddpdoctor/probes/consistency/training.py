@@ -8,11 +8,15 @@ import random
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import Values
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpdoctor.model.consistency import Values, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import ModelSeen, TensorSeen
 from ddpdoctor.probes.consistency import comparing
@@ -41,55 +45,59 @@ BUILD, BATCH, STEP = range(3)  # purposes that get different random numbers
 _NUMPY_SEEDS = 2**32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSetup:
-    """What one rank trains, and on what device and data."""
-
-    settings: TrialSettings
-    rank: int
-    world_size: int
-    device: Any
-    built: Built
-    batches: Batches
-    steps: TrainingStep
-    # Called with the name of the next phase, so that the report can name the phase of a rank that hangs.
-    mark: Callable[[str], None]
-
-
 class Training:
-    """The model in DDP, and counts of its forwards and reductions."""
+    """The user's model on one rank, its batches and steps; after ``wrap`` in DDP, its forwards and reductions too."""
 
-    def __init__(self, setting: TrainingSetup) -> None:
-        """Wrap the model in DDP, which is collective. Raises ``UserError``."""
-        self._setting = setting
-        module = setting.built.module
-        setting.mark("DDP's constructor")
-        self.ddp = wrap(module, setting.device, unused=setting.settings.unused)
-        self._reduced = {
-            id(one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)
-        }
+    def __init__(
+        self, settings: TrialSettings, built: Built, rank: int, world_size: int, device: Any,
+        mark: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """``mark`` is called with the name of the next phase, for the report of a hang. Raises ``UserError``."""
+        self.built = built
+        self.batches = choose_batches(settings, built.module, device)
+        self.steps = TrainingStep(settings.step, built.loss_fn)
+        self._settings, self._rank, self._world_size = settings, rank, world_size
+        self._device, self._mark = device, mark
         self._forwards = self._unreduced = self._reductions = 0
         self._will_sync = False
         self._synced: tuple[comparing.TensorDigest, ...] | None = None
         self._batch = ""
+
+    def wrap(self) -> None:
+        """Wrap the model in DDP, which is collective. Raises ``UserError``."""
+        module = self.built.module
+        self._mark("DDP's constructor")
+        self.ddp = wrap(module, self._device, unused=self._settings.unused)
+        self._reduced = {id(one) for _, one in _trained(module)}
+
+        def before_ddp(ddp: Any, _: Any) -> None:
+            self._will_sync = ddp.will_sync_module_buffers()
+            if torch.is_grad_enabled():
+                self._forwards += 1
+                self._unreduced += not ddp.require_backward_grad_sync
+
+        def before_module(module: Any, _: Any) -> None:
+            if self._will_sync and self._synced is None:
+                self._synced = comparing.digest_rows(comparing.model_rows(module, What.BUFFER))
+            self._will_sync = False
+
         # DDP's hook runs before DDP sends the buffers. The module's hook runs after that, before its forward.
-        self.ddp.register_forward_pre_hook(self._before_ddp)
-        module.register_forward_pre_hook(self._before_module)
+        self.ddp.register_forward_pre_hook(before_ddp)
+        module.register_forward_pre_hook(before_module)
 
     def compute(self, step: int) -> float | None:
-        """Compute this step's gradients into the model and return the loss. Raises ``UserError``."""
-        one = self._setting
+        """Compute this step's gradients into the model; return the loss. Raises ``UserError``."""
         self._forwards = self._unreduced = 0
         self._synced = None
-        one.mark(f"step {step}: the batch")
-        batch = one.batches.get(one.rank, one.world_size, step)
-        one.mark(f"step {step}: forward and backward")
+        self._mark(f"step {step}: the batch")
+        batch = self.batches.get(self._rank, self._world_size, step)
+        self._mark(f"step {step}: forward and backward")
         self._batch = comparing.batch_digest(batch)
-        set_seed(one.settings.seed, STEP, step=step, rank=one.rank)
+        set_seed(self._settings.seed, STEP, step=step, rank=self._rank)
         try:
-            loss = one.steps.run(self.ddp, batch, f"step {step}")
+            loss = self.steps.run(self.ddp, batch, f"step {step}")
         except UserError as error:
-            hint = hint_of(error, one.settings, one.batches)
+            hint = hint_of(error, self._settings, self.batches)
             raise UserError(
                 error.message, help="\n".join(filter(None, (error.help, hint))), status=error.status
             ) from error
@@ -98,43 +106,27 @@ class Training:
 
     def finish(self, step: int, loss: float | None) -> comparing.StepRecord:
         """Make the optimizer's step and return this rank's record of the step. Raises ``UserError``."""
-        module, optimizer = self._setting.built.module, self._setting.built.optimizer
-        gradients = comparing.digest_rows(comparing.gradient_rows(module))
-        self._setting.mark(f"step {step}: the optimizer's step")
+        module, optimizer = self.built.module, self.built.optimizer
+        gradients = comparing.digest_rows(comparing.model_rows(module, What.GRADIENT))
+        self._mark(f"step {step}: the optimizer's step")
         with users_turn(f"the optimizer failed in step {step}", FAILED):
             optimizer.step()
-        after = comparing.digest_rows([*comparing.parameter_rows(module), *comparing.state_rows(module, optimizer)])
+        after = [*comparing.model_rows(module, What.PARAMETER), *comparing.state_rows(module, optimizer)]
         return comparing.StepRecord(
-            step=step, tensors=(*gradients, *after), synced=self._synced, values=self._values(step), loss=loss,
-            batch=self._batch,
+            step=step, tensors=(*gradients, *comparing.digest_rows(after)), synced=self._synced,
+            values=self._values(step), loss=loss, batch=self._batch,
         )  # fmt: skip
 
-    def _before_ddp(self, ddp: Any, _: Any) -> None:
-        import torch
-
-        self._will_sync = ddp.will_sync_module_buffers()
-        if torch.is_grad_enabled():
-            self._forwards += 1
-            self._unreduced += not ddp.require_backward_grad_sync
-
-    def _before_module(self, module: Any, _: Any) -> None:
-        if self._will_sync and self._synced is None:
-            self._synced = comparing.digest_rows(comparing.buffer_rows(module))
-        self._will_sync = False
-
     def _values(self, step: int) -> Values:
-        import torch
-        from torch import nn
-
-        module, optimizer, device = self._setting.built.module, self._setting.built.optimizer, self._setting.device
+        module, optimizer, device = self.built.module, self.built.optimizer, self._device
         random_states = [torch.get_rng_state()]
         if device.type == "cuda":
             random_states.append(torch.cuda.get_rng_state(device))
         dropout = nn.modules.dropout._DropoutNd  # noqa: SLF001 - their only base
-        trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)]
+        trained = _trained(module)
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         return Values(
-            rank=self._setting.rank, steps=step, reductions=self._reductions, forwards=self._forwards,
+            rank=self._rank, steps=step, reductions=self._reductions, forwards=self._forwards,
             unreduced_forwards=self._unreduced, settings=comparing.read_settings(optimizer),
             optimizer=type(optimizer).__name__,
             random=hashlib.sha256(b"".join(bytes(one.tolist()) for one in random_states)).hexdigest()[:16],
@@ -146,7 +138,7 @@ class Training:
 
 
 def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
-    """Return which option helps against an error of a step, or nothing if none does."""
+    """Return which option helps against an error of a step, or ""."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -165,15 +157,14 @@ def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
 
 def wrap(module: Any, device: Any, *, unused: bool) -> Any:
     """Return a module wrapped in DDP over all ranks. Raises ``UserError``."""
-    from torch.nn.parallel import DistributedDataParallel
-
     ids = [device.index] if device.type == "cuda" else None
     with users_turn("DDP does not take the model"):
         return DistributedDataParallel(module, device_ids=ids, find_unused_parameters=unused)
 
 
-def _kept(module: Any, name: str) -> bool:
-    return name not in getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+def _trained(module: Any) -> list[tuple[str, Any]]:
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    return [(name, one) for name, one in module.named_parameters() if one.requires_grad and name not in ignored]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +174,18 @@ class Built:
     module: Any
     optimizer: Any
     loss_fn: Callable[..., Any] | None
+    dropout: int = 0  # how many layers with dropout were made quiet
+
+
+def build_seeded(settings: TrialSettings, device: Any) -> Built:
+    """Build the model of a trial from its seed, without dropout if it is compared with one process."""
+    set_seed(settings.seed, BUILD)
+    built = build(load_callable(settings.model, "--model"), settings.model, device)
+    return replace(built, dropout=quiet_dropout(built.module)) if settings.reference else built
 
 
 def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
-    """Call the user's function and return what it built, with the model on ``device``. Raises ``UserError``."""
+    """Return what the user's function builds, with the model on ``device``. Raises ``UserError``."""
     with users_turn(f"--model {spec} failed"):
         made = builder()
     parts = made if isinstance(made, tuple) else (made,)
@@ -195,8 +194,6 @@ def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
     with users_turn(f"--model {spec}: the model cannot be moved to {device}"):
         module.to(device)
     if not optimizer:
-        import torch
-
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         with users_turn(f"--model {spec}: SGD cannot train it"):
             optimizer = torch.optim.SGD(trained, lr=DEFAULT_LR, momentum=DEFAULT_MOMENTUM)
@@ -221,12 +218,8 @@ def see_model(module: Any, group: str) -> ModelSeen:
 
 
 def quiet_dropout(module: Any) -> int:
-    """Set the probability of every dropout layer to 0, and return how many there were.
-
-    Attention and recurrent layers store it as ``dropout``. Functional dropout inside a forward is not reached.
-    """
-    from torch import nn
-
+    """Set the probability of every dropout layer to 0, and return how many there were."""
+    # Attention and recurrent layers store it as ``dropout``. Functional dropout is not reached.
     found = 0
     for one in module.modules():
         name = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
@@ -245,9 +238,6 @@ def _shape(tensor: Any) -> tuple[int, ...] | None:
 
 
 def _check_parts(spec: str, parts: tuple[Any, ...]) -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
     module = parts[0] if parts else None
     if isinstance(module, DistributedDataParallel):
         raise UserError(
@@ -309,14 +299,11 @@ def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches
 
 
 def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a batch with ``change`` applied to every tensor in its mappings, lists and tuples."""
-    import torch
-
     return _rebuild(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Join batches into one: concatenate tensors along their first dimension. Raises ``CannotJoin``."""
+    """Join batches along the first dimension of their tensors. Raises ``CannotJoin``."""
     rows = [list(leaves(batch)) for batch in batches]
     if len({tuple(place for place, _ in row) for row in rows}) > 1:
         raise CannotJoin("the batches of the ranks have different structures")
@@ -332,7 +319,7 @@ def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a batch with ``change`` applied to every leaf, in the order of ``leaves``."""
+    """Return a batch with every leaf changed, in the order of ``leaves``."""
     if isinstance(batch, Mapping):
         return {key: _rebuild(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -343,8 +330,6 @@ def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
-    import torch
-
     if not all(isinstance(part, torch.Tensor) for part in parts):
         if any(part != parts[0] for part in parts):
             raise CannotJoin(f"{place} is not a tensor, and differs between ranks")
@@ -361,9 +346,6 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
 
 
 def _guess(layer: Any) -> tuple[Callable[[int, int, int], Any], str] | None:
-    import torch
-    from torch import nn
-
     if isinstance(layer, nn.Linear):
         size: tuple[int, ...] = (SAMPLES, layer.in_features)
     elif isinstance(layer, nn.Conv2d):
@@ -380,22 +362,17 @@ class TrainingStep:
     """One training step without the optimizer, for any copy of the model."""
 
     def __init__(self, step: str, loss_fn: Callable[..., Any] | None) -> None:
-        """``step`` names the user's training step ("" for none), ``loss_fn`` is the loss that came with the model."""
+        """``step`` names the user's training step, or is ""; ``loss_fn`` came with the model."""
+        # How the loss is computed. If neither was given, this is known only after the first step.
         self.words = step or ("the loss_fn that came with the model" if loss_fn else "")
-        """How the loss is computed. If neither was given, this is known only after the first step."""
         self._spec = f"--step {step}" if step else "the model"
         self._step = load_callable(step, "--step") if step else None
         self._loss_fn = loss_fn
 
     def run(self, model: Any, batch: Any, when: str) -> float | None:
-        """Compute fresh gradients into the model. Return the loss, or None if it is not a single number.
-
-        Raises ``UserError``.
-        """
+        """Compute fresh gradients; return the loss, None if it is not a single number. Raises ``UserError``."""
         for parameter in model.parameters():
             parameter.grad = None
-        import torch
-
         with users_turn(f"{self._spec} failed in {when}", FAILED):
             loss = self._loss(model, batch)
             # The user's step may have called backward itself.
@@ -411,9 +388,6 @@ class TrainingStep:
         return float(loss.detach()) if getattr(loss, "numel", lambda: 0)() == 1 else None
 
     def _loss(self, model: Any, batch: Any) -> Any:
-        """Return what the user's step returns, else the user's loss, else a loss made of the output."""
-        import torch
-
         if self._step is not None:
             return self._step(model, batch)
         if self._loss_fn is not None:
@@ -446,8 +420,6 @@ def _call(model: Any, batch: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}" + ("" if value.requires_grad else " without a gradient")
     length = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
@@ -456,8 +428,6 @@ def _describe(value: Any) -> str:
 
 def set_seed(seed: int, purpose: int, *, step: int = 0, rank: int = 0) -> None:
     """Seed the generators of Python, torch on all devices, and numpy if it is loaded."""
-    import torch
-
     # Prime factors, so that different steps, ranks and purposes do not collide.
     mixed = (seed * 1_000_003 + step * 10_007 + rank * 101 + purpose) % _NUMPY_SEEDS
     random.seed(mixed)

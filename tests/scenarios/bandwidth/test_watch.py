@@ -228,14 +228,8 @@ def test_a_rank_that_asks_the_others_hears_their_alarm(monkeypatch):
     more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
     members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in range(2))
     watcher = watch.Watcher(
-        watch.Watched(
-            rank=0, members=members, tracker=Tracker(allowance_s=0.0), conversation=conversation, hang_timeout_s=0.0,
-            finish=lambda _: REPORTED, clean_up=lambda: None,
-        )
+        rank=0, members=members, tracker=Tracker(allowance_s=0.0), conversation=conversation, hang_timeout_s=0.0,
+        finish=lambda _: REPORTED, clean_up=lambda: None,
     )  # fmt: skip
-    try:
-        conversation.raise_alarm(Alarm(ending=Ending.HUNG, rank=1, phase="measure"))
-        assert watcher._all_stand_still()
-    finally:
-        watcher._lifeline.release()
-        watcher._local_ranks.close()
+    conversation.raise_alarm(Alarm(ending=Ending.HUNG, rank=1, phase="measure"))
+    assert watcher._all_stand_still()

@@ -20,7 +20,7 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.probes.bandwidth.collectives import Tracker
-from ddpdoctor.probes.bandwidth.watch import GIL_LIMIT_S, Watched, Watcher
+from ddpdoctor.probes.bandwidth.watch import GIL_LIMIT_S, Watcher
 
 FOLDER, RANK, WORLD, PORT, HANG_TIMEOUT_S, FAULT = Path(sys.argv[1]), *sys.argv[2:]
 RANK, WORLD, PORT, HANG_TIMEOUT_S = int(RANK), int(WORLD), int(PORT), float(HANG_TIMEOUT_S)
@@ -49,7 +49,7 @@ def wait_for_all(conversation, place):
 
 def wait_for_local_ranks(watcher):
     """Wait until this rank's watcher knows the processes of the others: within milliseconds of its start."""
-    while len(watcher._local_ranks.ranks) < WORLD - 1:
+    while len(watcher.local_ranks.ranks) < WORLD - 1:
         time.sleep(0.01)
 
 
@@ -137,13 +137,13 @@ def main():
         more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
         wait_for_all(conversation, "here")
         members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
-        watched = Watched(
+        watched = Watcher(
             rank=RANK, members=members, tracker=tracker, conversation=conversation,
             hang_timeout_s=HANG_TIMEOUT_S, finish=finish,
             gil_limit_s=2.0 if FAULT == "gil" else GIL_LIMIT_S, clean_up=lambda: mark(f"clean-{RANK}"),
         )  # fmt: skip
-        with Watcher(watched) as watcher:
-            run(conversation, tracker, watcher)
+        with watched:
+            run(conversation, tracker, watched)
         mark(f"end-{RANK}")
 
 

@@ -156,7 +156,7 @@ def asked_of_worker(case):
 # Programs that ask nodes, and what they send. These are real processes, which do what srun and kubectl exec do.
 
 
-WAY = Way(name="srun", noun="node", remedy=lambda _reason: "see NODE")
+WAY = Way(name="srun", noun="node", remedies=[([""], "see NODE")])
 FILES = {"attach.json": b"{}\n", "look_1/rank_0_pid_7.json": b"\xff" * 5000, "look_2/fr_dump_pid_7_rank_0": b""}
 
 
@@ -419,7 +419,7 @@ def chosen_of(row):
     """Return the place in its family, and the rank, of each process that is chosen as one."""
     with family(*eval(row)) as (mine, processes):
         places = {one.pid: at for at, one in enumerate(mine)}
-        return [(places[one.process.pid], one.rank) for one in choose_ranks(processes) if one.process.pid in places]
+        return [(places[one.pid], one.rank) for one in choose_ranks(processes) if one.pid in places]
 
 
 # Who may not trace is told what helps on this machine.

@@ -60,7 +60,7 @@ def start_of(path, name):
     """Return where the bytes of a tensor begin."""
     with path.open("rb") as file:
         archive = read_archive(file)
-    return next(archive.starts[ref.storage.key] for found, ref in walk_tensors(archive.loaded.root) if found == name)
+    return next(archive.starts[ref.storage.key] for found, ref in walk_tensors(archive.root) if found == name)
 
 
 def told(path):

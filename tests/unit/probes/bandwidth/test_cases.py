@@ -39,16 +39,7 @@ from ddpdoctor.probes.bandwidth.plan import (
     round_size,
 )
 from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
-from ddpdoctor.probes.bandwidth.watch import (
-    Alarm,
-    Home,
-    LocalRanks,
-    Watched,
-    describe_end,
-    read_home,
-    stop_alone,
-    take_position,
-)
+from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Watcher, describe_end, read_home
 from tests.golden import Cases, table, words
 from tests.machines import DATA
 from tests.scenarios.running import wait_for
@@ -344,34 +335,37 @@ def test_ends_of_any_kind_meet_in_their_order():
 # What the rank that reports says of the processes beside it.
 
 
-def stop(local_ranks, position):
-    """Stop alone, as rank 1; return the status and what was reported."""
-    reported: list[Stop] = []
-    watched = Watched(
+def watching(local_ranks, reported):
+    """Rank 1 beside these processes; what it reports is added to ``reported``."""
+    return Watcher(
         rank=1, members=(), tracker=Tracker(), conversation=None, hang_timeout_s=60.0, clean_up=lambda: None,
-        finish=lambda stop: reported.append(stop) or 1,
+        finish=lambda stop: reported.append(stop) or 1, local_ranks=local_ranks,
     )  # fmt: skip
-    alarm = Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None)
-    return stop_alone(watched, local_ranks, alarm, position), reported
+
+
+ALARM = Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None)
 
 
 def test_a_process_that_died_after_the_position_was_taken_is_seen(sleeper, local_ranks):
     local_ranks.add(0, home_of(sleeper))
-    position = take_position(1, Tracker(), None, local_ranks)
+    reported: list[Stop] = []
+    watcher = watching(local_ranks, reported)
+    position = watcher.position()
     sleeper.kill()
     assert wait_for(lambda: 0 in local_ranks.gone())
-    status, (reported,) = stop(local_ranks, position)
-    assert status == 1
+    assert watcher.stop_alone(ALARM, position) == 1
     assert position.states["0"] not in {"Z", ""}
-    assert reported.positions[0].states == {"0": "Z"}
-    assert reported.positions[0].ends == {"0": "SIGKILL"}
+    assert reported[0].positions[0].states == {"0": "Z"}
+    assert reported[0].positions[0].ends == {"0": "SIGKILL"}
 
 
 def test_a_lower_rank_that_exited_by_itself_has_reported_already(sleeper, local_ranks):
     local_ranks.add(0, home_of(sleeper))
     sleeper.stdin.close()
     assert wait_for(lambda: 0 in local_ranks.gone())
-    assert stop(local_ranks, take_position(1, Tracker(), None, LocalRanks(None))) == (1, [])
+    reported: list[Stop] = []
+    watcher = watching(local_ranks, reported)
+    assert (watcher.stop_alone(ALARM, watcher.position()), reported) == (1, [])
 
 
 # What a tracker says must let ranks be compared: the same count in the same group is the same call.

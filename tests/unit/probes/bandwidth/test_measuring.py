@@ -26,7 +26,6 @@ from ddpdoctor.probes.bandwidth.collectives import (
     count_sets,
     counts,
     put_in,
-    read_cache_bytes,
     set_bytes,
     tolerance,
     working_bytes,
@@ -50,7 +49,6 @@ from ddpdoctor.probes.bandwidth.timing import (
     lateness,
     median_interval,
     plan_calls,
-    quantile,
     summarize,
 )
 from tests.golden import Cases, table, words
@@ -163,7 +161,7 @@ def test_cold_buffers_exceed_the_cache_and_warm_ones_are_one_set(size_bytes):
 def last_cache(files):
     with TemporaryDirectory() as folder:
         write(Path(folder), {f"{name}/size": f"{text}\n" for name, text in files.items()})
-        return read_cache_bytes(Path(folder))
+        return cache_bytes(CPU, Path(folder))
 
 
 # What the check of the data allocates beside the buffers: the same for any number of ranks.
@@ -347,8 +345,8 @@ test_words = words(
     __name__,
     plan_calls=plan_of, lateness=lambda waits: lateness([[wait] for wait in waits]).tolist()[0],
     median_interval=lambda count: median_interval(random.Random(1).sample(range(int(count)), int(count))),
-    quantile=lambda row: quantile(list(row[0]), row[1]), coefficient_of_variation=coefficient_of_variation,
-    predicted=predicted, read_cache_bytes=last_cache, free_bytes=free_bytes, times_of_its_size=times_of_its_size,
+    coefficient_of_variation=coefficient_of_variation,
+    predicted=predicted, cache_bytes=last_cache, free_bytes=free_bytes, times_of_its_size=times_of_its_size,
 )  # fmt: skip
 
 

@@ -17,13 +17,12 @@ from ddpdoctor.probes.consistency.comparing import (
     RunRecord,
     StepRecord,
     TensorDigest,
-    buffer_rows,
     compare_runs,
     compare_steps,
     digest_rows,
     find_differences,
     merge_reruns,
-    parameter_rows,
+    model_rows,
     state_rows,
 )
 from ddpdoctor.probes.consistency.reference import (
@@ -37,7 +36,6 @@ from ddpdoctor.probes.consistency.session import describe_built
 from ddpdoctor.probes.consistency.training import (
     CannotJoin,
     Training,
-    TrainingSetup,
     TrainingStep,
     build,
     choose_batches,
@@ -152,14 +150,12 @@ def steps_and_runs_that_are_compared():
 
 
 def test_parameters_without_values_yet_are_left_out():
-    assert digest_rows(parameter_rows(nn.LazyLinear(3))) == ()
+    assert digest_rows(model_rows(nn.LazyLinear(3), What.PARAMETER)) == ()
     assert describe_built([(), ()]) == ""
 
 
 def test_parameters_that_were_built_unlike_are_named():
-    built = [
-        digest_rows([*parameter_rows(module), *buffer_rows(module)]) for module in (nn.Linear(1, 1), nn.Linear(1, 1))
-    ]
+    built = [digest_rows(model_rows(nn.Linear(1, 1), What.PARAMETER, What.BUFFER)) for _ in range(2)]
     assert describe_built(built) == (
         "built with one seed, 2 parameters had other values on other ranks, as weight (rank 0 and rank 1); DDP's "
         "constructor gave all rank 0's"
@@ -208,11 +204,8 @@ BATCH = "The batch is float32[8, 8], made up for first (Linear). If the model ta
 
 def train(output, settings):
     built = build(lambda: Takes(output), "m:f", CPU)
-    setup = TrainingSetup(
-        settings=settings, rank=0, world_size=1, device=CPU, built=built, steps=TrainingStep("", None),
-        batches=choose_batches(settings, built.module, CPU), mark=lambda _: None,
-    )  # fmt: skip
-    training = Training(setup)
+    training = Training(settings, built, 0, 1, CPU, lambda _: None)
+    training.wrap()
     return [training.compute(step) for step in (1, 2)]
 
 
@@ -252,7 +245,7 @@ def test_gradients_are_kept_on_the_host():
         weight = torch.nn.Parameter(torch.empty(1000, 1000, device="cuda", dtype=torch.bfloat16))
         weight.grad = torch.empty(1000, 1000, device="cuda", dtype=torch.bfloat16)
         module = torch.nn.ParameterDict({"weight": weight})
-        kept = take_gradients(module)
+        kept = take_gradients(module, torch.float64)
     assert {(one.device.type, one.dtype) for one in kept.values()} == {("cpu", torch.float64)}
 
 
