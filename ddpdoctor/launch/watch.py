@@ -197,13 +197,15 @@ def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
 class JobWatch:
     """The watcher's knowledge of one job. Times are CLOCK_MONOTONIC."""
 
-    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: LiveComparison) -> None:
-        """Prepare ``folder``, where the recorders write."""
-        self.folder = folder
+    def __init__(
+        self, evidence: EvidenceTaker, hang_timeout_s: float, launched_ns: int, replicas: LiveComparison,
+        launcher_pid: int | None = None,
+    ) -> None:  # fmt: skip
+        self.folder = evidence.folder
         self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
         self.launched_ns = launched_ns
-        self.evidence = EvidenceTaker(folder)
+        self.evidence = evidence
         self.followed: dict[int, Followed] = {}
         self.agent = AgentLog()
         self.stopping_since_ns: int | None = None
@@ -222,7 +224,7 @@ class JobWatch:
         self._holdups = HoldUps()
         self._strangers = Strangers()
         self._workers = WorkersSeen()
-        self.launcher_pid: int | None = None
+        self.launcher_pid = launcher_pid
         self._launcher_lives = True
         self._launcher_busy_ns = launched_ns
         self._launcher_ticks = 0
