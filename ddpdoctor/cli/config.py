@@ -157,18 +157,24 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
     for path in looked_for:
         if not os.path.exists(path):  # noqa: PTH110 - it may be in a folder that may not be entered
             continue
-        distrust = find_distrust(path, with_ancestors=path != user)
-        if distrust is None:
-            table = _read_table(path)
-            tables += [] if table is None else [table]
-            continue
         from ddpdoctor.recorder.storage.files import read_plain
 
-        try:  # most projects' files have no settings at all
-            content = b"" if path.name != PROJECT_FILE else read_plain(os.path.realpath(path), MAX_BYTES)
-        except OSError:
-            continue
-        if path.name != PROJECT_FILE or PROJECT_TABLE.encode() in content:
+        content: bytes | OSError
+        try:
+            content = read_plain(os.path.realpath(path), MAX_BYTES)
+        except OSError as error:
+            content = error
+        is_project = path.name == PROJECT_FILE
+        is_meant = not is_project or (isinstance(content, bytes) and PROJECT_TABLE.encode() in content)
+        if not is_meant and isinstance(content, bytes):
+            with contextlib.suppress(UnicodeDecodeError):  # most projects' files have no settings at all
+                content.decode()
+                continue
+        distrust = find_distrust(path, with_ancestors=path != user)
+        if distrust is None:
+            table = _read_table(path, content, is_project=is_project)
+            tables += [] if table is None else [table]
+        elif is_meant:
             reason, remedy = distrust
             elsewhere = f"copy the settings into {user}" if user not in {None, path} else "give the options themselves"
             notes.append(
@@ -259,7 +265,7 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
         cwd = Path("/")
     config = read_config(cwd, os.environ)
     settings = config.settings_of(verb, kind) if config.tables else {}
-    notes = [str(note) for note in (*config.notes, *config.left_out(verb, kind))]
+    notes = [str(note) for note in (*config.notes, *(config.left_out(verb, kind) if config.tables else ()))]
     if hasattr(kind, "ignore"):
         notes += [
             f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
@@ -294,18 +300,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(names)}."
 
 
-def _read_table(path: Path) -> ConfigTable | None:
+def _read_table(path: Path, content: bytes | OSError, *, is_project: bool) -> ConfigTable | None:
     """Return a file's settings, or None if it has none."""
-    from ddpdoctor.recorder.storage.files import read_plain
-
-    is_project = path.name == PROJECT_FILE
     try:
-        text = read_plain(os.path.realpath(path), MAX_BYTES).decode()
+        if isinstance(content, OSError):
+            raise content
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UserError(f"{path} cannot be read: {reason}", help="Correct the file, or move it away.") from error
-    if is_project and PROJECT_TABLE not in text:
-        return None
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         whole = toml.loads(text)
