@@ -51,9 +51,13 @@ GOES_ON = {
 }
 
 
-def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None:
-    """Return the cost of the debug level, chosen or set in the environment, or None if there is no cost."""
-    return NOTES.get(chosen or env.get(DEBUG_VARIABLE, "").upper())
+def notes_of(level: ChosenLevel | None, hang_timeout_s: float, env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return what the debug level costs, and whether the hang timeout is too long; None for each without a note."""
+    too_long = (
+        f"--hang-timeout is {round(hang_timeout_s)} s, but torch ends a wait after 10 min over NCCL and 30 min over "
+        "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
+    )
+    return NOTES.get(level or env.get(DEBUG_VARIABLE, "").upper()), too_long if hang_timeout_s >= NCCL_LIMIT_S else None
 
 
 def run_under_outer(options: WrapOptions) -> NoReturn:
@@ -83,10 +87,9 @@ def run_and_show(
     from ddpdoctor.launch.session import Session
 
     if options.placement.number in {0, None} and not options.quiet:  # of several nodes, only the first says it
-        level = debug_note(options.debug_level, os.environ)
-        for note in (options.placement.note, options.nproc_note, level, _patience_note(options.hang_timeout_s)):
-            if note:
-                say(sys.stderr, note)
+        costs = notes_of(options.debug_level, options.hang_timeout_s, os.environ)
+        for note in filter(None, (options.placement.note, options.nproc_note, *costs)):
+            say(sys.stderr, note)
     make = make_report or outcome_report
     reports = JobReports(options=options, make=make, goes_on=GOES_ON[options.on_hang], act=act, started=started)
     return finish(Session(options, load_judge, reports).run(), reports, is_shown=is_last)
@@ -172,16 +175,6 @@ def keep_errors(report: Report) -> Report | None:
         return None
     verdict = report.verdict if report.verdict in errors else None
     return replace(report, findings=errors, verdict=verdict)
-
-
-def _patience_note(hang_timeout_s: float) -> str | None:
-    """Return a warning if the hang timeout is not shorter than torch's own limit."""
-    if hang_timeout_s < NCCL_LIMIT_S:
-        return None
-    return (
-        f"--hang-timeout is {round(hang_timeout_s)} s, but torch ends a wait after 10 min over NCCL and 30 min over "
-        "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from ddpdoctor.launch.command_line import (
     locate_module,
     refuse_launcher,
 )
-from ddpdoctor.launch.placement import Style, WrapOptions, number_first, place
+from ddpdoctor.launch.placement import Style, WrapOptions, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, Starter, make_member_folder
 from ddpdoctor.launch.starting import choose_debug_level, find_outer_run, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings
@@ -134,7 +134,8 @@ def prepare(
     if options.exclude_file is not None:
         check_writable(options.exclude_file, "--exclude-file")
     shared.parse_duration(options.metrics_every, "--metrics-every")
-    check_metrics(options.metrics_file, env, otlp=options.otlp)
+    if options.metrics_file is not None or options.otlp:
+        check_metrics(options.metrics_file, env, otlp=options.otlp)
     command = command or tuple(sys.argv)
     split = options.split
     if not split.is_command:  # torchrun's flags have variables; it complains itself about one that is no number
@@ -151,7 +152,7 @@ def prepare(
         from ddpdoctor.diagnose.files import check_codes
 
         ignore = check_codes(ignore)
-    placement = number_first(place(split, env, options.exchange_port))
+    placement = place(split, env, options.exchange_port)
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
     if options.html is not None:
