@@ -97,7 +97,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the bench, or this rank's part of it, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
@@ -105,7 +104,6 @@ def run(options: Options) -> int:
 
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
-    """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
     from ddpdoctor.model.findings import now
 

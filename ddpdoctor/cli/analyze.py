@@ -26,7 +26,6 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
 
     outputs = settings_of(options, Outputs)

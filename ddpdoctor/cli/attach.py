@@ -41,7 +41,6 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Look at a running job, judge it, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.attach.look import attach
     from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, say
     from ddpdoctor.diagnose.evidence import analyze

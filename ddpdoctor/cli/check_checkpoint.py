@@ -25,7 +25,6 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Read and judge the files, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import checkpoint_report
     from ddpdoctor.model.findings import now

@@ -54,7 +54,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Compare files or ranks, and return the exit status. Raises ``UserError``."""
     if options.diff:
         from ddpdoctor.diagnose.files import build_diff_report
         from ddpdoctor.probes.diff import compare_files

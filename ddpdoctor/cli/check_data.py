@@ -57,7 +57,6 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Do the arithmetic, or use the user's loader, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.diagnose.files import plan_report
 
     outputs = settings_of(options, Outputs)

@@ -46,7 +46,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.collect.launch import seen_ranks
     from ddpdoctor.diagnose.machines import start_torch_early
 

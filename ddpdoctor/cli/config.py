@@ -426,7 +426,6 @@ class ShownOption(NamedTuple):
 
 
 def run(options: Options) -> int:
-    """Show the configuration. Raises ``UserError`` for a wrong file or an unknown command."""
     from ddpdoctor.cli.output import write
 
     config = read_config(Path.cwd(), os.environ)

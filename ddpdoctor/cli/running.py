@@ -155,14 +155,12 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
 
 
 def load_judge() -> Judge:
-    """Import the rules, and return what judges a run folder by them."""
     from ddpdoctor.diagnose.job import judge_folder
 
     return judge_folder
 
 
 def outcome_report(outcome: JobOutcome) -> Report:
-    """Build the report of an outcome, without the findings that the user ignores."""
     from ddpdoctor.diagnose.job import build_report
 
     return build_report(outcome.folder, outcome.judgment, outcome.end)
@@ -274,7 +272,6 @@ class JobReports:
         return [finding for finding in hangs(judgment) if finding.code not in self.options.ignore]
 
     def save(self, outcome: JobOutcome) -> None:
-        """Save the report, and the page if one is wanted."""
         file, report = self.options.report_file, self.make(outcome)
         if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
             save_report(outcome.folder, report)

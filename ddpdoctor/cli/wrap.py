@@ -89,7 +89,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the job, show its report, and return the exit status."""
     from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
     from ddpdoctor.model.errors import ExitStatus, has_found
 

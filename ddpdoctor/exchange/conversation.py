@@ -65,7 +65,6 @@ class BadRecord(StoreError):  # noqa: N818 - says what it is
     """A received record cannot be read, or is not signed with this job's token."""
 
     def __init__(self, sender: str, what: str) -> None:
-        """Say who sent what; ``what`` is a phrase such as "a message signed with another token"."""
         super().__init__(f"{sender} sent {what}")
         self.what = what
 
@@ -181,11 +180,9 @@ class Conversation:
     # Records
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which starts at 0, and return the sum."""
         return self.store.add(self.prefix + key, amount)
 
     def send(self, key: str, record: Any) -> None:
-        """Store a record for everyone to read."""
         try:
             data = pack(encode(record), self._token)
         except BadMessage as error:
@@ -204,7 +201,6 @@ class Conversation:
         self.store.set(self.prefix + key, _DESCRIPTION.pack(len(data), hashlib.sha256(data).digest()))
 
     def has(self, key: str) -> bool:
-        """Return whether there is a record."""
         return self.store.get(self.prefix + key) is not None
 
     def get(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
@@ -318,7 +314,6 @@ class Conversation:
         return News(alarm=counter >= _ALARM, questions=counter % _ALARM)
 
     def ask(self) -> int:
-        """Ask all members the next question; return its number."""
         return self.news(1).questions
 
     def raise_alarm(self, why: Kind) -> Kind:
@@ -329,7 +324,6 @@ class Conversation:
         return why
 
     def alarm(self, kind: type[Kind]) -> Kind:
-        """Return why the alarm was raised."""
         return self.receive(kind, "alarm", ALARM_LIMIT_S, "the rank that raised the alarm")
 
     # Goodbye
@@ -423,7 +417,6 @@ class _WallClock:
 
 @contextmanager
 def shown_clock(conversation: Conversation) -> Iterator[None]:
-    """Publish this process's wall clock while the context is open."""
     ended = threading.Event()
 
     def show() -> None:

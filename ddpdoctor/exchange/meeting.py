@@ -110,7 +110,6 @@ class HostedMeeting(ExitStack):
         return self._forward(mailbox.StoreBox(store))
 
     def serve_folder(self, path: Path) -> mailbox.Forwarder:
-        """Also answer requests that arrive through a shared folder."""
         return self._forward(mailbox.FolderBox(path))
 
     def announce(self, notice: bytes) -> None:
@@ -159,7 +158,6 @@ def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
 
 
 def by_folder(path: Path) -> MeetingWay:
-    """Return the way over a folder that all hosts see."""
     return MeetingWay(
         "folder", lambda token, limit_s, **_: mailbox.knock(mailbox.FolderBox(path), token, limit_s, SERVED_BY)
     )

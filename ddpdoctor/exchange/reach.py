@@ -181,7 +181,6 @@ def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFa
 
 
 def describe(error: Exception) -> str:
-    """Describe an error as a phrase."""
     if isinstance(error, TimeoutError) and not error.errno:
         return str(error) if "name server" in str(error) else "no answer; a firewall may drop the packets"
     if isinstance(error, socket.gaierror):
@@ -192,7 +191,6 @@ def describe(error: Exception) -> str:
 
 
 def describe_failures(failures: Failures) -> str:
-    """Describe all failures as a phrase."""
     # Another thread may be adding failures, so copy them first.
     words = (
         f"{place}: the name does not resolve ({one.error})" if one.contact is Contact.UNRESOLVED

@@ -95,7 +95,6 @@ def read_meeting(descriptor: int) -> HostWatch | None:
 
 
 def write_meeting(descriptor: int, watch: HostWatch) -> None:
-    """Write where the others find the folder."""
     plain = {"record": str(watch.record), "run_dir": str(watch.run_dir), "watcher": watch.watcher}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(plain).encode(), 0)
@@ -134,7 +133,6 @@ def leave(folder: Path, process: Target, how: Leaving) -> None:
 
 
 def read_attendance(folder: Path) -> Attendance:
-    """Return who is there and who was."""
     came = {process: _read(folder, PRESENT, process) for process in _listed(folder / PRESENT)}
     present = {process: number for process, number in came.items() if is_same(*process)}
     words = {process: _read(folder, LEFT, process) for process in _listed(folder / LEFT)}

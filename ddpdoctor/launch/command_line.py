@@ -239,7 +239,6 @@ class TorchrunSettings:
 
     @property
     def backend(self) -> str:
-        """The rendezvous backend; the default is static."""
         return self.text("--rdzv-backend") or "static"
 
     @property

@@ -99,7 +99,6 @@ class SharedReplicas:
             save(folder / attempt_name(JOINT, attempt), self._joint.found())
 
     def start(self, member: FirstNode | OtherNode) -> None:
-        """Start the thread that exchanges them over this node's connection to the others."""
         self._thread = threading.Thread(target=self._run, args=(member,), name="ddpdoctor-replicas", daemon=True)
         self._thread.start()
 
@@ -117,7 +116,6 @@ class SharedReplicas:
                 self.failure = self.failure or error
 
     def exchange(self, member: FirstNode | OtherNode) -> None:
-        """Send and receive once."""
         conversation = member.conversation()
         if conversation is None or member.number is None:
             return
@@ -237,7 +235,6 @@ class LiveComparison:
             self._save_news(time.monotonic())
 
     def save(self) -> None:
-        """Save the results so far."""
         with self._wall():
             if self._comparer is not None:
                 self._write(self._comparer.consistency(), None)

@@ -107,7 +107,6 @@ def make_dump_dir(run_dir: Path) -> Path:
 
 
 def name_stem(script: str, *, is_module: bool) -> str:
-    """Return the part of a folder's name that comes from its script or module."""
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     return re.sub(r"[^\w.-]", "_", name) or "job"
 
@@ -200,7 +199,6 @@ def _make_new(paths: Iterable[Path]) -> Path:
 
 
 def refuse(path: Path, error: OSError) -> UserError:
-    """Return the error for a run folder that is not writable."""
     return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)
 
 
@@ -336,7 +334,6 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
 
 
 def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
-    """Return nproc, nnodes and node_rank from torchrun's settings, each None if it is not a number."""
     nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
     return {
         "nproc": torchrun.number("--nproc-per-node"),

@@ -76,7 +76,6 @@ class JobOutcome:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of `wrap`."""
         return self.end.exit_status or 0
 
 
@@ -175,7 +174,6 @@ class Session:
             raise refuse(self.folder, error) from error
 
     def run(self) -> JobOutcome:
-        """Run the job to its end."""
         guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
         try:
             with handling(ENDING_SIGNALS, self._note_signal):
@@ -263,7 +261,6 @@ class Session:
         return self.launcher.poll()
 
     def _stop_hung(self) -> None:
-        """Stop the launcher and all ranks."""
         stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _report_crash(self, what: str) -> None:
@@ -363,7 +360,6 @@ class Session:
             self.reported_causes.add(cause)
 
     def _withdraw(self) -> None:
-        """Withdraw the report of a hang, because the job has moved since."""
         self.examining.withdraw()
         reported, self.reported = self.reported, None
         if reported is not None:
@@ -495,7 +491,6 @@ class JoinedSession(Session):
         self._deadline = time.monotonic() + COME_LIMIT_S
 
     def run(self) -> JobOutcome:
-        """Watch until nobody is left, then judge."""
         with handling(ENDING_SIGNALS, self._note_signal):
             self._prepare(None)
             return self._end(self._watch_to_the_end())
@@ -542,7 +537,6 @@ class JoinedSession(Session):
             self.notifier.show(outcome)
 
     def is_known(self, judgment: Judgment) -> bool:
-        """Return whether a judgment was shown before."""
         shown = [cause_of(judgment) for judgment in (self.reported,) if judgment is not None] + [self.shown_cause]
         return cause_of(judgment) in shown
 

@@ -237,7 +237,6 @@ class JobWatch:
             self._ended(pid)
 
     def follow(self, *, at_once: bool = False) -> None:
-        """Check all processes again if it is time, or ``at_once``."""
         now_ns = time.monotonic_ns()
         if not at_once and now_ns - self._followed_ns < self._follow_every_s * 1e9:
             return
@@ -335,7 +334,6 @@ class JobWatch:
                 remove(path)
 
     def ranks(self) -> list[Followed]:
-        """Return the processes of the last attempt that are ranks, alive or not."""
         begun = self.agent.begun_ns or 0
         return [
             process
@@ -345,12 +343,10 @@ class JobWatch:
         ]
 
     def rank_range(self) -> tuple[int, int] | None:
-        """Return the first and last rank that the launcher has started here, or None if unknown."""
         numbers = [start.rank for start in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
     def own_progress(self) -> NodeProgress:
-        """Return the progress of this node's ranks."""
         now_ns, ranks, idle_s = time.monotonic_ns(), self.ranks(), None
         # The launcher waits for other nodes if it has no rank: none yet or, with torch's agent, none any more.
         if self._launcher_lives and not ranks and not self.agent.started:
