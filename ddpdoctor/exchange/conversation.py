@@ -106,7 +106,7 @@ def read_json(text: bytes) -> Any:
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise BadMessage(f"a message of more than {MAX_VALUES} values")
     try:
-        return json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
+        return json.loads(text, parse_constant=_number, parse_int=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"a damaged message ({type(error).__name__} in its JSON)") from None
 
@@ -125,18 +125,13 @@ def decompress(payload: bytes, most_bytes: int) -> bytes:
     return text
 
 
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _whole(digits: str) -> int:
-    number = int(digits) if len(digits) <= _MOST_DIGITS else None
-    return number if number is not None and number in INTEGERS else _refuse(digits[:_MOST_DIGITS])
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text[:_MOST_DIGITS])
+def _number(text: str) -> float:
+    if not text.removeprefix("-").isdecimal():
+        if math.isfinite(number := float(text)):
+            return number
+    elif len(text) <= _MOST_DIGITS and int(text) in INTEGERS:
+        return int(text)
+    raise ValueError(text[:_MOST_DIGITS])
 
 
 class News(NamedTuple):
@@ -207,10 +202,6 @@ class Conversation:
         """Return a record, or None if there is none yet; raises ``BadRecord``, which names ``sender``."""
         return self.wait(kind, key, 0.0, sender)
 
-    def take(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
-        """Return a record as ``get`` does, and remove it to free the server's memory."""
-        return self.wait(kind, key, 0.0, sender, take=True)
-
     def receive(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind:
         """Wait for a record and return it; raises ``StoreError`` if it does not arrive in time."""
         record = self.wait(kind, key, limit_s, sender)
@@ -219,7 +210,7 @@ class Conversation:
         return record
 
     def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str, *, take: bool = False) -> Kind | None:
-        """Wait for a record and return it, or None if it does not arrive in time."""
+        """Wait for a record and return it, or None if it is not in time. ``take`` frees the server's memory of it."""
         data = wait_for(lambda: self.store.get(self.prefix + key), limit_s)
         if data is None:
             return None

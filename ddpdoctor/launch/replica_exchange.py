@@ -165,7 +165,8 @@ class SharedReplicas:
         for name in word.wanted:
             for number in others:
                 with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
-                    sent = conversation.take(NodeStreams, f"{CONTENTS}/{number}/{word.turn}/{name}", f"node {number}")
+                    key = f"{CONTENTS}/{number}/{word.turn}/{name}"
+                    sent = conversation.wait(NodeStreams, key, 0.0, f"node {number}", take=True)
                     with self.lock:
                         if sent is not None and self._joint is not None:
                             self._joint.answered(number, sent)
