@@ -68,11 +68,6 @@ class ConfigTable:
     prefix: str  # how its tables are named in the file: "tool.ddpdoctor." or empty
 
     @property
-    def source(self) -> str:
-        """Return the file's name for messages."""
-        return str(self.path)
-
-    @property
     def is_project(self) -> bool:
         """Return whether it is a project's file."""
         return bool(self.prefix)
@@ -107,7 +102,7 @@ class Config:
         keys = {key_of(one) for one in declared_by(kind) if isinstance(one.option, Option)} & ACTING
         return tuple(
             Note(
-                path=table.path, what=f"{key} in [{name}] of {table.source} is not used",
+                path=table.path, what=f"{key} in [{name}] of {table.path} is not used",
                 reason="a project's file cannot set what runs, sends or writes something",
                 remedy=f"Give --{key}, or put it into {self.user_file or 'the file of ddpdoctor config'}.",
             )
@@ -127,8 +122,8 @@ class Config:
                     continue
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
                     if key_of(one) in keys and not (keys is table.table and key_of(one) == IGNORE):
-                        value = _read_value(one, keys[key_of(one)], f"{table.source}: [{name}] {key_of(one)}")
-                        found[one.field] = (value, table.source)
+                        value = _read_value(one, keys[key_of(one)], f"{table.path}: [{name}] {key_of(one)}")
+                        found[one.field] = (value, str(table.path))
         active = [one.code for one in self.ignored if not one.is_expired(self.today)]
         if active and "ignore" in {one.field for one in options}:
             given, _ = found.get("ignore", ([], ""))
@@ -339,12 +334,10 @@ def _keys_of(verb: str) -> list[str]:
 
 def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
     if not isinstance(keys, dict):
-        raise UserError(
-            f"{table.source}: {name.strip('[]')} is not a table", help=f"Write {name} and options below it."
-        )
+        raise UserError(f"{table.path}: {name.strip('[]')} is not a table", help=f"Write {name} and options below it.")
     for key in keys:
         if key not in known:
-            raise UserError(f"{table.source}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
+            raise UserError(f"{table.path}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
 
 
 def _read_value(one: Declared, value: Any, name: str) -> Any:
@@ -385,8 +378,8 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
     entries = table.table.get(IGNORE, [])
     hint = IGNORE_HELP.format(table=table.prefix)
     if not isinstance(entries, list):
-        raise UserError(f"{table.source}: {IGNORE} is not a list of tables", help=hint)
-    name = f"{table.source}: [[{table.prefix}{IGNORE}]]"
+        raise UserError(f"{table.path}: {IGNORE} is not a list of tables", help=hint)
+    name = f"{table.path}: [[{table.prefix}{IGNORE}]]"
     found = []
     for entry in entries:
         if not isinstance(entry, dict):
@@ -403,7 +396,7 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
             (known,) = check_codes((code,))
         except UserError as error:
             raise UserError(f"{name}: there is no code {code}", help=error.help) from error
-        found.append(IgnoredCode(code=known, reason=reason, until=until, source=table.source))
+        found.append(IgnoredCode(code=known, reason=reason, until=until, source=str(table.path)))
     return tuple(found)
 
 
