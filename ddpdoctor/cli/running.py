@@ -8,12 +8,12 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME, has_space, read_launcher_log
-from ddpdoctor.launch.starting import DEBUG_VARIABLE, become_launcher
+from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
@@ -58,17 +58,6 @@ def notes_of(level: ChosenLevel | None, hang_timeout_s: float, env: Mapping[str,
         "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
     )
     return NOTES.get(level or env.get(DEBUG_VARIABLE, "").upper()), too_long if hang_timeout_s >= NCCL_LIMIT_S else None
-
-
-def run_under_outer(options: WrapOptions) -> NoReturn:
-    """Become the launcher, because the ``wrap`` around this one watches the job and reports."""
-    if not options.quiet:
-        folder = options.report_dir
-        say(
-            sys.stderr,
-            f"another ddpdoctor wrap already watches this job with its own options; its report is in {folder}",
-        )
-    become_launcher(options)
 
 
 def run_and_show(

@@ -15,7 +15,7 @@ from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, log_findings, status_of_verdict
 from ddpdoctor.cli.metrics import MetricExport, check_metrics
 from ddpdoctor.cli.options import ACTIONS, HANGS, METRICS, REPLICAS, REPORT, FailOn, Option, settings_of, typed
-from ddpdoctor.cli.output import check_writable, severity_of
+from ddpdoctor.cli.output import check_writable, say, severity_of
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -29,7 +29,7 @@ from ddpdoctor.launch.command_line import (
 )
 from ddpdoctor.launch.placement import Style, WrapOptions, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, Starter, make_member_folder
-from ddpdoctor.launch.starting import choose_debug_level, find_outer_run, has_memory_for_detail
+from ddpdoctor.launch.starting import become_launcher, choose_debug_level, find_outer_run, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
@@ -89,13 +89,16 @@ class Options:
 
 
 def run(options: Options) -> int:
-    from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
+    from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show
     from ddpdoctor.model.errors import ExitStatus, has_found
 
     outer = find_outer_run(os.environ)
     prepared = prepare(options, os.environ, outer)
     if outer is not None:
-        run_under_outer(prepared)
+        if not prepared.quiet:
+            already = "another ddpdoctor wrap already watches this job with its own options"
+            say(sys.stderr, f"{already}; its report is in {prepared.report_dir}")
+        become_launcher(prepared)
     actor = settings_of(options, Actor)
     every_s = shared.parse_duration(options.metrics_every, "--metrics-every")
     export = settings_of(options, MetricExport, job=prepared, metrics_every_s=every_s)
