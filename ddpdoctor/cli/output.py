@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ddpdoctor import __version__
+from ddpdoctor.cli.options import settings_of
 from ddpdoctor.model.errors import UserError, report_status
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -213,8 +214,9 @@ class Outputs:
     ignore: tuple[str, ...] = ()
 
 
-def check_outputs(outputs: Outputs) -> None:
-    """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
+def check_outputs(options: Any, **others: Any) -> Outputs:
+    """Make the report folder; return where the report goes. Raise ``UserError`` if an output cannot be written here."""
+    outputs = settings_of(options, Outputs, **others)
     if outputs.ignore:
         from ddpdoctor.diagnose.files import check_codes
 
@@ -224,6 +226,7 @@ def check_outputs(outputs: Outputs) -> None:
         from ddpdoctor.launch.run_folder import make_report_dir
 
         make_report_dir(outputs.report_dir)
+    return outputs
 
 
 def check_files(outputs: Outputs) -> None:
