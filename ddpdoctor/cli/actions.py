@@ -206,7 +206,6 @@ class Actor:
             self._threads[key].start()
 
     def finish(self) -> None:
-        """Wait until all actions have ended, or for the time limit."""
         for thread in self._threads.values():
             thread.join(END_LIMIT_S)
 

@@ -97,7 +97,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the bench, or this rank's part of it, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
@@ -105,7 +104,6 @@ def run(options: Options) -> int:
 
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
-    """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
     from ddpdoctor.model.findings import now
 
@@ -118,13 +116,13 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSe
     )  # fmt: skip
     if launch.rank != 0:
         return settings, wanted
-    check_outputs(settings_of(options, Outputs))
+    check_outputs(options)
     return settings, replace(wanted, baseline=read_compared(options.compare, world_size))
 
 
 def read_settings(options: Options) -> BenchSettings:
     """Return the settings. The backend may still be open. Raises ``UserError``, which says what is possible."""
-    from ddpdoctor.model.bandwidth import BenchSettings, Mode
+    from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
     from ddpdoctor.model.words import format_size
     from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, check_possible
     from ddpdoctor.probes.ranks import AUTO
@@ -135,15 +133,12 @@ def read_settings(options: Options) -> BenchSettings:
             f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}",
             help="Give a --min-size that is not above --max-size.",
         )
-    given = options.collective
-    from ddpdoctor.model.bandwidth import Collective
-
     names = [collective.value for collective in Collective]
-    chosen = _choose(given, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
+    chosen = _choose(options.collective, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
     settings = settings_of(
         options,
         BenchSettings,
-        collectives=(tuple(Collective) if ALL in chosen else tuple(Collective(name) for name in chosen)),
+        collectives=tuple(Collective) if ALL in chosen else tuple(map(Collective, chosen)),
         dtypes=_choose(options.dtype, DTYPES, "--dtype") or ("float32",),
         redop=_choose((options.op.lower(),), REDOPS, "--op")[0],
         modes=tuple(map(Mode, MODES[options.mode])),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import HTML, Argument, ReportOptions, settings_of
+from ddpdoctor.cli.options import HTML, Argument, ReportOptions
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -26,11 +26,9 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.output import check_outputs, deliver_check
 
-    outputs = settings_of(options, Outputs)
-    check_outputs(outputs)
+    outputs = check_outputs(options)
     return deliver_check(read_paths(options.paths, tuple(sys.argv)), outputs)
 
 

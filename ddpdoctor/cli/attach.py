@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions, settings_of
+from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions
 from ddpdoctor.model.errors import ExitStatus, UserError
 
 STDOUT = Path("-")
@@ -41,9 +41,8 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Look at a running job, judge it, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.attach.look import attach
-    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, say
+    from ddpdoctor.cli.output import check_outputs, deliver_check, say
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.diagnose.job import use_own_records
     from ddpdoctor.model.findings import now
@@ -56,8 +55,7 @@ def run(options: Options) -> int:
             return send_look(lambda folder: attach(folder, options.pid, options.job).folder, sys.stdout.buffer)
         print(attach(options.folder, options.pid, options.job).folder)
         return ExitStatus.OK
-    outputs = settings_of(options, Outputs)
-    check_outputs(outputs)
+    outputs = check_outputs(options)
     started_at, tell = now(), partial(say, sys.stderr)
     is_here = options.slurm is None and options.kubectl is None
     here = attach(options.folder, options.pid, options.job) if is_here else None

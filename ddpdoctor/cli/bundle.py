@@ -29,7 +29,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Write the archive if the user agrees. Raises ``UserError`` for a run or a file that cannot be used."""
     from ddpdoctor.cli.output import check_writable, render, say, write
     from ddpdoctor.cli.report import RUNS, find_latest, read_run
     from ddpdoctor.diagnose.bundle import PAGE_FILE, REPORT_FILE, make_bundle, pack

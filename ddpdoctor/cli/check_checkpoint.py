@@ -25,14 +25,12 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Read and judge the files, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver_check
+    from ddpdoctor.cli.output import ShownProgress, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import checkpoint_report
     from ddpdoctor.model.findings import now
     from ddpdoctor.probes.checkpoints import CheckpointOptions, read_checkpoints
 
-    outputs = settings_of(options, Outputs)
-    check_outputs(outputs)
+    outputs = check_outputs(options)
     started_at = now()
     with ShownProgress(sys.stderr, wanted=True) as progress:
         found = read_checkpoints(

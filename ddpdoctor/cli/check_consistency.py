@@ -54,7 +54,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Compare files or ranks, and return the exit status. Raises ``UserError``."""
     if options.diff:
         from ddpdoctor.diagnose.files import build_diff_report
         from ddpdoctor.probes.diff import compare_files
@@ -65,21 +64,14 @@ def run(options: Options) -> int:
                 f"--diff needs at least two files, but got {len(options.files)}",
                 help="ddpdoctor check-consistency --diff FILE FILE...",
             )
-        check_outputs(_outputs(options))
+        outputs = check_outputs(options, fail_on=options.fail_on or "warning")  # any difference matters
         load_torch()
         started_at = now()
-        return deliver_check(
-            build_diff_report(compare_files(options.files), tuple(sys.argv), started_at), _outputs(options)
-        )
+        return deliver_check(build_diff_report(compare_files(options.files), tuple(sys.argv), started_at), outputs)
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
     return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
-
-
-def _outputs(options: Options) -> Outputs:
-    """Return where the report goes. With --diff, a warning counts as a failure, because any difference matters."""
-    return settings_of(options, Outputs, fail_on=options.fail_on or ("warning" if options.diff else "error"))
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
@@ -97,7 +89,7 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
             help="torchrun --nproc-per-node 2 -m ddpdoctor check-consistency --model package.module:build_model",
         )
     if launch.rank == 0:
-        check_outputs(_outputs(options))
+        check_outputs(options, fail_on="error")
     return settings_of(options, TrialSettings, backend=options.backend or "")
 
 
@@ -111,4 +103,5 @@ def _report(options: Options, started_at: str, trial: Trial) -> int:
     """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.diagnose.files import build_report
 
-    return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))
+    outputs = settings_of(options, Outputs, fail_on=options.fail_on or "error")
+    return deliver_check(build_report(trial, tuple(sys.argv), started_at), outputs)

@@ -57,10 +57,8 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Do the arithmetic, or use the user's loader, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.diagnose.files import plan_report
 
-    outputs = settings_of(options, Outputs)
     if options.dataset is not None:
         for name in OF_THE_LOADER:
             if getattr(options, name):
@@ -68,9 +66,9 @@ def run(options: Options) -> int:
                 raise UserError(
                     f"{option} cannot be used with --dataset, which reads your loader", help="Leave one of them out."
                 )
-        return _ask_loader(options, options.dataset, outputs, os.environ)
+        return _ask_loader(options, options.dataset, os.environ)
     plan = read_plan(options)
-    check_outputs(outputs)
+    outputs = check_outputs(options)
     return deliver_check(plan_report(plan, tuple(sys.argv)), outputs)
 
 
@@ -93,7 +91,7 @@ def read_plan(options: Options) -> SamplingPlan:
     return settings_of(options, SamplingPlan, batch_size=options.batch_size or 1, sharing=sharing)
 
 
-def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
+def _ask_loader(options: Options, function: str, env: Mapping[str, str]) -> int:
     """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.collect.launch import seen_ranks
     from ddpdoctor.diagnose.files import drawn_report
@@ -104,7 +102,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
 
     launch = seen_ranks(env)
     if launch.rank == 0:
-        check_outputs(outputs)
+        check_outputs(options)
     if launch.launcher is Launcher.NONE and (options.world_size or 1) > 1:
         return run_ranks(sys.argv[1:], options.world_size or 1, env)
     if launch.launcher is Launcher.OWN:
@@ -118,6 +116,6 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
 
     def report(drawn: Drawn, ranks: tuple[RankDraws, ...]) -> int:
         made = drawn_report(drawn, ranks, tuple(sys.argv), started_at, options.accumulation)
-        return deliver_check(made, outputs)
+        return deliver_check(made, settings_of(options, Outputs))
 
     return run_rank(settings_of(options, CheckDataOptions, function=function), launch, env, report)

@@ -46,14 +46,12 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.collect.launch import seen_ranks
     from ddpdoctor.diagnose.machines import start_torch_early
 
-    outputs = settings_of(options, Outputs)
     # This process reports if it is rank 0, or node 0 of those started by hand.
     if not options.show_list and not (options.node_rank or seen_ranks(os.environ).rank):
-        check_outputs(outputs)
+        check_outputs(options)
     # If the user chose checks, they may not need torch, or their names may be wrong.
     early = not (options.checks or options.skip or options.show_list or options.no_torch)
     torch_child = start_torch_early(os.environ) if early else None
@@ -66,4 +64,4 @@ def run(options: Options) -> int:
         write(sys.stdout, "\n".join(list_checks(wanted)) + "\n")
         return ExitStatus.OK
     report = check_environment(wanted, os.environ)
-    return ExitStatus.OK if report is None else deliver_check(report, outputs)
+    return ExitStatus.OK if report is None else deliver_check(report, settings_of(options, Outputs))

@@ -48,7 +48,6 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
     from ddpdoctor.cli.output import Outputs, check_files, deliver, severity_of
     from ddpdoctor.diagnose.files import check_codes
     from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous

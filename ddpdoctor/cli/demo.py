@@ -175,7 +175,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the demo and return its exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import say, write
 
     if options.show_list:
@@ -199,12 +198,10 @@ def run(options: Options) -> int:
 
 
 def read_script(fault: str) -> str:
-    """Return the source of a fault's script."""
     return INPUT_BOUND if fault == "input-bound" else TEMPLATE.format(**EMPTY | SCRIPTS[fault])
 
 
 def describe(fault: str) -> str:
-    """Return the first line of the script's docstring."""
     return read_script(fault).split('"""')[1].splitlines()[0]
 
 

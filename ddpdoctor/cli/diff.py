@@ -24,7 +24,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show the differences. Raises ``UserError`` for a run that cannot be read."""
     from ddpdoctor.cli.output import show_report
     from ddpdoctor.cli.report import is_same_run, read_run
     from ddpdoctor.diagnose.compare import diff_reports

@@ -27,7 +27,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show a page. Raises ``UserError`` if there is none."""
     from ddpdoctor.cli.output import read_width, write
     from ddpdoctor.diagnose.files import LIST_HINT, find_error, read_page, read_pages
 
@@ -43,7 +42,6 @@ def run(options: Options) -> int:
 
 
 def render_list(pages: tuple[RulePage, ...]) -> str:
-    """Render one line per rule: code, kind, severity, summary."""
     width = max((len(page.kind) for page in pages), default=0)
     return "".join(f"{page.code}  {page.kind:<{width}}  {page.severity:<7}  {page.summary}\n" for page in pages)
 
@@ -57,6 +55,5 @@ def render_error(title: str, texts: dict[str, str], width: int | None) -> str:
 
 
 def render_page(page: RulePage) -> str:
-    """Render a rule's page below a title. The page is Markdown, which is readable as plain text."""
     title = f"{page.code} {page.kind} ({page.severity})"
     return f"{title}\n{'=' * len(title)}\n\n{page.text.strip()}\n"

@@ -27,7 +27,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show the history. Raises ``UserError`` if there is none to show."""
     from ddpdoctor.cli.output import has_color, read_cwd, read_width, write
     from ddpdoctor.diagnose.live import read_histories
 

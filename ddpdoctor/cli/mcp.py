@@ -50,14 +50,12 @@ def answer(tool: str, arguments: dict[str, Any]) -> Answer:
 
 
 def report(run_dir: str | None, *, with_data: bool) -> Answer:
-    """Return a saved report."""
     from ddpdoctor.cli.report import RUNS, find_latest, read_run
 
     return _of_report(read_run(Path(run_dir) if run_dir else find_latest(Path(RUNS))), with_data=with_data)
 
 
 def analyze(paths: list[str], *, with_data: bool) -> Answer:
-    """Return the report of what a job left behind."""
     from ddpdoctor.cli.analyze import read_paths
 
     if "-" in paths:
@@ -66,7 +64,6 @@ def analyze(paths: list[str], *, with_data: bool) -> Answer:
 
 
 def explain(name: str) -> Answer:
-    """Return the page of a code, or what an error means."""
     from ddpdoctor.cli.explain import render_error, render_page
     from ddpdoctor.diagnose.files import find_error, read_page
 
@@ -80,7 +77,6 @@ def explain(name: str) -> Answer:
 
 
 def check_env(checks: list[str], skip: list[str], *, with_data: bool) -> Answer:
-    """Return the report of the checks of this machine alone."""
     from ddpdoctor.diagnose.machines import CheckEnvOptions, check_environment
 
     command = ("ddpdoctor", "check-env", *checks, *(word for one in skip for word in ("--skip", one)))
@@ -131,7 +127,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Serve until stdin ends. Raises ``UserError`` if the SDK is not installed."""
     try:
         from ddpdoctor.cli.mcp_server import make_server
     except ModuleNotFoundError as error:

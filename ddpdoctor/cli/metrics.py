@@ -126,7 +126,6 @@ class OtlpSender:
 
 
 def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
-    """Raise ``UserError`` if the file cannot be written, or if metrics cannot be sent."""
     if path is not None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
@@ -235,7 +234,6 @@ class MetricExport:
         return ""
 
     def _say(self, topic: str, text: str) -> None:
-        """Say once what is wrong with an export."""
         if topic not in self._said:
             self._said.add(topic)
             say(sys.stderr, text)

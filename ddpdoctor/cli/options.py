@@ -116,7 +116,6 @@ def parse_ports(text: str, option: str) -> tuple[int, int]:
 
 
 def _parse_whole(text: str) -> int:
-    """Return a whole number, or 0 if the text is not one."""
     return int(text) if text.strip().isdecimal() and text.isascii() and len(text.strip()) <= _MAX_DIGITS else 0
 
 
@@ -162,11 +161,9 @@ class Declared:
 
     @property
     def is_flag(self) -> bool:
-        """Return whether the option takes no value."""
         return self.type is bool
 
     def parse(self, text: str) -> Any:
-        """Convert a text to the value. Raises ``UserError``."""
         if isinstance(self.option, Option) and self.option.parse is not None:
             return self.option.parse(text, self.names[0])
         return Path(text) if self.type is Path else text

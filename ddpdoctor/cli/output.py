@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ddpdoctor import __version__
+from ddpdoctor.cli.options import settings_of
 from ddpdoctor.model.errors import UserError, report_status
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -57,7 +58,6 @@ def show_report(
 
 
 def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
-    """Render a report in a format that does not depend on the stream."""
     from ddpdoctor.report import formats
     from ddpdoctor.report.lines import printable
 
@@ -101,13 +101,11 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
 
 
 def save_page(report: Report, path: Path) -> bool:
-    """Write a report as an HTML page. Return whether it was written. If not, say why on stderr."""
     problem = f"page could not be saved: {path}"
     return _is_saved(problem, lambda: path.write_text(render(report, "html"), encoding="utf-8"))
 
 
 def _is_saved(problem: str, save: Callable[[], object]) -> bool:
-    """Save something, and return whether that worked. If not, say so on stderr, but lose no more than the file."""
     try:
         save()
     except OSError as error:
@@ -122,7 +120,6 @@ def say(stream: TextIO, message: str) -> None:
 
 
 def show_error(error: UserError) -> None:
-    """Write a problem that the user can fix, and how, to stderr."""
     print_error(f"error: {error.message}", error.help)
 
 
@@ -197,7 +194,6 @@ def has_color(stream: TextIO, env: Mapping[str, str]) -> bool:
 
 
 def read_cwd() -> Path | None:
-    """Return the working directory, or None if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -218,8 +214,9 @@ class Outputs:
     ignore: tuple[str, ...] = ()
 
 
-def check_outputs(outputs: Outputs) -> None:
-    """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
+def check_outputs(options: Any, **others: Any) -> Outputs:
+    """Make the report folder; return where the report goes. Raise ``UserError`` if an output cannot be written here."""
+    outputs = settings_of(options, Outputs, **others)
     if outputs.ignore:
         from ddpdoctor.diagnose.files import check_codes
 
@@ -229,10 +226,10 @@ def check_outputs(outputs: Outputs) -> None:
         from ddpdoctor.launch.run_folder import make_report_dir
 
         make_report_dir(outputs.report_dir)
+    return outputs
 
 
 def check_files(outputs: Outputs) -> None:
-    """Raise ``UserError`` if a file cannot be written, a plot cannot be drawn here, or two are the same file."""
     if outputs.plot is not None:
         from ddpdoctor.report.bandwidth.figure import check_plot
 
@@ -296,7 +293,6 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
 
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
-    """Save and show the report of a check, and return the exit status."""
     return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
 
 
@@ -344,7 +340,6 @@ class LiveText:
             self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
     def __enter__(self) -> Self:
-        """Show nothing yet."""
         if self._live is not None:
             self._live.start()
         return self
@@ -402,7 +397,6 @@ class ShownProgress:
         self._bar.update(self._task, description=what, completed=share, left=left, refresh=True)
 
     def stop(self) -> None:
-        """Remove the bar permanently."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

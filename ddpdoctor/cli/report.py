@@ -43,7 +43,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
     if options.opens:
         if options.format not in {"text", "html"}:
             raise UserError(
@@ -90,7 +89,6 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
 
 
 def is_same_run(path: Path, other: Path) -> bool:
-    """Return whether two paths name one run."""
     files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
     return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
 

@@ -8,12 +8,12 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME, has_space, read_launcher_log
-from ddpdoctor.launch.starting import DEBUG_VARIABLE, become_launcher
+from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
@@ -51,20 +51,13 @@ GOES_ON = {
 }
 
 
-def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None:
-    """Return the cost of the debug level, chosen or set in the environment, or None if there is no cost."""
-    return NOTES.get(chosen or env.get(DEBUG_VARIABLE, "").upper())
-
-
-def run_under_outer(options: WrapOptions) -> NoReturn:
-    """Become the launcher, because the ``wrap`` around this one watches the job and reports."""
-    if not options.quiet:
-        folder = options.report_dir
-        say(
-            sys.stderr,
-            f"another ddpdoctor wrap already watches this job with its own options; its report is in {folder}",
-        )
-    become_launcher(options)
+def notes_of(level: ChosenLevel | None, hang_timeout_s: float, env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return what the debug level costs, and whether the hang timeout is too long; None for each without a note."""
+    too_long = (
+        f"--hang-timeout is {round(hang_timeout_s)} s, but torch ends a wait after 10 min over NCCL and 30 min over "
+        "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
+    )
+    return NOTES.get(level or env.get(DEBUG_VARIABLE, "").upper()), too_long if hang_timeout_s >= NCCL_LIMIT_S else None
 
 
 def run_and_show(
@@ -83,10 +76,9 @@ def run_and_show(
     from ddpdoctor.launch.session import Session
 
     if options.placement.number in {0, None} and not options.quiet:  # of several nodes, only the first says it
-        level = debug_note(options.debug_level, os.environ)
-        for note in (options.placement.note, options.nproc_note, level, _patience_note(options.hang_timeout_s)):
-            if note:
-                say(sys.stderr, note)
+        costs = notes_of(options.debug_level, options.hang_timeout_s, os.environ)
+        for note in filter(None, (options.placement.note, options.nproc_note, *costs)):
+            say(sys.stderr, note)
     make = make_report or outcome_report
     reports = JobReports(options=options, make=make, goes_on=GOES_ON[options.on_hang], act=act, started=started)
     return finish(Session(options, load_judge, reports).run(), reports, is_shown=is_last)
@@ -152,14 +144,12 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
 
 
 def load_judge() -> Judge:
-    """Import the rules, and return what judges a run folder by them."""
     from ddpdoctor.diagnose.job import judge_folder
 
     return judge_folder
 
 
 def outcome_report(outcome: JobOutcome) -> Report:
-    """Build the report of an outcome, without the findings that the user ignores."""
     from ddpdoctor.diagnose.job import build_report
 
     return build_report(outcome.folder, outcome.judgment, outcome.end)
@@ -172,16 +162,6 @@ def keep_errors(report: Report) -> Report | None:
         return None
     verdict = report.verdict if report.verdict in errors else None
     return replace(report, findings=errors, verdict=verdict)
-
-
-def _patience_note(hang_timeout_s: float) -> str | None:
-    """Return a warning if the hang timeout is not shorter than torch's own limit."""
-    if hang_timeout_s < NCCL_LIMIT_S:
-        return None
-    return (
-        f"--hang-timeout is {round(hang_timeout_s)} s, but torch ends a wait after 10 min over NCCL and 30 min over "
-        "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +261,6 @@ class JobReports:
         return [finding for finding in hangs(judgment) if finding.code not in self.options.ignore]
 
     def save(self, outcome: JobOutcome) -> None:
-        """Save the report, and the page if one is wanted."""
         file, report = self.options.report_file, self.make(outcome)
         if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
             save_report(outcome.folder, report)

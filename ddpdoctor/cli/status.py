@@ -44,7 +44,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show the status once, or again and again. Raises ``UserError``."""
     from ddpdoctor.model.live import Liveness
 
     if options.watch and options.dump:
@@ -115,7 +114,6 @@ def _draw(status: JobNow, options: Options) -> str:
 
 
 def _dump(run_dir: Path, options: Options) -> int:
-    """Take evidence, save its report in the run folder, and show it."""
     from ddpdoctor.diagnose.job import take_dump
     from ddpdoctor.launch.evidence import ask_for_evidence
     from ddpdoctor.launch.run_folder import make_dump_dir

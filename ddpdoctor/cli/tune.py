@@ -179,7 +179,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the trial, show what it measured, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.running import run_and_show
     from ddpdoctor.launch.starting import find_outer_run
 
@@ -222,7 +221,6 @@ def run(options: Options) -> int:
 
 
 def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
-    """Try settings by restarts, show the report of all launches, and return the exit status."""
     from ddpdoctor.diagnose.tuning import build_tune_report
 
     restarts = Restarts(plan, options, first.report_dir)

@@ -98,7 +98,6 @@ SPLIT = "ddpdoctor.split"
 
 
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments, then options by subject, then the variables that set options."""
     sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS)}
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
@@ -115,7 +114,6 @@ def write_options(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def write_section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
-    """Write rows under a title, or nothing if there are no rows."""
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
@@ -144,11 +142,9 @@ class Verb(TyperCommand):
     """A command whose help shows options by subject, then examples."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write options by subject."""
         write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write examples."""
         write_examples(formatter, ctx.info_name)
 
 
@@ -188,7 +184,6 @@ class LaunchVerb(Verb):
         return super().parse_args(ctx, list(split.own))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write ddpdoctor's options, then the names of torchrun's."""
         from ddpdoctor.launch.command_line import TORCHRUN_OPTIONS
 
         super().format_options(ctx, formatter)
@@ -206,7 +201,6 @@ class Verbs(TyperGroup):
     """The program. It builds the called command, and lists all commands by subject."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
-        """Return the names of all commands."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -228,7 +222,6 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write commands by subject, then options."""
         width = max(map(len, VERBS))
         for panel in dict.fromkeys(verb.panel for verb in VERBS.values()):
             rows = [(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.panel == panel]
@@ -236,7 +229,6 @@ class Verbs(TyperGroup):
         write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
-        """Write the meanings of exit statuses, then examples."""
         write_section(formatter, "Exit status", [(str(int(one)), meaning) for one, meaning in MEANINGS.items()])
         write_examples(formatter, "")
 

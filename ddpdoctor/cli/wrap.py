@@ -15,7 +15,7 @@ from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, log_findings, status_of_verdict
 from ddpdoctor.cli.metrics import MetricExport, check_metrics
 from ddpdoctor.cli.options import ACTIONS, HANGS, METRICS, REPLICAS, REPORT, FailOn, Option, settings_of, typed
-from ddpdoctor.cli.output import check_writable, severity_of
+from ddpdoctor.cli.output import check_writable, say, severity_of
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -27,9 +27,9 @@ from ddpdoctor.launch.command_line import (
     locate_module,
     refuse_launcher,
 )
-from ddpdoctor.launch.placement import Style, WrapOptions, number_first, place
+from ddpdoctor.launch.placement import Style, WrapOptions, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, Starter, make_member_folder
-from ddpdoctor.launch.starting import choose_debug_level, find_outer_run, has_memory_for_detail
+from ddpdoctor.launch.starting import become_launcher, choose_debug_level, find_outer_run, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
@@ -89,14 +89,16 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the job, show its report, and return the exit status."""
-    from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
+    from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show
     from ddpdoctor.model.errors import ExitStatus, has_found
 
     outer = find_outer_run(os.environ)
     prepared = prepare(options, os.environ, outer)
     if outer is not None:
-        run_under_outer(prepared)
+        if not prepared.quiet:
+            already = "another ddpdoctor wrap already watches this job with its own options"
+            say(sys.stderr, f"{already}; its report is in {prepared.report_dir}")
+        become_launcher(prepared)
     actor = settings_of(options, Actor)
     every_s = shared.parse_duration(options.metrics_every, "--metrics-every")
     export = settings_of(options, MetricExport, job=prepared, metrics_every_s=every_s)
@@ -134,7 +136,8 @@ def prepare(
     if options.exclude_file is not None:
         check_writable(options.exclude_file, "--exclude-file")
     shared.parse_duration(options.metrics_every, "--metrics-every")
-    check_metrics(options.metrics_file, env, otlp=options.otlp)
+    if options.metrics_file is not None or options.otlp:
+        check_metrics(options.metrics_file, env, otlp=options.otlp)
     command = command or tuple(sys.argv)
     split = options.split
     if not split.is_command:  # torchrun's flags have variables; it complains itself about one that is no number
@@ -151,7 +154,7 @@ def prepare(
         from ddpdoctor.diagnose.files import check_codes
 
         ignore = check_codes(ignore)
-    placement = number_first(place(split, env, options.exchange_port))
+    placement = place(split, env, options.exchange_port)
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
     if options.html is not None:

@@ -65,7 +65,6 @@ class BadRecord(StoreError):  # noqa: N818 - says what it is
     """A received record cannot be read, or is not signed with this job's token."""
 
     def __init__(self, sender: str, what: str) -> None:
-        """Say who sent what; ``what`` is a phrase such as "a message signed with another token"."""
         super().__init__(f"{sender} sent {what}")
         self.what = what
 
@@ -107,7 +106,7 @@ def read_json(text: bytes) -> Any:
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise BadMessage(f"a message of more than {MAX_VALUES} values")
     try:
-        return json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
+        return json.loads(text, parse_constant=_number, parse_int=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"a damaged message ({type(error).__name__} in its JSON)") from None
 
@@ -126,18 +125,13 @@ def decompress(payload: bytes, most_bytes: int) -> bytes:
     return text
 
 
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _whole(digits: str) -> int:
-    number = int(digits) if len(digits) <= _MOST_DIGITS else None
-    return number if number is not None and number in INTEGERS else _refuse(digits[:_MOST_DIGITS])
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text[:_MOST_DIGITS])
+def _number(text: str) -> float:
+    if not text.removeprefix("-").isdecimal():
+        if math.isfinite(number := float(text)):
+            return number
+    elif len(text) <= _MOST_DIGITS and int(text) in INTEGERS:
+        return int(text)
+    raise ValueError(text[:_MOST_DIGITS])
 
 
 class News(NamedTuple):
@@ -181,11 +175,9 @@ class Conversation:
     # Records
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which starts at 0, and return the sum."""
         return self.store.add(self.prefix + key, amount)
 
     def send(self, key: str, record: Any) -> None:
-        """Store a record for everyone to read."""
         try:
             data = pack(encode(record), self._token)
         except BadMessage as error:
@@ -204,16 +196,11 @@ class Conversation:
         self.store.set(self.prefix + key, _DESCRIPTION.pack(len(data), hashlib.sha256(data).digest()))
 
     def has(self, key: str) -> bool:
-        """Return whether there is a record."""
         return self.store.get(self.prefix + key) is not None
 
     def get(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
         """Return a record, or None if there is none yet; raises ``BadRecord``, which names ``sender``."""
         return self.wait(kind, key, 0.0, sender)
-
-    def take(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
-        """Return a record as ``get`` does, and remove it to free the server's memory."""
-        return self.wait(kind, key, 0.0, sender, take=True)
 
     def receive(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind:
         """Wait for a record and return it; raises ``StoreError`` if it does not arrive in time."""
@@ -223,7 +210,7 @@ class Conversation:
         return record
 
     def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str, *, take: bool = False) -> Kind | None:
-        """Wait for a record and return it, or None if it does not arrive in time."""
+        """Wait for a record and return it, or None if it is not in time. ``take`` frees the server's memory of it."""
         data = wait_for(lambda: self.store.get(self.prefix + key), limit_s)
         if data is None:
             return None
@@ -318,7 +305,6 @@ class Conversation:
         return News(alarm=counter >= _ALARM, questions=counter % _ALARM)
 
     def ask(self) -> int:
-        """Ask all members the next question; return its number."""
         return self.news(1).questions
 
     def raise_alarm(self, why: Kind) -> Kind:
@@ -329,7 +315,6 @@ class Conversation:
         return why
 
     def alarm(self, kind: type[Kind]) -> Kind:
-        """Return why the alarm was raised."""
         return self.receive(kind, "alarm", ALARM_LIMIT_S, "the rank that raised the alarm")
 
     # Goodbye
@@ -423,7 +408,6 @@ class _WallClock:
 
 @contextmanager
 def shown_clock(conversation: Conversation) -> Iterator[None]:
-    """Publish this process's wall clock while the context is open."""
     ended = threading.Event()
 
     def show() -> None:

@@ -57,12 +57,10 @@ class StoreReader:
         self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if it has none yet."""
         # A GET of a missing key ends the connection. The key cannot vanish in between: only its reader removes it.
         return self._ask(_request(_Query.GET, self._text(key)), None) if self.has(key) else None
 
     def has(self, key: str) -> bool:
-        """Return whether a key has a value."""
         return self._ask(_request(_Query.CHECK, _LENGTH.pack(1), self._text(key)), 1) == _READY
 
     def list_keys(self) -> tuple[str, ...]:
@@ -84,7 +82,6 @@ class StoreReader:
         return tuple(keys)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def _text(self, key: str) -> bytes:
@@ -110,16 +107,13 @@ class JobStore(StoreReader):
     """A ``Store`` over that connection; ``prefix`` separates ddpdoctor's keys from the launcher's and the job's."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Store a value under a key."""
         self._ask(_request(_Query.SET, self._text(key), _text(value)), 0)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the sum."""
         answer = self._ask(_request(_Query.ADD, self._text(key), _AMOUNT.pack(amount)), _AMOUNT.size)
         return int(_AMOUNT.unpack(answer)[0])
 
     def forget(self, key: str) -> None:
-        """Remove a value."""
         self._ask(_request(_Query.DELETE_KEY, self._text(key)), _AMOUNT.size)
 
 

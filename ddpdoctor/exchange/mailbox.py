@@ -117,7 +117,6 @@ class Forwarder:
             self._box.withdraw()
 
     def serve_once(self) -> bool:
-        """Answer the messages that arrived; return whether there were any."""
         came = False
         for sealed in self._box.messages():
             came = True
@@ -271,7 +270,6 @@ class StoreBox:
             yield found[_TICKET.size :]
 
     def reply(self, line: bytes, message: bytes) -> None:
-        """Post the answer to a line."""
         self._store.set(f"line/{line.hex()}", message)
 
     def withdraw(self) -> None:

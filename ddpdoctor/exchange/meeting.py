@@ -110,7 +110,6 @@ class HostedMeeting(ExitStack):
         return self._forward(mailbox.StoreBox(store))
 
     def serve_folder(self, path: Path) -> mailbox.Forwarder:
-        """Also answer requests that arrive through a shared folder."""
         return self._forward(mailbox.FolderBox(path))
 
     def announce(self, notice: bytes) -> None:
@@ -137,11 +136,7 @@ class MeetingWay:
 
 def by_port(hosts: tuple[str, ...], port: int) -> MeetingWay:
     """Return the way over ddpdoctor's own port on the first member's host, at several names or addresses."""
-
-    def connect(token: bytes, limit_s: float, seen: Failures | None = None) -> Client:
-        return open_client(hosts, port, token, limit_s, served_by=SERVED_BY, seen=seen)
-
-    return MeetingWay("own port", connect)
+    return MeetingWay("own port", partial(open_client, hosts, port, served_by=SERVED_BY))
 
 
 def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
@@ -151,15 +146,13 @@ def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
 
 def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
     """Return the way over a store that somebody else serves, which ``open_it`` connects to within a limit."""
-
-    def connect(token: bytes, limit_s: float, **_: Any) -> Client:
-        return mailbox.knock(mailbox.StoreBox(open_it(limit_s)), token, limit_s, SERVED_BY)
-
-    return MeetingWay("store", connect)
+    return MeetingWay(
+        "store",
+        lambda token, limit_s, **_: mailbox.knock(mailbox.StoreBox(open_it(limit_s)), token, limit_s, SERVED_BY),
+    )
 
 
 def by_folder(path: Path) -> MeetingWay:
-    """Return the way over a folder that all hosts see."""
     return MeetingWay(
         "folder", lambda token, limit_s, **_: mailbox.knock(mailbox.FolderBox(path), token, limit_s, SERVED_BY)
     )

@@ -16,17 +16,18 @@ from ddpdoctor.model.launch import Connecting, Contact
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+# How a connection failed, and our words for it; without any, those of the system.
 _BY_ERRNO = {
-    errno.ECONNREFUSED: Contact.REFUSED,
-    errno.ECONNRESET: Contact.RESET,
-    errno.ECONNABORTED: Contact.RESET,
-    errno.EPIPE: Contact.RESET,
-    errno.EHOSTUNREACH: Contact.UNREACHABLE,
-    errno.ENETUNREACH: Contact.UNREACHABLE,
-    errno.EACCES: Contact.UNREACHABLE,
+    errno.ECONNREFUSED: (Contact.REFUSED, "connection refused"),
+    errno.ECONNRESET: (Contact.RESET, "connection reset"),
+    errno.ECONNABORTED: (Contact.RESET, ""),
+    errno.EPIPE: (Contact.RESET, ""),
+    errno.EHOSTUNREACH: (Contact.UNREACHABLE, "no route to the host, or a firewall rejects it"),
+    errno.ENETUNREACH: (Contact.UNREACHABLE, "the network is unreachable from here"),
+    errno.EACCES: (Contact.UNREACHABLE, ""),
     # connect() fails with this if this host's own packet filter drops the outgoing packet.
-    errno.EPERM: Contact.UNREACHABLE,
-    errno.ETIMEDOUT: Contact.NO_ANSWER,
+    errno.EPERM: (Contact.UNREACHABLE, ""),
+    errno.ETIMEDOUT: (Contact.NO_ANSWER, ""),
 }
 
 
@@ -35,7 +36,8 @@ def contact_of(error: OSError) -> Contact:
     if isinstance(error, TimeoutError):
         return Contact.NO_ANSWER
     # ``receive`` raises a ConnectionError without errno if the connection ends in the middle of an answer.
-    return _BY_ERRNO.get(error.errno or 0, Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED)
+    other = Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED
+    return _BY_ERRNO.get(error.errno or 0, (other, ""))[0]
 
 
 Made = TypeVar("Made")
@@ -48,12 +50,6 @@ SAFE_SEGMENT_BYTES = 1200  # with headers this fits into 1,280 bytes, which ever
 MAX_PIECE_BYTES = 256 * 1024
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
-_WORDS = {
-    errno.ECONNREFUSED: "connection refused",
-    errno.EHOSTUNREACH: "no route to the host, or a firewall rejects it",
-    errno.ENETUNREACH: "the network is unreachable from here",
-    errno.ECONNRESET: "connection reset",
-}
 
 # The last failure at each place: an address with its port, or a name that does not resolve.
 Failures = dict[str, Connecting]
@@ -181,18 +177,16 @@ def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFa
 
 
 def describe(error: Exception) -> str:
-    """Describe an error as a phrase."""
     if isinstance(error, TimeoutError) and not error.errno:
         return str(error) if "name server" in str(error) else "no answer; a firewall may drop the packets"
     if isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     if isinstance(error, OSError) and error.errno:
-        return _WORDS.get(error.errno, os.strerror(error.errno))
+        return _BY_ERRNO.get(error.errno, (None, ""))[1] or os.strerror(error.errno)
     return str(error) or type(error).__name__
 
 
 def describe_failures(failures: Failures) -> str:
-    """Describe all failures as a phrase."""
     # Another thread may be adding failures, so copy them first.
     words = (
         f"{place}: the name does not resolve ({one.error})" if one.contact is Contact.UNRESOLVED

@@ -118,7 +118,6 @@ class Server:
         raise StoreError(f"cannot listen on port {port}: {failed}")
 
     def close(self) -> None:
-        """Stop listening and close all connections."""
         self.values.ended = True
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._end(), self._loop)
@@ -188,7 +187,6 @@ class Server:
                     self._drop(peer)
 
     async def _serve(self, peer: ConnectedPeer) -> None:
-        """Serve one connection to its end."""
         connection = peer.connection
         try:
             connection.setblocking(False)  # noqa: FBT003 - the only form that socket has

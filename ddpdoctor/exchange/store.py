@@ -142,7 +142,6 @@ class KeyValues:
                 self._heard[member] = replace(heard, broken_ns=time.monotonic_ns())
 
     def heard(self) -> dict[str, Heard]:
-        """Return every member that ever beat."""
         with self._lock:
             return dict(self._heard)
 
@@ -164,7 +163,6 @@ def is_whole(text: bytes) -> bool:
 
 
 def read_times() -> ClockTimes:
-    """Read the clocks of this host."""
     return ClockTimes(time.time_ns(), time.monotonic_ns())
 
 

@@ -76,7 +76,6 @@ class BadRequest(Exception):  # noqa: N818 - says what it is
 
 
 def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:
-    """Return the token of the job, or None if it has none."""
     if given := env.get(VARIABLE, ""):
         return token_bytes(given)
     if launch.launcher is Launcher.SLURM:
@@ -85,7 +84,6 @@ def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:
 
 
 def token_bytes(given: str) -> bytes:
-    """Return the token for a value of ``DDPDOCTOR_TOKEN``."""
     return hashlib.sha256(given.encode(errors="surrogateescape")).digest()
 
 
@@ -99,7 +97,6 @@ def with_length(rest: bytes) -> bytes:
 
 
 def pack_request(operation: RequestType, key: str, value: bytes) -> bytes:
-    """Pack a request, without its length."""
     name = key.encode()
     return _REQUEST.pack(operation, len(name)) + name + value
 
@@ -213,7 +210,6 @@ class ServerClient(RemoteClient):
     """A client over a connection on which both sides have proven the token."""
 
     def __init__(self, connection: socket.socket, served_by: str = "rank 0") -> None:
-        """Take ownership of the connection."""
         super().__init__(served_by)
         connection.settimeout(CALL_LIMIT_S)
         self._connection = connection

@@ -95,7 +95,6 @@ def read_meeting(descriptor: int) -> HostWatch | None:
 
 
 def write_meeting(descriptor: int, watch: HostWatch) -> None:
-    """Write where the others find the folder."""
     plain = {"record": str(watch.record), "run_dir": str(watch.run_dir), "watcher": watch.watcher}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(plain).encode(), 0)
@@ -134,10 +133,8 @@ def leave(folder: Path, process: Target, how: Leaving) -> None:
 
 
 def read_attendance(folder: Path) -> Attendance:
-    """Return who is there and who was."""
-    came = {process: _read(folder, PRESENT, process) for process in _listed(folder / PRESENT)}
+    came, words = _read(folder / PRESENT), _read(folder / LEFT)
     present = {process: number for process, number in came.items() if is_same(*process)}
-    words = {process: _read(folder, LEFT, process) for process in _listed(folder / LEFT)}
     known = {one.value for one in Leaving}
     left = {process: Leaving(word) if word in known else Leaving.DONE for process, word in words.items()}
     return Attendance(present=present, left=left, gone=frozenset(came.keys() - present.keys() - left.keys()))
@@ -147,16 +144,14 @@ def _file(folder: Path, name: str, process: Target) -> Path:
     return folder / name / f"{process[0]}-{process[1]}"
 
 
-def _listed(folder: Path) -> list[Target]:
-    try:
-        names = [path.name.split("-") for path in folder.iterdir()]
-    except OSError:
-        return []
-    return [(int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name))]
-
-
-def _read(folder: Path, name: str, process: Target) -> str:
-    try:
-        return read_plain(_file(folder, name, process)).decode(errors="replace")
-    except OSError:
-        return ""
+def _read(folder: Path) -> dict[Target, str]:
+    found: dict[Target, str] = {}
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            name = path.name.split("-")
+            if len(name) == 2 and all(map(str.isdecimal, name)):
+                process = int(name[0]), int(name[1])
+                found[process] = ""
+                with contextlib.suppress(OSError):
+                    found[process] = read_plain(path).decode(errors="replace")
+    return found

@@ -212,7 +212,7 @@ class TorchrunSettings:
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.words, self.env = words, env
-        self._options: dict[str, str] = {}
+        self.given: dict[str, str] = {}
         """Each long option with its last value; flags have an empty one."""
         rest = iter(words)
         for word in rest:
@@ -220,11 +220,11 @@ class TorchrunSettings:
             name = canonical(name)
             if not attached and TORCHRUN_OPTIONS.get(name, False):
                 value = next(rest, "")
-            self._options[name] = value
+            self.given[name] = value
 
     def text(self, name: str) -> str:
         """Return an option's value, or "" if neither it nor its variable is set."""
-        return self._options.get(name) or self.env.get(variable_of(name), "").strip()
+        return self.given.get(name) or self.env.get(variable_of(name), "").strip()
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a non-negative integer, or None if it is not one."""
@@ -234,16 +234,11 @@ class TorchrunSettings:
     @property
     def nnodes(self) -> tuple[int, int] | None:
         """The fewest and the most nodes, or None if unset or invalid."""
-        return nodes_range(self.text("--nnodes"))
-
-    @property
-    def standalone(self) -> bool:
-        """Whether --standalone makes this node the whole job."""
-        return "--standalone" in self._options or self.number("--standalone") not in {None, 0}
+        text = self.text("--nnodes")
+        return nodes_range(text) if text else None
 
     @property
     def backend(self) -> str:
-        """The rendezvous backend; the default is static."""
         return self.text("--rdzv-backend") or "static"
 
     @property

@@ -102,7 +102,6 @@ class EvidenceTaker:
         return closing if closing > self._control(ring_layout.CONTROL_ACK) else 0
 
     def has_closed_since(self, time_ns: int) -> bool:
-        """Return whether the launcher began to stop its ranks after this time, acknowledged or not."""
         return self._control(ring_layout.CONTROL_CLOSING) > time_ns
 
     def dump_asked(self) -> int:
@@ -115,7 +114,6 @@ class EvidenceTaker:
         ring_layout.CELL.pack_into(self.control, offset, value)
 
     def acknowledge(self) -> None:
-        """Let the launcher continue."""
         self.set_control(ring_layout.CONTROL_ACK, time.monotonic_ns())
 
     def take(
@@ -244,7 +242,6 @@ class EvidenceTaker:
         return self._copy or self.folder
 
     def release(self) -> None:
-        """Free the reserved space for the evidence."""
         remove(self._reserve)
 
 

@@ -84,7 +84,6 @@ class MembersHeard:
                     self._pulses[number] = pulse
 
     def greet(self, number: int, greeting: messages.Greeting) -> None:
-        """Record a member's greeting."""
         if len(greeting.host) > messages.MOST_NAME:
             return
         with self._lock:
@@ -99,18 +98,15 @@ class MembersHeard:
                 self._packed[number] = packed
 
     def take_packed(self) -> dict[int, bytes]:
-        """Return the packed records that arrived since the last call, by member."""
         with self._lock:
             packed, self._packed = self._packed, {}
         return packed
 
     def numbers(self) -> list[int]:
-        """Return the members that have beaten and not left."""
         with self._lock:
             return [number for number, heard in self._heard.items() if heard.left is None]
 
     def unknown(self) -> list[int]:
-        """Return the members without a greeting."""
         with self._lock:
             return [number for number in self._heard if number not in self._greetings]
 
@@ -133,7 +129,6 @@ class MembersHeard:
         return [replace(one.progress, ended_s=None) if one.status else one.progress for one in pulses]
 
     def have_come(self) -> bool:
-        """Return whether all expected members have beaten."""
         with self._lock:
             return len({0, *self._heard}) >= self._placement.expected
 
@@ -152,7 +147,6 @@ class MembersHeard:
             )
 
     def have_heard(self, verdict: int) -> bool:
-        """Return whether all present members have received a verdict."""
         return all(pulse.heard >= verdict for pulse in self._pulses_here())
 
     def have_ended(self) -> bool:
@@ -160,7 +154,6 @@ class MembersHeard:
         return self.have_answered(messages.LAST, late=False) and not self.unread()
 
     def have_moved(self) -> bool:
-        """Return whether ranks of any present member have made progress since evidence was requested."""
         return any(pulse.moved for pulse in self._pulses_here())
 
     def _pulses_here(self) -> list[messages.Pulse]:
@@ -170,7 +163,6 @@ class MembersHeard:
             return [self._pulses[number] for number in here if number in self._pulses]
 
     def seen(self) -> NodesSeen:
-        """Return the current state of all members."""
         now_ns = time.monotonic_ns()
         with self._lock:
             numbers = sorted({0, *range(self._placement.expected), *self._heard})
@@ -223,7 +215,6 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
     known: SecondPort | None = None
 
     def open_second_port(limit_s: float) -> Client:
-        """Connect to the first address of the second port that answers; raises ``StoreError``."""
         nonlocal known
         deadline = time.monotonic() + limit_s
         second = known
@@ -280,7 +271,6 @@ class FirstNode:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that prevents hearing from the other members, if any."""
         if self._error is not None or not self._meeting.not_listening or self.members.have_come():
             return self._error
         return UserError(
@@ -289,11 +279,9 @@ class FirstNode:
         )
 
     def conversation(self) -> Conversation:
-        """Return the conversation of all members."""
         return self._conversation
 
     def ask(self) -> None:
-        """Ask all members for evidence."""
         self._asked_at = time.monotonic()
         self._post(request=self._board.request + 1)
 
@@ -387,7 +375,6 @@ class FirstNode:
             self.members.greet(number, greeting)
 
     def _leave_word(self, host: str, port: int) -> None:
-        """Open a second port, and publish its address as soon as the job's store is up."""
         with contextlib.suppress(StoreError, OSError):
             hosts = ("127.0.0.1",) if self.placement.one_host else own_addresses()
             second = SecondPort(hosts=hosts, port=self._meeting.server.listen())

@@ -53,7 +53,6 @@ NOTE_SHARE = 0.01  # The fraction of a core that the notes may use. With thousan
 
 
 def note_machine(folder: Path, judgment: Judgment) -> bool:
-    """Save the machine's facts if the judgment needs them; return whether there are new facts to judge by."""
     from ddpdoctor.collect.run_files import MACHINE_NAME, SECTIONS, keep_users_logs, save_machine
 
     ended = [finding.summary for finding in judgment.findings if finding.code in DEVICE_CODES]
@@ -73,7 +72,6 @@ def note_machine(folder: Path, judgment: Judgment) -> bool:
 
 
 def is_fresh(path: Path, limit_s: float) -> bool:
-    """Return whether a file was written less than so many seconds ago."""
     try:
         return time.time() - path.stat().st_mtime < limit_s
     except OSError:
@@ -81,7 +79,6 @@ def is_fresh(path: Path, limit_s: float) -> bool:
 
 
 def note_control_flow(folder: Path, judgment: Judgment) -> bool:
-    """Save the control flow if the judgment needs it; return whether there are new facts to judge by."""
     if not any(finding.code in FLOW_CODES for finding in judgment.findings):
         return False
     from ddpdoctor.collect.run import read_job
@@ -161,7 +158,6 @@ _NOTHING = Examined(judgment=NOTHING_FOUND, stop=False)
 
 
 def has_errors(judgment: Judgment) -> bool:
-    """Return whether a judgment contains an error."""
     return any(finding.severity is Severity.ERROR for finding in judgment.findings)
 
 
@@ -176,7 +172,6 @@ class Examining:
         self, watch: JobWatch, judge: Callable[[Path, int | None], Judgment], hang_timeout_s: float, on_hang: OnHang,
         place: str,
     ) -> None:  # fmt: skip
-        """Take this node's watch, the rules, and the place of the report."""
         self.nodes: FirstNode | OtherNode | None = None
         """The connection to the other nodes, if there are any."""
         self.judged_at: str | None = None
@@ -266,7 +261,6 @@ class Examining:
             self._watch.evidence.set_control(ring_layout.CONTROL_DUMPED, asked)
 
     def announce(self, judgment: Judgment, *, stop: bool) -> None:
-        """Send the result to the other nodes if this node judges."""
         if self._first is not None:
             self._first.announce(judgment, stop=stop, place=self._place)
 
@@ -306,7 +300,6 @@ class Examining:
         return examined.judgment if examined is not None else None
 
     def judge_now(self) -> Judgment:
-        """Judge the job by what is saved here so far, without asking other nodes."""
         return self._judge(self._folder, None)
 
     def _judge_all(self) -> Judgment:
@@ -327,7 +320,6 @@ class Examining:
         self._quiet_s = min(self._quiet_s * 2, max(QUIET_S, self._hang_timeout_s))
 
     def withdraw(self) -> None:
-        """Forget the current report, on all nodes."""
         self._shown_ns = self._quiet_until_ns = 0
         self._quiet_s = QUIET_S
         self.announce(NOTHING_FOUND, stop=False)
@@ -392,7 +384,6 @@ class Examining:
         return Examined(judgment=judgment, stop=self._stops(judgment))
 
     def save_nodes(self) -> None:
-        """Save the state of all members and the records that they sent."""
         if self.nodes is not None:
             self._seen = self.nodes.save(self._folder) if self.nodes.is_first else self.nodes.seen()
             with contextlib.suppress(OSError):  # a full disk

@@ -101,7 +101,6 @@ class Pulse:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """The numbers of its ranks."""
         return tuple(range(self.ranks[0], self.ranks[1] + 1)) if self.ranks else ()
 
 
@@ -146,7 +145,6 @@ class JobVerdict:
 
 
 def own_node(number: int, host: str, ranks: tuple[int, ...] = ()) -> NodeSeen:
-    """Return the state of the member that runs this."""
     return NodeSeen(
         number=number, host=host, presence=Presence.HERE, heard_ns=time.monotonic_ns(), clock_offset_ns=0,
         clock_error_ns=0, wall_offset_s=0.0, gathered=True, ranks=ranks,
@@ -162,7 +160,6 @@ def write_pulse(pulse: Pulse) -> bytes:
 
 
 def read_pulse(said: bytes) -> Pulse | None:
-    """Return the pulse of a beat, or None if it cannot be read."""
     try:
         progress, answered, moved, heard, status, ranks = read_json(said)
         named = dict(zip((field.name for field in fields(NodeProgress)), progress, strict=True))
@@ -177,7 +174,6 @@ def read_pulse(said: bytes) -> Pulse | None:
 
 
 def read_status(word: bytes) -> int | None:
-    """Return the exit status in a member's last word, or None if there is none."""
     try:
         status = read_json(word)
     except BadMessage:
@@ -186,12 +182,10 @@ def read_status(word: bytes) -> int | None:
 
 
 def write_board(board: Board) -> bytes:
-    """Encode a board for the answer to a beat."""
     return json.dumps([board.request, board.verdict, board.roster, int(board.ends), int(board.left)]).encode()
 
 
 def read_board(notice: bytes) -> Board | None:
-    """Return the board of a notice, or None if it cannot be read."""
     try:
         request, verdict, roster, ends, left = map(int, read_json(notice))
     except (ValueError, TypeError, BadMessage):

@@ -85,7 +85,6 @@ class OtherNode:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-nodes", daemon=True)
 
     def start(self) -> None:
-        """Start looking for the meeting."""
         self._thread.start()
 
     @property
@@ -97,21 +96,17 @@ class OtherNode:
         return heard_ns if time.monotonic_ns() - heard_ns > self._silent_ns else None
 
     def conversation(self) -> Conversation | None:
-        """Return the conversation of all members, or None if the first was not found."""
         return None if self._found is None else self._talk()
 
     def reconnect(self) -> None:
-        """Reconnect if the connection was lost."""
         if self._tasks.empty():
             self._tasks.put(self._look_at_roster)
 
     @property
     def request(self) -> int:
-        """The number of an unanswered request for evidence, or 0 if there is none."""
         return self._board.request if self._board.request > self._answered else 0
 
     def say(self, **changed: Any) -> None:
-        """Put changed fields of the ``Pulse`` into the next beats."""
         with self._lock:
             self._pulse = replace(self._pulse, **changed)
             if self._beating is not None:
@@ -151,13 +146,11 @@ class OtherNode:
             time.sleep(PAUSE_S)
 
     def close(self) -> None:
-        """Report that this member ends, and close the connection."""
         self._ended.set()
         self._tasks.put(None)
         self._thread.join(timeout=CLOSE_LIMIT_S)
 
     def seen(self) -> NodesSeen:
-        """Return the state of all members as far as this one knows."""
         known = {node.number: node for node in self._roster}
         own = 0 if self.number is None else self.number
         first = known.get(0) or NodeSeen(number=0, host=(*self.placement.hosts, "")[0], presence=Presence.ABSENT)

@@ -154,9 +154,12 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     ``UserError`` if each of several tasks on a node would start the ranks of the whole node.
     """
     torchrun, style = settings_of_command(split, env), Style.COMMAND if split.is_command else Style.TORCHRUN
-    if torchrun is not None and (torchrun.standalone or torchrun.nnodes == (1, 1)):
-        return Placement(style=style)
-    if "SLURM_JOB_ID" in env and (step := read_step(env)) is not None:
+    if torchrun is not None:
+        standalone = "--standalone" in torchrun.given or torchrun.number("--standalone") not in {None, 0}
+        if standalone or torchrun.nnodes == (1, 1):
+            return Placement(style=style)
+    in_slurm, by_operator = "SLURM_JOB_ID" in env, env.get("RANK") and env.get("WORLD_SIZE")
+    if in_slurm and (step := read_step(env)) is not None:
         placed = _by_slurm(split, torchrun, step, env)
     elif torchrun is not None and torchrun.nnodes is not None:
         (host, port), (fewest, most) = torchrun.endpoint or ("", 0), torchrun.nnodes
@@ -168,7 +171,8 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
             store=torchrun.endpoint,
         )  # fmt: skip
     else:
-        placed = _by_variables(split, torchrun, env) or Placement(style=style, note=_idle_note(env))
+        found = _by_variables(split, torchrun, env) if by_operator else None
+        placed = found or Placement(style=style, note=_idle_note(env) if in_slurm else None)
     if placed.alone:
         return placed
     from ddpdoctor.exchange.wire import job_token
@@ -176,12 +180,14 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
 
     launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES  # in a Slurm step, as for our other commands
     token = job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
+    if placed.number is None and not placed.one_host and placed.store is not None and is_own_host(*placed.store):
+        placed = replace(placed, number=0)  # of several members on one host, this cannot single one out
     return replace(placed, port=exchange_port or placed.port, token=token)
 
 
 def _idle_note(env: Mapping[str, str]) -> str | None:
     """Return a note if a shell of sbatch or salloc runs this on one node without srun, and leaves the others idle."""
-    if "SLURM_JOB_ID" not in env or is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
+    if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         return None
     idle = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1
     if idle < 1:
@@ -192,8 +198,6 @@ def _idle_note(env: Mapping[str, str]) -> str | None:
 
 def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
-    if not env.get("RANK") or not env.get("WORLD_SIZE"):
-        return None
     rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = env.get("MASTER_ADDR", "").strip()
     if rank is None or size is None or port is None or not host or not rank < size or size < 2:
@@ -299,16 +303,6 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
     if step.local_tasks is not None:
         variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
     return tuple((name, str(value)) for name, value in variables)
-
-
-def number_first(placement: Placement) -> Placement:
-    """Give a member without a number the number 0 if the store will be on its host.
-
-    If all members are on one host, this cannot single one out, so they stay without a number.
-    """
-    if placement.number is not None or placement.one_host or placement.store is None:
-        return placement
-    return replace(placement, number=0) if is_own_host(*placement.store) else placement
 
 
 def is_own_host(host: str, port: int) -> bool:

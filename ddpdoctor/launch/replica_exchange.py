@@ -99,7 +99,6 @@ class SharedReplicas:
             save(folder / attempt_name(JOINT, attempt), self._joint.found())
 
     def start(self, member: FirstNode | OtherNode) -> None:
-        """Start the thread that exchanges them over this node's connection to the others."""
         self._thread = threading.Thread(target=self._run, args=(member,), name="ddpdoctor-replicas", daemon=True)
         self._thread.start()
 
@@ -117,7 +116,6 @@ class SharedReplicas:
                 self.failure = self.failure or error
 
     def exchange(self, member: FirstNode | OtherNode) -> None:
-        """Send and receive once."""
         conversation = member.conversation()
         if conversation is None or member.number is None:
             return
@@ -167,7 +165,8 @@ class SharedReplicas:
         for name in word.wanted:
             for number in others:
                 with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
-                    sent = conversation.take(NodeStreams, f"{CONTENTS}/{number}/{word.turn}/{name}", f"node {number}")
+                    key = f"{CONTENTS}/{number}/{word.turn}/{name}"
+                    sent = conversation.wait(NodeStreams, key, 0.0, f"node {number}", take=True)
                     with self.lock:
                         if sent is not None and self._joint is not None:
                             self._joint.answered(number, sent)
@@ -237,7 +236,6 @@ class LiveComparison:
             self._save_news(time.monotonic())
 
     def save(self) -> None:
-        """Save the results so far."""
         with self._wall():
             if self._comparer is not None:
                 self._write(self._comparer.consistency(), None)

@@ -27,7 +27,7 @@ from ddpdoctor.launch.command_line import TorchrunSettings
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import RECORD_NAME, RecordPlace, Run
+from ddpdoctor.model.facts import Run
 from ddpdoctor.recorder.agent import LOG_FILE
 from ddpdoctor.recorder.storage.files import open_new, parse_json, read_plain, remove, write_whole
 from ddpdoctor.recorder.storage.secrets import hide_secrets
@@ -107,7 +107,6 @@ def make_dump_dir(run_dir: Path) -> Path:
 
 
 def name_stem(script: str, *, is_module: bool) -> str:
-    """Return the part of a folder's name that comes from its script or module."""
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     return re.sub(r"[^\w.-]", "_", name) or "job"
 
@@ -200,7 +199,6 @@ def _make_new(paths: Iterable[Path]) -> Path:
 
 
 def refuse(path: Path, error: OSError) -> UserError:
-    """Return the error for a run folder that is not writable."""
     return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)
 
 
@@ -236,7 +234,13 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
     if asked is None:
         folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
         return folder, folder / _report_name(label)
-    base = _find_start(asked, label, starter)
+    # Members that share the folder arrive at any time. So they must not move the files of an earlier start of the job,
+    # and all must choose the same new folder in it.
+    base = asked
+    if any(run and _is_former_start(run, starter) for run in (_read_run(asked), _read_run(_own(asked, label)))):
+        restarts = number(starter.env, "SLURM_RESTART_COUNT")
+        bases = (asked / f"restart-{i}" for i in (itertools.repeat(restarts) if restarts else itertools.count(1)))
+        base = next(base for base in bases if restarts or _read_run(_own(base, label)) is None)
     if not label or (placement.one_host and placement.number is None and _claim(base)):
         return make_report_dir(base), base / REPORT_NAME
     run, job = _read_run(base), starter.env.get("SLURM_JOB_ID")
@@ -260,20 +264,6 @@ def _report_name(label: str) -> str:
 
 def _own(base: Path, label: str) -> Path:
     return base / NODES / label if label else base
-
-
-def _find_start(asked: Path, label: str, starter: Starter) -> Path:
-    """Return the folder for this start of the job: the requested one, or one inside it if that has an earlier start.
-
-    Members that share the folder arrive at any time. So they must not move its files, and all must choose the same one.
-    """
-    found = [run for run in (_read_run(asked), _read_run(_own(asked, label))) if run is not None]
-    if not any(_is_former_start(run, starter) for run in found):
-        return asked
-    if restarts := number(starter.env, "SLURM_RESTART_COUNT"):
-        return asked / f"restart-{restarts}"
-    numbers = itertools.count(1)
-    return next(base for i in numbers if _read_run(_own(base := asked / f"restart-{i}", label)) is None)
 
 
 def _is_former_start(run: Run, starter: Starter) -> bool:
@@ -343,15 +333,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
 
 
-def write_record_place(run_dir: Path, folder: Path) -> None:
-    """Say in the run folder where the record is while the job runs, for `ddpdoctor status`. A full disk is ignored."""
-    place = RecordPlace(host=socket.gethostname(), folder=str(folder))
-    with contextlib.suppress(OSError):
-        write_whole(run_dir / RECORD_NAME, json.dumps(encode(place)))
-
-
 def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
-    """Return nproc, nnodes and node_rank from torchrun's settings, each None if it is not a number."""
     nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
     return {
         "nproc": torchrun.number("--nproc-per-node"),

@@ -68,7 +68,6 @@ class WorkSeen:
     _samples: dict[int, tuple[int | None, dict[int, _Sample]]] = field(default_factory=dict)
 
     def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
-        """Take samples if the last ones are old enough."""
         then_ns, before = self._samples.get(rank.pid, (None, {}))
         if then_ns is not None and now_ns - then_ns < EVERY_NS:
             return
@@ -82,12 +81,10 @@ class WorkSeen:
             self.work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
 
     def busy_cores(self, pid: int) -> float | None:
-        """Return the CPU cores that a rank and its descendants used, or None before the second sample."""
         work = self.work.get(pid)
         return None if work is None else sum(one.cores for one in work.values())
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
-        """Return the descendants of a rank that used the most CPU."""
         work = self.work.get(pid, {})
         found = [
             (child, done)
@@ -125,7 +122,6 @@ class Receptions:
     """The bytes that connections receive between the creation of this object and a call of ``of``."""
 
     def __init__(self) -> None:
-        """Read the bytes that every connection has received so far."""
         self._began_ns = time.monotonic_ns()
         self._before = {one.inode: one.size_bytes for one in read_received()}
 
@@ -169,7 +165,6 @@ class CausesSeen:
     _work: WorkSeen = field(default_factory=WorkSeen)
 
     def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
-        """Record the memory and work of a rank and its descendants."""
         self._work.follow(rank, below, now_ns)
         key = (rank.pid, rank.start_ticks)
         old = self._seen.get(key, ProcessCauses())
@@ -184,7 +179,6 @@ class CausesSeen:
         )
 
     def follow_host(self, now_ns: int) -> None:
-        """Record the highest use of the host's memory, the cgroup's memory and /dev/shm."""
         if now_ns - self._host_ns < HOST_EVERY_NS:
             return
         self._host_ns = now_ns
@@ -226,7 +220,6 @@ class CausesSeen:
             )  # fmt: skip
 
     def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
-        """Return a rank's causes in the format of watch.json."""
         seen = self._seen.get((pid, ticks))
         return None if seen is None else dict(encode(seen))
 
@@ -296,7 +289,6 @@ class WorkersSeen:
     _errors: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def keep(self, ring: Path) -> None:
-        """Add the lines and batches of a child that has ended."""
         content = _read(ring)
         for rank, error in errors_of_child(content) if content is not None else ():
             known = self._errors.setdefault(rank, [])
@@ -373,7 +365,6 @@ class Strangers:
         self._first_seen = {key: first for key, first in self._first_seen.items() if key in alive}
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return their rows of watch.json, by pid."""
         return {
             str(pid): {
                 "ticks": ticks,

@@ -14,10 +14,11 @@ from ddpdoctor.collect.run_files import save
 from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
+from ddpdoctor.launch.evidence import EvidenceTaker
 from ddpdoctor.launch.hang import NOTHING_FOUND, Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, SharedReplicas
-from ddpdoctor.launch.run_folder import choose_folder, copy_back, refuse, write_record_place, write_run_file
+from ddpdoctor.launch.run_folder import choose_folder, copy_back, refuse, write_run_file
 from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import (
     GRACE_S,
@@ -31,7 +32,7 @@ from ddpdoctor.launch.stopping import (
 )
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.errors import ExitStatus
-from ddpdoctor.model.facts import END_NAME, JobEnd, shell_status
+from ddpdoctor.model.facts import END_NAME, RECORD_NAME, JobEnd, RecordPlace, shell_status
 from ddpdoctor.model.findings import Outcome, Severity, hangs, now
 from ddpdoctor.recorder.storage.files import remove, write_whole
 from ddpdoctor.recorder.storage.ring_layout import CONTROL_STOPPING
@@ -75,7 +76,6 @@ class JobOutcome:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of `wrap`."""
         return self.end.exit_status or 0
 
 
@@ -162,31 +162,25 @@ class Session:
         """How often gradients were found not to be finite."""
         self.has_reported_crash = False
         self.failure: Exception | None = None
-        self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
-        launched_ns = time.monotonic_ns()
-        replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
+        self.launched_ns = time.monotonic_ns()
         try:
-            write_run_file(self.folder, options, self.started_at, launched_ns)
+            write_run_file(self.folder, options, self.started_at, self.launched_ns)
             if self.folder != self.run_dir:
-                write_record_place(self.run_dir, self.folder)
-            self.watch = JobWatch(self.folder, options.hang_timeout_s, launched_ns, replicas)
+                place = RecordPlace(host=socket.gethostname(), folder=str(self.folder))
+                with contextlib.suppress(OSError):  # for `ddpdoctor status`, which a full disk may cost
+                    save(self.run_dir / RECORD_NAME, place)
+            self.evidence = EvidenceTaker(self.folder)
         except OSError as error:
             raise refuse(self.folder, error) from error
-        if options.placement.expected < options.placement.most:
-            self.watch.restart_patience_s = ELASTIC_RESTART_S
-        place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
-        self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
 
     def run(self) -> JobOutcome:
-        """Run the job to its end."""
         guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
         try:
             with handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
-                self.watch.launcher_pid = self.launcher.pid
                 try:
                     with handling(OTHER_SIGNALS, self._note_signal):
-                        self._prepare()  # while the launcher starts: no rank waits for the rules to be imported
+                        self._prepare(self.launcher.pid)  # no rank waits for the rules to be imported
                         status = self._watch_to_the_end()
                 finally:
                     if self.launcher.poll() is None:
@@ -226,8 +220,16 @@ class Session:
             noted = self.warnings
         noted.append((signal.Signals(number), time.monotonic_ns()))
 
-    def _prepare(self) -> None:
-        """Load the rules, and connect to the other nodes if there are any."""
+    def _prepare(self, launcher_pid: int | None) -> None:
+        """Begin to watch, load the rules, and connect to the other nodes if there are any."""
+        options = self.options
+        self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
+        replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
+        self.watch = JobWatch(self.evidence, options.hang_timeout_s, self.launched_ns, replicas, launcher_pid)
+        if options.placement.expected < options.placement.most:
+            self.watch.restart_patience_s = ELASTIC_RESTART_S
+        place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
+        self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
         with self._job_goes_first():
             nodes = join_nodes(self.options.placement, self.options.report_file.resolve().parent)
             self.examining.nodes = nodes
@@ -259,7 +261,6 @@ class Session:
         return self.launcher.poll()
 
     def _stop_hung(self) -> None:
-        """Stop the launcher and all ranks."""
         stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _report_crash(self, what: str) -> None:
@@ -359,7 +360,6 @@ class Session:
             self.reported_causes.add(cause)
 
     def _withdraw(self) -> None:
-        """Withdraw the report of a hang, because the job has moved since."""
         self.examining.withdraw()
         reported, self.reported = self.reported, None
         if reported is not None:
@@ -491,9 +491,8 @@ class JoinedSession(Session):
         self._deadline = time.monotonic() + COME_LIMIT_S
 
     def run(self) -> JobOutcome:
-        """Watch until nobody is left, then judge."""
         with handling(ENDING_SIGNALS, self._note_signal):
-            self._prepare()
+            self._prepare(None)
             return self._end(self._watch_to_the_end())
 
     def _poll(self) -> int | None:
@@ -538,7 +537,6 @@ class JoinedSession(Session):
             self.notifier.show(outcome)
 
     def is_known(self, judgment: Judgment) -> bool:
-        """Return whether a judgment was shown before."""
         shown = [cause_of(judgment) for judgment in (self.reported,) if judgment is not None] + [self.shown_cause]
         return cause_of(judgment) in shown
 

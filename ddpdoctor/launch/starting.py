@@ -74,7 +74,6 @@ def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], No
 
 
 def cannot_run(command: str, error: OSError) -> UserError:
-    """Return the error for a command that the system refuses to run."""
     return UserError(
         f"the command {command} cannot be run: {error.strerror}",
         help="Nothing was started. A script needs a first line like `#!/bin/bash`, or its interpreter as the command: "
@@ -83,7 +82,6 @@ def cannot_run(command: str, error: OSError) -> UserError:
 
 
 def launch_command(options: WrapOptions) -> list[str]:
-    """Return the command that starts the ranks."""
     split, is_rank = options.split, options.placement.style is Style.RANK
     script = [split.script, *split.script_args]
     if split.is_command or (split.no_python and is_rank):
@@ -96,12 +94,10 @@ def launch_command(options: WrapOptions) -> list[str]:
 
 
 def job_mark(folder: Path) -> dict[str, str]:
-    """Return the environment variables that mark the processes of this job."""
     return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
 
 
 def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
-    """Return the environment with a debug level; ``None`` leaves it unchanged."""
     others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
     if level is None:
         return env
@@ -134,7 +130,6 @@ def has_memory_for_detail() -> bool:
 
 
 def has_gpu_driver(system: System) -> bool:
-    """Return whether this host has a GPU driver, so that a job may use NCCL."""
     return any(system.exists(driver) for driver in GPU_DRIVERS)
 
 

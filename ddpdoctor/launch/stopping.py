@@ -186,7 +186,6 @@ class Guardian:
             os.write(self._writer, f"{pid} {own.start_ticks if own else 0}\n".encode())
 
     def dismiss(self) -> None:
-        """Let the guardian exit without doing anything."""
         with contextlib.suppress(OSError):
             os.write(self._writer, _DONE)
         os.close(self._writer)

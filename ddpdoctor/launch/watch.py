@@ -197,13 +197,15 @@ def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
 class JobWatch:
     """The watcher's knowledge of one job. Times are CLOCK_MONOTONIC."""
 
-    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: LiveComparison) -> None:
-        """Prepare ``folder``, where the recorders write."""
-        self.folder = folder
+    def __init__(
+        self, evidence: EvidenceTaker, hang_timeout_s: float, launched_ns: int, replicas: LiveComparison,
+        launcher_pid: int | None = None,
+    ) -> None:  # fmt: skip
+        self.folder = evidence.folder
         self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
         self.launched_ns = launched_ns
-        self.evidence = EvidenceTaker(folder)
+        self.evidence = evidence
         self.followed: dict[int, Followed] = {}
         self.agent = AgentLog()
         self.stopping_since_ns: int | None = None
@@ -222,7 +224,7 @@ class JobWatch:
         self._holdups = HoldUps()
         self._strangers = Strangers()
         self._workers = WorkersSeen()
-        self.launcher_pid: int | None = None
+        self.launcher_pid = launcher_pid
         self._launcher_lives = True
         self._launcher_busy_ns = launched_ns
         self._launcher_ticks = 0
@@ -235,7 +237,6 @@ class JobWatch:
             self._ended(pid)
 
     def follow(self, *, at_once: bool = False) -> None:
-        """Check all processes again if it is time, or ``at_once``."""
         now_ns = time.monotonic_ns()
         if not at_once and now_ns - self._followed_ns < self._follow_every_s * 1e9:
             return
@@ -333,7 +334,6 @@ class JobWatch:
                 remove(path)
 
     def ranks(self) -> list[Followed]:
-        """Return the processes of the last attempt that are ranks, alive or not."""
         begun = self.agent.begun_ns or 0
         return [
             process
@@ -343,12 +343,10 @@ class JobWatch:
         ]
 
     def rank_range(self) -> tuple[int, int] | None:
-        """Return the first and last rank that the launcher has started here, or None if unknown."""
         numbers = [start.rank for start in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
     def own_progress(self) -> NodeProgress:
-        """Return the progress of this node's ranks."""
         now_ns, ranks, idle_s = time.monotonic_ns(), self.ranks(), None
         # The launcher waits for other nodes if it has no rank: none yet or, with torch's agent, none any more.
         if self._launcher_lives and not ranks and not self.agent.started:

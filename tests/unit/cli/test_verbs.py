@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.report import Options, read_run, run
-from ddpdoctor.cli.running import JobReports, _patience_note, debug_note, keep_errors, outcome_report
+from ddpdoctor.cli.running import JobReports, keep_errors, notes_of, outcome_report
 from ddpdoctor.cli.wrap import Options as WrapOptions
 from ddpdoctor.cli.wrap import prepare
 from ddpdoctor.collect.system import System
@@ -236,8 +236,8 @@ def environment_with(row):
 test_words = words(
     __name__,
     choose_debug_level=lambda row: choose_debug_level(row[0], environment_of(row[1]), has_space=len(row) == 2),
-    debug_note=lambda row: debug_note(row[0], environment_of(row[1])),
-    patience_note=lambda seconds: _patience_note(int(seconds)),
+    debug_note=lambda row: notes_of(row[0], 300.0, environment_of(row[1]))[0],
+    patience_note=lambda seconds: notes_of(None, int(seconds), {})[1],
     debug_environment=environment_with,
 )
 

@@ -25,14 +25,13 @@ from ddpdoctor.collect.run import (
     read_job,
     was_gone,
 )
-from ddpdoctor.collect.run_files import WorkerStart, parse_watch, read_entries
+from ddpdoctor.collect.run_files import WorkerStart, parse_watch, read_entries, save
 from ddpdoctor.collect.run_ranks import find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, Followed, ask_for_evidence
-from ddpdoctor.launch.run_folder import write_record_place
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence, Run
+from ddpdoctor.model.facts import RECORD_NAME, NodeSeen, NodesSeen, Presence, RecordPlace, Run
 from ddpdoctor.model.launch import Launch, NodeOptions
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, CONTROL_DUMPED, ROLE_CHILD, ROLE_RANK
@@ -236,12 +235,12 @@ def test_a_record_on_a_local_disk_is_found_from_the_run_folder_on_that_host_only
     local = make_run(tmp_path / "local", run_dir=str(run))
     for folder in (run, other):
         folder.mkdir()
-        write_record_place(folder, local)
+        save(folder / RECORD_NAME, RecordPlace(host=HERE, folder=str(local)))
     assert find_record(run, HERE) == local
     assert find_record(run, "another") == run
     assert read_live(run).folder == local
     assert find_record(other, HERE) == other  # it comes from elsewhere: the record is not of its run
-    write_record_place(run, tmp_path / "gone")
+    save(run / RECORD_NAME, RecordPlace(host=HERE, folder=str(tmp_path / "gone")))
     assert find_record(run, HERE) == run
 
 

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.collect.launch import EXCHANGE_PORTS, seen_launch
 from ddpdoctor.exchange.wire import job_token
 from ddpdoctor.launch.command_line import TORCHRUN_OPTIONS, ask_torchrun, split_command
-from ddpdoctor.launch.placement import is_own_host, number_first, place
+from ddpdoctor.launch.placement import is_own_host, place
 from tests.golden import words
 
 # Splitting a command line: whose is which word.
@@ -78,13 +78,13 @@ test_words = words(__name__, split=split, split_newer=lambda line: split(line, l
 def test_a_node_where_the_store_is_to_be_is_the_first() -> None:
     line = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {}:29400 t.py"
     # 192.0.2.0/24 is for documentation: no host has an address in it.
-    assert number_first(placed(line.format("192.0.2.1"))).number is None
+    assert placed(line.format("192.0.2.1")).number is None
     assert not is_own_host("192.0.2.1", 29400)
     assert not is_own_host("no-such-host.invalid", 29400)
     assert is_own_host("127.0.0.1", 29400)
     here = placed(line.format("127.0.0.1"))
     assert here.one_host
-    assert number_first(here).number is None
+    assert here.number is None
 
 
 def test_a_step_meets_where_all_verbs_of_it_do_with_one_token() -> None:

@@ -90,7 +90,7 @@ WATCH_TIMEOUT_S = 10.0
 
 def test_the_batches_of_a_worker_are_those_of_the_rank_whose_fork_server_ends_with_it(tmp_path: Path):
     (tmp_path / "rings").mkdir()
-    watch = JobWatch(tmp_path, WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
+    watch = JobWatch(EvidenceTaker(tmp_path), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
     rank, server, worker = 2**22 + 1, 2**22 + 2, 2**22 + 3
     roles = {rank: ring_layout.ROLE_RANK, server: ring_layout.ROLE_CHILD, worker: ring_layout.ROLE_CHILD}
     for pid, role in roles.items():
@@ -107,7 +107,7 @@ def test_the_batches_of_a_worker_are_those_of_the_rank_whose_fork_server_ends_wi
 
 def test_the_errors_of_a_ranks_ended_children_are_kept_the_first_and_the_last(tmp_path: Path):
     (tmp_path / "rings").mkdir()
-    watch = JobWatch(tmp_path, WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
+    watch = JobWatch(EvidenceTaker(tmp_path), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
     rank = 2**22 + 1
     for pid in range(rank, rank + 12):
         role = ring_layout.ROLE_RANK if pid == rank else ring_layout.ROLE_CHILD
@@ -198,7 +198,7 @@ def killed_for_memory(request, given):
     patch, folder, counts = request.getfixturevalue("monkeypatch"), request.getfixturevalue("tmp_path"), [0, kills]
     patch.setattr("ddpdoctor.launch.watch.read_kernel_oom_pids", lambda: pids and frozenset(pids))
     patch.setattr("ddpdoctor.launch.watch.read_oom_kills", lambda: counts.pop(0))
-    watch = JobWatch(folder, WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(folder, 50, ()))
+    watch = JobWatch(EvidenceTaker(folder), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(folder, 50, ()))
     ring = mmap.mmap(-1, 1)
     watch.followed[7] = Followed(pid=7, ticks=1, role=ring_layout.ROLE_RANK, ring=ring, ended_ns=ended_ns)
     watch.save(ended=True, launcher_status=0)
