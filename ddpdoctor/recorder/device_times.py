@@ -1,13 +1,10 @@
 """Times that torch measures: phases of the step on a GPU, and when gradients are ready in backward.
 
-On a GPU, CUDA events mark one step of twenty. The host of a GPU runs ahead, so its own times say when work was queued,
-and not when it was done. An event is a mark in the GPU's queue, and the GPU notes the time when it comes to it. Nothing
-waits for it here: the marks of a step are read once all of them have passed. How long a reduction took is read from
-DDP's own timers, in the iterations in which torch reads them anyway: 1 to 10, and every 100th
-(``pytorch:torch/csrc/distributed/c10d/logger.cpp``).
-
-DDP's reducer keeps the time at which each gradient was ready, counted from the end of forward. Reading it costs 1 to 10
-microseconds, so one timed reduction in eight is read. Only on CPU are they the times of the computation.
+CUDA events mark one step of twenty; nothing waits for them. How long a reduction took is read from DDP's own timers, in
+the iterations in which torch reads them anyway: 1 to 10, and every 100th
+(``pytorch:torch/csrc/distributed/c10d/logger.cpp``). DDP's reducer keeps the time at which each gradient was ready,
+counted from the end of forward. Reading it costs 1 to 10 microseconds, so one timed reduction in eight is read. Only on
+CPU are they the times of the computation.
 """
 
 from __future__ import annotations
@@ -105,7 +102,6 @@ class GpuClock:
             self.mark(ring_layout.BEFORE)
 
     def read(self) -> None:
-        """Read the steps whose marks the GPU has passed."""
         while self.pending and not is_capturing():
             if not all(event.query() for _, event, _ in reversed(self.pending[0].marks)):
                 break
@@ -136,7 +132,6 @@ class GpuClock:
 
     @guarded("device steps")
     def model_reduced(self, ddp: Any) -> None:
-        """Note a backward of a model on a GPU that ended in a reduction."""
         if self.model is None:
             self.model, self.device = weakref.ref(ddp), ddp.device
         if self.model() is ddp:
@@ -151,7 +146,6 @@ class GpuClock:
 
     @guarded("device steps")
     def settle(self) -> None:
-        """Note what has passed by now. It does not wait for the rest."""
         self.read()
         if self.measured > self.noted:
             self.note(MAX_STEPS_BYTES)
@@ -214,10 +208,7 @@ is_paused = False  # a trial has given DDP other settings, so its times are not 
 
 @guarded("gradient times")
 def gradients_reduced(ddp: Any) -> Optional[List[int]]:
-    """Return when each gradient of the backward that has just ended was ready, or None if this one is not read.
-
-    The times are nanoseconds from the end of forward, in the order of the model's parameters.
-    """
+    """Return when each gradient of this backward was ready, in ns from the end of forward; None if it is not read."""
     global _count
     if is_paused:
         return None

@@ -1,12 +1,8 @@
 """Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
-``schedule`` says which of them are due. Nearly all steps are not: they only compare a few numbers and touch no tensor.
-Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints of the
-tensors go values as JSON, the fields of ``model.consistency.Values``. A field that has its default is left out.
-``site`` is a frame from ``frames.describe``; ``settings`` is a list of pairs.
-
-Which optimizers were made is recorded, and which parameters a module got too late for an optimizer to hold them.
-Nothing is kept about parameters that existed before the first optimizer, as most do.
+Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints go values
+as JSON, the fields of ``model.consistency.Values``. Nothing is kept about parameters that existed before the first
+optimizer, as most do.
 """
 
 from __future__ import annotations
@@ -56,7 +52,6 @@ class StepFingerprints:
         self.follow(optimizer)
 
     def follow(self, optimizer: Any) -> None:
-        """Update the sample after the optimizer's or the model's parameters may have changed."""
         trained = [tensor for _, tensor in self._named(optimizer) if tensor.requires_grad]
         if trained and trained[0] is not self._sample():
             self._sample = weakref.ref(trained[0])
@@ -75,7 +70,6 @@ class StepFingerprints:
             self._between = sample._version - self._left[0]
 
     def ended(self, steps: int) -> None:
-        """Note that a step has ended."""
         replica = self.replica
         self.steps = steps
         self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
@@ -90,10 +84,7 @@ class StepFingerprints:
             self._left = (sample._version, sample.data_ptr())
 
     def is_edited(self) -> bool:
-        """Return whether parameters changed more since the last step than they did between the two steps before.
-
-        That happens if one rank loads the best weights, or folds them, for an evaluation after training.
-        """
+        """Return whether parameters changed more since the last step than between steps, as for a last evaluation."""
         sample, module = self._sample(), self.replica.module()
         if sample is None or module is None or not any(tensor is sample for tensor in module.parameters()):
             return True
@@ -101,15 +92,11 @@ class StepFingerprints:
         return bool(sample.data_ptr() != place or sample._version - version > self._between)
 
     def take_before(self, optimizer: Any) -> None:
-        """Fingerprint the gradients as the optimizer gets them."""
         self._gradients = gradient_rows(self._named(optimizer))
         self._taken = fingerprints_of(self._gradients)
 
     def take_after(self, number: int, optimizer: Any) -> None:
-        """Write the record of step ``number``.
-
-        If a closure computed the gradients within the step, they are fingerprinted here.
-        """
+        """Write the record of step ``number``. Gradients that a closure computed are fingerprinted here."""
         if self._taken is None:
             self.take_before(optimizer)
         rows, gradients = self._gradients, self._taken
@@ -130,10 +117,7 @@ class StepFingerprints:
         self.write(number, values, rows + after, before + taken)
 
     def _find_untrained(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any) -> Dict[str, Any]:
-        """Return the parameters that get gradients but no optimizer changes, first those that came after this one.
-
-        ``taken`` starts with the parameters' fingerprints, in the order of ``named``.
-        """
+        """Return the parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``."""
         held = {id(tensor) for one in [*_numbers, *_steppers] for tensor in held_by(one)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
@@ -158,7 +142,6 @@ class StepFingerprints:
 
 
 def _write_model(replica: Replica, clock: str, values: Dict[str, Any], rows: Rows) -> None:
-    """Write a record of a model at one of its own events."""
     if clock not in replica.files:
         most = 1 if clock == fingerprint_file.END else fingerprint_file.MAX_SLOTS
         replica.files[clock] = FingerprintFiles(_about(replica, clock), most)
@@ -192,7 +175,6 @@ def gpu_is_idle() -> bool:
 
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
-    """Return a stream's table without its rows."""
     place = {"ranks": list(replica.ranks), "model": replica.number, "optimizer": optimizer, "rank": replica.rank}
     return {"clock": clock, "group": replica.group, **place}
 
@@ -207,10 +189,7 @@ def fingerprints_of(rows: Rows) -> Any:
 def write(
     files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None
 ) -> None:
-    """Write a record, unless there are no rows. ``taken`` are their fingerprints, if they are not those of now.
-
-    Values that are the default are left out, then others until the text fits into a record.
-    """
+    """Write a record, if there are rows. Defaults are left out, then other values until the text fits into a record."""
     if not rows:
         return
     kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
@@ -229,7 +208,6 @@ _SHARDED = "ZeroRedundancyOptimizer"  # with this optimizer each rank has the st
 
 
 def held_by(optimizer: Any) -> List[Any]:
-    """Return the parameters that an optimizer changes."""
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
@@ -241,12 +219,10 @@ def named_parameters(replica: Any) -> List[Tuple[str, Any]]:
 
 
 def parameter_rows(named: List[Tuple[str, Any]]) -> Rows:
-    """Return the parameters themselves."""
     return [(_row(fingerprint_file.PARAMETER, name, "", tensor), tensor) for name, tensor in named]
 
 
 def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
-    """Return the gradients of the parameters that are trained."""
     trained = [(name, tensor) for name, tensor in named if tensor.requires_grad or tensor.grad is not None]
     return [(_row(fingerprint_file.GRADIENT, name, "", tensor), tensor.grad) for name, tensor in trained]
 
@@ -268,7 +244,6 @@ def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
 
 
 def buffer_rows(replica: Replica) -> Rows:
-    """Return the buffers that DDP would broadcast if ``broadcast_buffers`` is on."""
     module = replica.module()
     found = module.named_buffers() if module is not None else ()
     named = [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
@@ -286,7 +261,6 @@ _came_after: Any = None  # by parameter that a module got after the first optimi
 
 @guarded("optimizer made")
 def made(optimizer: Any) -> None:
-    """Count an optimizer that was made."""
     global _came_after, _made
     if here.ring is None:
         return
@@ -310,7 +284,6 @@ def _registered(_module: Any, _name: str, parameter: Any) -> None:
 
 
 def is_later_than(parameter: Any, optimizer: Any) -> bool:
-    """Return whether a module got a parameter only after an optimizer had been made."""
     return optimizer in _numbers and bool(_came_after.get(parameter, 0) >= _numbers[optimizer])
 
 
@@ -369,11 +342,7 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
 
 
 def optimizer_values(optimizer: Any) -> Values:
-    """Return the values of an optimizer that is making its step now.
-
-    A hyperparameter of a later parameter group has the group's number as a prefix. Such a group has only its learning
-    rate, and what differs from the first group.
-    """
+    """Return the values of an optimizer in its step: of later parameter groups, with a number, only what differs."""
     first = _plain_settings(optimizer.param_groups[0])
     found = [[key, value] for key, value in first.items()]
     for number, group in enumerate(optimizer.param_groups[1:], 1):
@@ -410,11 +379,7 @@ def _text(value: Any) -> Optional[str]:
 
 
 def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
-    """Return the first parameters for which an optimizer holds a tensor of the same shape that never had a gradient.
-
-    Such a tensor is probably the parameter from before its layer was replaced. A tensor that is trained elsewhere has a
-    gradient or optimizer state.
-    """
+    """Return parameters for which an optimizer holds an untrained tensor of that shape, from before a replacement."""
     if not unheld:
         return []
     used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
@@ -457,7 +422,6 @@ _thread = _Thread()
 
 @guarded("replica before step")
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Note that an optimizer begins a step, and fingerprint its gradients if the step is due and has no closure."""
     # There may be DDP models, or models without DDP on several ranks.
     group = groups.default() if here.is_rank and here.ring is not None else None
     several = replicas.is_recorded() or (group is not None and group.size() > 1 and bool(check_every()))
@@ -490,7 +454,6 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 @guarded("replica after step")
 def after_step(optimizer: Any) -> None:
-    """Note that an optimizer has made a step, and fingerprint its models if the step is due."""
     stepper = _thread.running
     if stepper is None or stepper.optimizer() is not optimizer:
         return
@@ -507,10 +470,7 @@ def after_step(optimizer: Any) -> None:
 
 
 def _find_models(stepper: Stepper, optimizer: Any) -> None:
-    """Find the models whose parameters an optimizer holds. There are none for an optimizer that steps within backward.
-
-    Such scripts have one optimizer per parameter, and their order of steps may differ between ranks.
-    """
+    """Find the models whose parameters an optimizer holds; none if it steps in backward: ranks' orders may differ."""
     stepper.seen = replicas.version()
     if in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in held_by(optimizer)):
         stepper.models = []
@@ -561,10 +521,7 @@ def forward_begins(ddp: Any) -> None:
 
 @guarded("replica buffers")
 def buffers_synced(ddp: Any) -> None:
-    """Fingerprint the buffers that DDP has just broadcast, if that is due.
-
-    With a buffer hook of the script nothing is done, because it may send them later, in the background.
-    """
+    """Fingerprint the buffers that DDP has just broadcast. Not with a hook of the script, which may send them later."""
     replica = replicas.find(ddp)
     if replica is None or hasattr(ddp, "buffer_hook"):
         return

@@ -1,7 +1,7 @@
 """What torch knows of process groups: names, how many collectives each has begun, and its flight recorders.
 
 Only the flight recorders know what is pending on a device, and what DDP's C++ reducer started. The sampler asks them
-only after the stacks are on disk, because a query can hold the GIL or wait for a lock in CUDA.
+last, because a query can hold the GIL or wait for a lock in CUDA.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class KnownGroup:
 
 
 def known(group: Any) -> KnownGroup:
-    """Return what is kept about a group."""
     found = _known.get(id(group))
     if found is None:
         found = _known[id(group)] = KnownGroup(group)
@@ -72,8 +71,8 @@ def begun_by(found: KnownGroup) -> int:
 def look_up(group: Any) -> Tuple[Any, Any, int]:
     """Return the group of a call, what is kept about it, and how many collectives it has begun (-1 if not known).
 
-    None stands for the default group. The group returned is None if there is no default group, or if ``group`` is a
-    number, which means that this rank is no member.
+    ``group`` may be its name; None stands for the default group. The group returned is None if there is no default
+    group, or if ``group`` is a number, which means that this rank is no member.
     """
     if group is None:
         group = default()
@@ -81,6 +80,8 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
     if found is None:
         if group is None or isinstance(group, int):
             return None, None, -1
+        if isinstance(group, str):
+            group = c10d._resolve_process_group(group)
         found = known(group)
     try:
         return group, found, group._get_sequence_number_for_group() - found.moved
@@ -90,7 +91,6 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
 
 
 def name_id(ring: Any, found: KnownGroup) -> int:
-    """Return the interned name of a group, or of its Gloo part."""
     if found.ring is not ring:
         found.id, found.ring = ring.intern(found.name), ring
     return found.id
@@ -107,7 +107,6 @@ def backends_of(group: Any) -> str:
 
 
 def groups_now() -> Any:
-    """Describe the groups of this process for the evidence."""
     if default() is None:
         return []
     world = c10d._world
@@ -158,10 +157,7 @@ _SAME = {
 
 @guarded("flight recorder")
 def turn_on_flight_recorders() -> None:
-    """Make torch record collectives on devices, and dump the record to the run folder when it aborts the process.
-
-    The user's own settings stay. torch reads these variables when it makes the first process group.
-    """
+    """Make torch record collectives on devices, before it makes the first group. The user's own settings stay."""
     if not hasattr(sys.modules.get("torch._C._distributed_c10d"), "ProcessGroupNCCL"):
         return
     prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
@@ -174,11 +170,7 @@ def turn_on_flight_recorders() -> None:
 
 
 def flight_entries_now() -> Any:
-    """Return what is pending on devices, from all recorders of this build, and the current time on both clocks.
-
-    ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included. ``idle`` is
-    there if torch does not tell which calls have completed.
-    """
+    """Return what is pending on devices, with both clocks; ``timed``: the last completed too, ``idle``: if untold."""
     native = sys.modules.get("torch._C._distributed_c10d")
     if native is None or default() is None:
         return {}
@@ -197,10 +189,7 @@ def flight_entries_now() -> Any:
 
 
 def _are_idle() -> Any:
-    """Return whether this process's devices have done all that their default streams were given; None if unknown.
-
-    Only devices with a context of this process are asked, because asking makes one, which takes memory.
-    """
+    """Return whether this process's devices are done; None if unknown. Only those with a context: asking makes one."""
     cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
     if cuda is None or native is None or not cuda.is_initialized() or is_capturing():
         return None
@@ -213,7 +202,6 @@ def _are_idle() -> Any:
 
 
 def is_timed() -> bool:
-    """Return whether torch knows when a kernel starts and ends."""
     return _is_on(_TIMING)
 
 
@@ -223,10 +211,7 @@ def _is_on(names: Tuple[str, ...]) -> bool:
 
 @guarded("device times")
 def note_device_times() -> None:
-    """Note how long the last collectives ran, if torch times them, because nobody asks a healthy job for evidence.
-
-    The main thread may block here: it is about to destroy the groups, and would wait for its devices there anyway.
-    """
+    """Note how long the last collectives ran, if torch times them. It may block, as destroying the groups would too."""
     if here.ring is None or not is_timed():
         return
     rows = [

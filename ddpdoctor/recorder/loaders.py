@@ -1,12 +1,7 @@
 """Notes how loaders divide data among ranks: which samples each pass draws, in numbers and digests, and if it trains.
 
-A pass is one iteration over a DataLoader. It is noted at its first batch, at its end, and when the job ends. A pass
-that was broken off is noted when the next one begins. Evidence of a hanging job includes the passes that still run. The
-indices that a pass draws are counted in bulk, so that no step waits for it.
-
-Inside a loader's worker, how long it takes to make a batch is measured, and how long it is idle in between. A rank that
-waits for its workers looks slow to other ranks that happen to have a batch ready, although their workers may be just as
-slow. Only the workers' own times show that.
+Inside a loader's worker, the time to make a batch and the idle time are measured: a rank that waits for its workers
+looks slow to ranks that happen to have a batch ready, although their workers may be just as slow.
 """
 
 from __future__ import annotations
@@ -158,7 +153,6 @@ def _register(iterator: Any, begun: Any) -> None:
 
 
 def delivered(iterator: Any, batch: Any) -> None:
-    """Note a batch that a loader has delivered."""
     found = book.under_way.get(id(iterator))
     if found is None:
         return
@@ -174,7 +168,6 @@ def delivered(iterator: Any, batch: Any) -> None:
 
 @guarded("loaders")
 def exhausted(iterator: Any) -> None:
-    """Note that a loader has delivered all batches of a pass."""
     found = book.under_way.get(id(iterator))
     if found is None or found[-1].complete:
         return
@@ -195,10 +188,7 @@ def _end(known: Loader, one: LoaderPass) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward for each pass with delivered batches after which none has run yet.
-
-    Some trainers take several batches at once. A pass that was broken off gets no backward.
-    """
+    """Count a backward for each pass with batches after which none has run. One that was broken off gets none."""
     waiting = []
     for one in book.fresh:
         if one.complete or one.iterator is None or one.iterator() is not None:
@@ -230,7 +220,6 @@ def _entry(known: Loader, one: LoaderPass) -> Dict[str, Any]:
 
 
 def _note(entry: Dict[str, Any], space: int) -> bool:
-    """Write a note if there is space for it."""
     size = len(str(entry))
     if here.ring is None or book.bytes + size > space or not here.ring.note(entry):
         return False
@@ -331,7 +320,6 @@ class LoaderPass:
                         self.sample_digests.append("%d:%d:%s" % (index, place, data.digest(leaf.row(row))))
 
     def entry(self) -> Dict[str, Any]:
-        """Return what is known as an entry for the journal."""
         first = self.first if self.first is None or self.first > 1 else FIRST
         drawn = counted(*self.drawn)
         order = drawn.order
@@ -376,7 +364,6 @@ class IndexCounts(NamedTuple):
 
 
 def counted(so_far: IndexCounts, waiting: List[Any]) -> IndexCounts:
-    """Return what is known about indices, with those that wait to be counted."""
     if not waiting:
         return so_far
     numbers, total, worded = numbers_of(waiting[:])
@@ -426,10 +413,7 @@ class WorkerTimes:
         self.count = self.busy_ns = self.cpu_ns = self.idle_ns = self.ended_ns = 0
 
     def add(self, ring: Any, began_ns: int, ended_ns: int, cpu_ns: int = 0) -> None:
-        """Add a batch that was made, and the processor time that it took.
-
-        A pause counts at most as long as the batch itself, because a persistent worker also waits during an evaluation.
-        """
+        """Add a batch. A pause counts at most as long as the batch: persistent workers wait in evaluations too."""
         took = ended_ns - began_ns
         if ring is not self.ring:  # a forked child has its parent's times
             self.count = self.busy_ns = self.cpu_ns = self.idle_ns = self.ended_ns = 0
@@ -447,7 +431,6 @@ _worker_times = WorkerTimes()
 
 
 def patch_fetchers(module: Any) -> None:
-    """Patch torch's functions that make a batch, once, to time them."""
     for name in FETCHERS:
         fetcher = getattr(module, name, None)
         if fetcher is not None and getattr(fetcher.fetch, "__wrapped__", None) is None:

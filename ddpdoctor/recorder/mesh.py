@@ -1,12 +1,9 @@
-"""Fingerprints the parameters that several ranks of a device mesh hold in common.
+"""Fingerprints the parameters that several ranks of a device mesh hold in common, as ``fingerprinting`` does for DDP.
 
 These are the shards of hybrid FSDP in its replicating dimension, DTensors placed as ``Replicate``, and plain parameters
-in modules that were passed to ``parallelize_module``. They are fingerprinted at an optimizer's steps, on the same
-schedule as DDP's replicas, and compared among the ranks that hold the same part. Plain shards are not compared.
-
-Neither FSDP nor tensor parallelism makes buffers and plain frozen parameters equal. Those that did not change between
-the first two steps are constants, so they are fingerprinted once, after the second. What ``to_empty`` made, and nothing
-has written in place since, is noted with them: it holds whatever was in memory.
+in modules that were passed to ``parallelize_module``. Neither FSDP nor tensor parallelism makes buffers and plain
+frozen parameters equal: those that did not change between the first two steps are constants, fingerprinted once. What
+``to_empty`` made, and nothing has written in place since, is noted: it holds whatever was in memory.
 """
 
 from __future__ import annotations
@@ -55,8 +52,6 @@ _numbers = itertools.count(1)
 
 
 class _Stepper(StepCounter):
-    """What is kept about an optimizer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.number = next(_numbers)
@@ -71,7 +66,6 @@ class _Stepper(StepCounter):
 
 @guarded("mesh step begins")
 def before_step(optimizer: Any, *unused: Any) -> None:
-    """Fingerprint the gradients that a step is made with, if the step is due."""
     if not _modules or not here.is_rank:
         return
     stepper = _steppers.get(optimizer)
@@ -101,7 +95,6 @@ def before_step(optimizer: Any, *unused: Any) -> None:
 
 @guarded("mesh step ends")
 def after_step(optimizer: Any) -> None:
-    """Write the fingerprints after a step, if the step is due."""
     stepper = _steppers.get(optimizer) if _modules else None
     if stepper is None or not stepper.ended():
         return
@@ -135,11 +128,7 @@ def _about(stepper: _Stepper, sharing: Sharing, model: int) -> Dict[str, Any]:
 
 
 def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
-    """Return the parameters of an optimizer that other ranks hold too, by the ranks that share them.
-
-    Their names start at the outermost modules that were passed, and are found only once. Later, modules may have been
-    garbage collected on some ranks and not on others.
-    """
+    """Return the parameters that other ranks hold too, by ranks. Found once: ranks may collect modules unevenly."""
     held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
     if held != stepper.held:
         meshes: Dict[int, Any] = {}  # by parameter that is plain
@@ -259,12 +248,10 @@ def _mark(tensor: Any) -> Optional[Tuple[int, int]]:
 
 
 def _local(rows: Rows) -> Rows:
-    """Return rows with this rank's parts of DTensors, and any other tensor unchanged."""
     return [(row, tensor._local_tensor if is_placed(tensor) else tensor) for row, tensor in rows]
 
 
 def patch(module: Any) -> None:
-    """Note the modules that are passed to a function or to FSDP1, and the tensors that ``to_empty`` makes."""
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
     owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
     hooks.put(owner, called, around(then=functools.partial(_note, name or FSDP1)))

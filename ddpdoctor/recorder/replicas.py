@@ -3,12 +3,6 @@
 A forward with gradients arms DDP's reducer. Only the next backward that reaches the model is reduced, until another
 such forward. So reductions are counted as the reducer makes them: one for several forwards, one for a graph that is
 kept for a second backward, and none for a forward under ``no_sync``, wherever its backward runs.
-
-An optimizer may also train models without DDP, as in a GAN or a script that averages gradients by hand. Whether they
-should be equal on all ranks is judged from what they do. If all ranks step with the same gradients, the gradients were
-exchanged. So these models are fingerprinted like DDP's replicas, at the same steps.
-
-The module that DDP's constructor gets is noted in compact rows that show the first difference between ranks.
 """
 
 from __future__ import annotations
@@ -70,10 +64,7 @@ class Replica:
         self.ended = False
 
     def module(self) -> Any:
-        """Return the wrapped module, which the script may replace, or None if it is gone.
-
-        When a DDP model ends, its module still exists.
-        """
+        """Return the wrapped module, which the script may replace and which outlives DDP; None if it is gone."""
         ddp = self.ddp()
         return self._module() if ddp is None else ddp.module
 
@@ -106,7 +97,6 @@ def _kept_here() -> _Kept:
 
 
 def is_recorded() -> bool:
-    """Return whether there are models to check, and this process made them."""
     return bool(_kept.by_id) and _kept.ring is here.ring
 
 
@@ -121,7 +111,6 @@ def all_replicas() -> List[Replica]:
 
 
 def find(ddp: Any) -> Optional[Replica]:
-    """Return the replica of a DDP model, or None if it is not recorded."""
     return _kept.by_id.get(id(ddp)) if _kept.ring is here.ring else None
 
 
@@ -156,7 +145,6 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
 
 @guarded("replica forward")
 def forward_ended(ddp: Any) -> None:
-    """Count a forward of DDP that has ended."""
     import torch
 
     replica = find(ddp)
@@ -170,7 +158,6 @@ def forward_ended(ddp: Any) -> None:
 
 
 def backward_begins() -> None:
-    """Prepare to find out which of several models a backward reaches."""
     others = all_unwrapped()
     if (len(_kept.armed) > 1 or others) and not in_backward():
         for model in others:
@@ -179,10 +166,7 @@ def backward_begins() -> None:
 
 
 def backward_ended(*unused: Any, **also_unused: Any) -> None:
-    """Count a reduction of each armed model that the backward has reached.
-
-    A nested backward, as in checkpointing, reduces nothing by itself.
-    """
+    """Count a reduction of each armed model that a backward reached. A nested one, as in checkpoints, reduces none."""
     others = all_unwrapped()
     if not (_kept.armed or _kept.unfinished or others) or in_backward():
         return
@@ -220,7 +204,6 @@ def _look_at_reducer(replica: Replica, frame: Any) -> None:
 
 
 def _mark(replica: Replica) -> Any:
-    """Return a value that changes when the model's gradients change."""
     ddp = replica.ddp()
     trained = [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
     chosen = trained[:: max(1, len(trained) // (MARKS - 1))] + trained[-1:]
@@ -238,8 +221,6 @@ Named = List[Tuple[str, Any]]
 
 
 class _HeldParameters:
-    """Replaces a module: parameters of an optimizer, by their names in the script's modules."""
-
     def __init__(self, named: Named) -> None:
         self._held = [(name, weakref.ref(tensor)) for name, tensor in named]
 
@@ -280,11 +261,9 @@ class Unwrapped:
         self.mark: Any = None  # what ``grad_mark`` returned before the backward
 
     def ddp(self) -> Any:
-        """Return None, because there is no DDP."""
         return None
 
     def module(self) -> Any:
-        """Return the replacement for the module."""
         return self._module
 
     def stepped(self, steps: int) -> None:
@@ -293,7 +272,6 @@ class Unwrapped:
         self.own_steps += not _kept.last_reduced
 
     def is_frozen(self) -> bool:
-        """Return whether its first parameter gets no gradients at present."""
         first = next(self._module.parameters(), None)
         return first is not None and not first.requires_grad
 
@@ -305,15 +283,11 @@ class Unwrapped:
 
 
 def all_unwrapped() -> List[Unwrapped]:
-    """Return the models that were found so far."""
     return _kept.unwrapped if _kept.ring is here.ring else []
 
 
 def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
-    """Make a model of those tensors of an optimizer that are in no DDP model. Return None if it is not to be recorded.
-
-    ``known`` holds the ids of the DDP models' parameters.
-    """
+    """Make a model of an optimizer's tensors that are not in ``known``, the ids of DDP's; None if not recorded."""
     import torch
 
     kept = _kept_here()
@@ -363,10 +337,7 @@ _rows_bytes = 0
 
 
 def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) -> None:
-    """Write what DDP needs to be equal on all ranks of ``group``: names, order, shapes, dtypes, requires_grad.
-
-    A model that was seen before is written as a digest only.
-    """
+    """Write what must be equal on all ranks of ``group``; of a model that was seen before only its digest."""
     global _models_noted, _rows_bytes
     if here.ring is None or _models_noted >= MAX_MODEL_NOTES:
         return

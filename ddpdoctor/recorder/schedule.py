@@ -1,14 +1,10 @@
 """Which optimizer steps are fingerprinted, the same ones on all ranks without a message, and into which files.
 
-With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes steps 1, 2, 4 and
-so on to 32, and then chooses the distance so that comparing costs at most ``SHARE`` of the training time.
-
-``auto`` divides steps into blocks: 1, 2-3, 4-7, ... and from step 1024 on blocks of 1024. In each block a rank writes
-its wish for the next block into a page that the ranks of this host share; when the next block begins, each takes the
-largest. Ranks that reduce gradients together are at most one step apart, so all wishes are there by then. Distances
-are powers of two: where hosts choose different ones, the steps of the larger are still common to all.
-
-The files of a process are few and small: one per stream, and another one when its rows change.
+With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes 1, 2, 4 to 32, then
+a distance at which comparing costs at most ``SHARE`` of the training time. It divides steps into blocks: 1, 2-3, 4-7,
+... and from step 1024 on blocks of 1024. In each, a rank writes its wish for the next into a page that ranks of this
+host share; then each takes the largest. Ranks that reduce gradients together are at most one step apart, so all wishes
+are there by then. Distances are powers of two: the steps of the largest are common to all hosts.
 """
 
 from __future__ import annotations
@@ -51,19 +47,14 @@ class Wishes:
             os.close(number)
 
     def write(self, is_odd: bool, exponent: int) -> None:
-        """Write this rank's wish for the next block."""
         self._page[is_odd * _RANKS + self._rank] = exponent + 1
 
     def largest(self, is_odd: bool) -> int:
-        """Return the largest wish of all ranks, -1 if there is none."""
         return int(max(self._page[is_odd * _RANKS : (is_odd + 1) * _RANKS])) - 1
 
 
 class AutoDistance:
-    """Chooses the distance for each block from what comparisons cost and how long steps take.
-
-    It counts the steps of all optimizers of this process together.
-    """
+    """Chooses the distance of each block from the cost of comparisons and the time of steps, of all optimizers."""
 
     def __init__(self, wishes: Wishes) -> None:
         self._wishes = wishes
@@ -78,11 +69,9 @@ class AutoDistance:
         self._then = (0, 0.0, 0, 0.0)  # steps, time, comparisons and what they had cost when the last wish was written
 
     def spend(self, seconds: float) -> None:
-        """Count what a part of a comparison took."""
         self._spent_s += seconds
 
     def taken(self) -> None:
-        """Count a comparison."""
         self._taken += 1
 
     def step(self, now_s: float) -> None:
@@ -188,7 +177,6 @@ class StepCounter:
         self._is_due = False
 
     def begins(self) -> bool:
-        """Note that a step begins; return whether it is fingerprinted."""
         auto = _auto()
         if auto is None:
             self._is_due = self.steps + 1 == self._due
@@ -200,7 +188,6 @@ class StepCounter:
         return self._is_due
 
     def ended(self) -> bool:
-        """Count a step; return whether it is fingerprinted."""
         self.steps += 1
         if self.steps >= self._due:
             self._due = _fixed_due(self.steps)

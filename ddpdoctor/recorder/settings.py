@@ -1,7 +1,4 @@
-"""The settings that ``wrap`` passes to each rank's recorder: one environment variable per setting, named after it.
-
-CONTRIBUTING says how to add one.
-"""
+"""The settings that ``wrap`` passes to each rank's recorder: one environment variable per setting, named after it."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ class RecorderSettings:
         self.tune_setting = tune_setting
 
     def variables(self) -> Dict[str, str]:
-        """Return the environment variables that carry the settings to the ranks."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {PREFIX + name.upper(): str(int(v) if isinstance(v, bool) else v) for name, v in values.items()}
 

@@ -1,9 +1,8 @@
 """Starts the recorder in each Python of a wrapped job: decides what kind of process it is, and what it needs.
 
-Most Pythons of a job are helpers that never become a rank. Until one does, only this module and ``hooks`` are loaded.
-Where ``ddpdoctor.watch`` is called, no ``wrap`` has prepared the process (``begin_late``). torch is loaded by then, and
-other modules have names of their own for the functions that the hooks replace: ``torch.distributed.all_reduce`` is one,
-and ``from torch.distributed import all_reduce`` makes another.
+Most Pythons of a job are helpers that never become a rank: until one does, only this module and ``hooks`` are loaded.
+Where ``ddpdoctor.watch`` is called (``begin_late``), torch is loaded, and other modules have their own names for what
+is replaced: ``torch.distributed.all_reduce`` is one, and ``from torch.distributed import all_reduce`` makes another.
 """
 
 from __future__ import annotations
@@ -163,7 +162,6 @@ def _forked() -> None:
 
 
 def _register_patches() -> None:
-    """Say which functions of the recorder patch which modules."""
     hooks.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("agent.patch", "agent.patch_inner")
     hooks.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("agent.patch_meetings")
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
@@ -270,7 +268,6 @@ def _replace_copies() -> None:
     wrapper_of = {id(original): wrapper for original, wrapper in hooks.replaced}
 
     def outermost(function: Any) -> Any:
-        """Return the outermost wrapper, where one hook stands around another."""
         while id(function) in wrapper_of:
             function = wrapper_of[id(function)]
         return function

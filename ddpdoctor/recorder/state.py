@@ -115,11 +115,7 @@ class Recorder:
                 pass_on(error)
 
     def lost(self, why: str) -> None:
-        """Write a file that says why this rank cannot be recorded. If that fails too, give up.
-
-        Children of ranks write no file: there may be thousands of them, and no reader looks for their files. A process
-        without a run folder writes none either.
-        """
+        """Write a file that says why this rank is not recorded. A child writes none: there may be thousands, unread."""
         from .storage.files import write_at_once
 
         if self.is_child or not self.folder:
@@ -163,7 +159,6 @@ def check_every() -> int:
 
 
 def store_address() -> str:
-    """Return the address of the job's store as the environment gives it."""
     return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
 
 

@@ -1,10 +1,7 @@
-"""Tracks where the main thread is in its training step, and how long each phase and its parts have taken so far.
-
-For the watcher it marks that the main thread is inside a call that needs other ranks.
+"""Tracks where the main thread is in its training step, how long each phase took, and whether it may wait for ranks.
 
 It also knows whether a CUDA graph is being captured. Querying an event or a work, or reading a value, breaks a capture
-by the same thread. In torch's usual mode it also breaks a capture by any other thread of the process. So the recorder
-asks here before it touches a device.
+by the same thread, and in torch's usual mode by any thread of the process: the recorder asks here before it does.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ class ClockStep:
         self.number = self.ended_ns = self.group = self.flags = 0  # set when it has ended
 
     def write(self) -> None:
-        """Write the step, which has ended, to the ring."""
         if here.ring is None:
             return
         times = (
@@ -83,7 +79,6 @@ class StepClock:
         self.collected: Callable[[], int] = int
 
     def enter(self, phase: int) -> int:
-        """Move on to a phase; return the time."""
         now = _now_ns()
         self._charge(now)
         self.phase = phase
@@ -119,7 +114,6 @@ class StepClock:
 
     @guarded("data loading")
     def end_data(self, began: Optional[Tuple[int, int, int]]) -> None:
-        """Note that the loader has returned."""
         if began is None:
             return
         self.loading = False
@@ -164,10 +158,7 @@ clock = StepClock()
 
 
 def begin_wait() -> int:
-    """Begin to wait; return the time, or 0 if not in the main thread or already waiting.
-
-    It raises nothing of ours.
-    """
+    """Begin to wait; return the time, or 0 if not in the main thread or already waiting. It raises nothing of ours."""
     began = 0
     try:
         if clock.waiting or _get_ident() != here.main_thread:
@@ -203,7 +194,6 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
 
 
 def enter_phase() -> bool:
-    """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called."""
     if _get_ident() != here.main_thread:
         return False
     if not clock.phases:
@@ -213,7 +203,6 @@ def enter_phase() -> bool:
 
 
 def leave_phase() -> None:
-    """End a phase that was entered."""
     clock.phases -= 1
     if not clock.phases:
         _write_wait(0)
@@ -239,13 +228,11 @@ def _write_wait(since_ns: int) -> None:
 
 
 def _clear() -> None:
-    """Write that the main thread does not wait, unless it does."""
     if not clock.waiting and not clock.phases and here.ring is not None:
         here.ring.waits(0)
 
 
 def in_backward() -> bool:
-    """Return whether this thread is inside a backward of autograd."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)

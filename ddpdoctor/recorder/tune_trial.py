@@ -1,19 +1,9 @@
 """Runs a trial in a rank: switches the settings between steps, measures, and ends all ranks at the same step.
 
-All ranks make the same plan without a message between them: which settings of DDP are tried, and in which order. A
-running DDP model gets other settings by building its reducer anew, as DDP does when it is unpickled.
-
-A launch of a trial can also have one setting from its start, in what the script constructs: a DDP model, a DataLoader,
-torch's threads. That takes no switch in the running job, so it also works under torch.compile or with a communication
-hook, and for what a running job cannot change. Such a launch, and a job whose settings cannot be switched, only
-measure.
-
-A step begins at the first training forward after an optimizer step. All ranks make the same forwards and steps, so they
-switch and end at the same count. Whether a setting was refused is agreed on at the end of each block.
-
-``RANK.jsonl`` in the folder ``tuning`` of the run gets a line when a block begins and another when it ends: after a
-crash it says which setting was being tried. What the script saves during a trial is thrown away: torch.save writes to a
-file without a name.
+All ranks make the same plan without a message: a step begins at the first training forward after an optimizer step, so
+they switch at the same count. A running DDP model gets other settings by building its reducer anew, as DDP does when it
+is unpickled. A launch can also have one setting from its start, which works under torch.compile too; it only measures.
+``RANK.jsonl`` in the folder ``tuning`` says after a crash which setting was being tried.
 """
 
 from __future__ import annotations
@@ -69,10 +59,7 @@ def choose(settings: List[str], only: str) -> List[str]:
 
 
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
-    """Return (round, setting) for each block. Each round has all settings, in an order of its own.
-
-    ``first`` is the number of the first round.
-    """
+    """Return (round, setting) for each block: each round has all settings in an order of its own, from ``first``."""
     import random
 
     dice, blocks = random.Random(SEED), []  # noqa: S311 - an order, no secret
@@ -123,13 +110,7 @@ def why_not(ddp: Any) -> str:
 
 
 def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
-    """Return the settings to try with this model, the script's own first.
-
-    Args:
-        ddp: The model.
-        forwards: Training forwards in each step that all reduce; 0 if it varies, or if the script uses no_sync.
-        has_autocast: Whether the script's forward runs under autocast already.
-    """
+    """Return the settings to try, the script's own first. ``forwards`` of a step all reduce; 0 if that varies."""
     reduced = [p for p in ddp.parameters() if p.requires_grad]
     is_single = all(str(p.dtype) == "torch.float32" for p in reduced)
     caps = choose_caps(sum(p.numel() * p.element_size() for p in reduced), ddp.bucket_bytes_cap)
@@ -154,11 +135,7 @@ def late_settings_for(ddp: Any) -> List[str]:
 
 
 def switch(ddp: Any, given: Dict[str, Any], setting: str) -> None:
-    """Put a setting into effect. It must be called on all ranks at the same step, before that step's first forward.
-
-    Gradients are dropped, since they may be parts of the old reducer's buckets. ``given`` are the settings of the
-    script, by name: ``GIVEN``.
-    """
+    """Put a setting into effect, on all ranks before one forward. Gradients are dropped: they may be old buckets."""
     ddp.reducer._remove_autograd_hooks()
     for parameter in ddp.parameters():
         parameter.grad = None
@@ -198,11 +175,7 @@ _loaders: List[int] = []  # for each loader with other workers than the script g
 
 
 def settings_at_start(models: List[Any]) -> List[str]:
-    """Return the settings to try with models whose reducers cannot be built anew, by what the steps so far showed.
-
-    Bucket caps are those for the largest model. Of the settings that could stop the job, those are left against which
-    no step has shown a reason.
-    """
+    """Return the settings to try from the start, by what the steps so far showed: caps for the largest model."""
     largest = max(
         models, key=lambda ddp: sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
     )
@@ -219,7 +192,6 @@ def settings_at_start(models: List[Any]) -> List[str]:
 
 
 def give_to_ddp(ddp: Any, setting: str) -> None:
-    """Give DDP's constructor a setting."""
     if setting.partition("=")[0] in AT_START:
         hooks.put(ddp, "__init__", functools.partial(_changing, functools.partial(_ddp_arguments, setting)))
 
@@ -238,7 +210,6 @@ def _ddp_arguments(setting: str, unused: Any, names: Any) -> Dict[str, Any]:
 
 
 def patch_loader(module: Any) -> None:
-    """Give the loaders of this rank the number of workers that this launch tries."""
     setting = read_settings(os.environ).tune_setting
 
     def arguments_of(given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
@@ -339,7 +310,6 @@ class SettingsTrial:
         self.began: List[int] = []
 
     def forward_begins(self, ddp: Any) -> None:
-        """Count a training forward; if it begins a step, switch or end where it is time."""
         import torch
 
         self.forwards += 1
@@ -500,10 +470,7 @@ def now_ns(ddp: Any, *, is_edge: bool) -> int:
 
 
 def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
-    """Return for each flag whether it holds on any rank. All ranks must call this at the same step.
-
-    The process group is asked directly: the recorder's hooks would take the call for one of the script.
-    """
+    """Return for each flag whether any rank has it. The group is asked directly, past the recorder's hooks."""
     import torch
     import torch.distributed as dist
 
@@ -525,7 +492,6 @@ GRACE_S = 2.0  # our choice: a rank that is not stuck comes to its own end withi
 
 
 def write(entry: Any) -> None:
-    """Append a line to this rank's file."""
     folder = os.path.join(here.folder, FOLDER)
     make_folder(folder)
     write_at_once(os.path.join(folder, "%s.jsonl" % os.environ.get("RANK", "0")), json.dumps(entry) + "\n")
@@ -577,10 +543,7 @@ def patch_ddp(module: Any) -> None:
 
 
 def patch_optimizer(module: Any) -> None:
-    """Note steps of torch's optimizers. By then torch is there, so its threads can be set.
-
-    It may have been loaded without the launch's environment. The script may set others.
-    """
+    """Note steps of torch's optimizers, and set torch's threads: it may have been loaded without our environment."""
     setting = read_settings(os.environ).tune_setting
     if setting.startswith(THREADS):
         import torch
@@ -644,10 +607,7 @@ _thrown_away: Set[str] = set()  # Paths that torch.save was given. What is there
 
 
 def patch_saves(module: Any) -> None:
-    """Divert ``torch.serialization.save``, which ``torch.save`` is, and moves of files that it would have written.
-
-    What is saved into an open file or a buffer is not diverted: it may be meant for another rank, and not for a disk.
-    """
+    """Divert ``torch.save`` to a path, and moves of such files. An open file or a buffer may be meant for a rank."""
 
     def diverted(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

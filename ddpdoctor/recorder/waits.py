@@ -1,8 +1,5 @@
 """Says what a waiting rank's stack shows and the kernel does not, and what works for it and is not on its stack.
 
-That is the lock file that a Python loop polls for, and the store that a rank is connecting to, with the line that set
-its address: torch retries without a message.
-
 asyncio tasks and calls in pools leave no trace on the main thread's stack. A loop that waits shows only ``select``; the
 user's line is in the coroutine that the main task runs. An error in a task that is not awaited, or in a call whose
 result is not asked for, ends nothing and is printed late or never.
@@ -18,8 +15,8 @@ from collections import deque
 
 from . import frames
 from .errors import frames_of, read_frames, text_of
-from .state import MASTER_VARIABLE, guarded, here, sealed, wall
-from .wrappers import hide_own_frames, wraps
+from .state import MASTER_VARIABLE, guarded, here
+from .wrappers import around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,7 +181,6 @@ def awaited(thread: int) -> Frames:
 
 
 def _frames_of_task(task: Any) -> Frames:
-    """Return the lines at which a task, and the task that it awaits, and so on, stand."""
     found: Frames = []
     seen: List[int] = []
     while task is not None and len(seen) < MOST_TASKS and id(task) not in seen:
@@ -258,20 +254,15 @@ def _entry(who: str, task: Any, error: BaseException) -> Dict[str, Any]:
 
 def patch_loop(module: Any) -> None:
     """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
-    original = module.BaseEventLoop.call_exception_handler
+    loop = module.BaseEventLoop
 
     @guarded("task error")
-    def keep(context: Any) -> None:
+    def keep(unused: Any, context: Any) -> None:
         error, task = context.get("exception"), context.get("task") or context.get("future")
         if error is not None and here.ring is not None:
             _kept.append(_entry("task", task, error))
 
-    @wraps(original)
-    def call_exception_handler(self: Any, context: Any) -> Any:
-        keep(context)
-        return original(self, context)
-
-    module.BaseEventLoop.call_exception_handler = call_exception_handler
+    loop.call_exception_handler = around(before=keep)(loop.call_exception_handler)
 
 
 def patch_futures(module: Any) -> None:
@@ -280,13 +271,10 @@ def patch_futures(module: Any) -> None:
 
 
 def patch_pool(module: Any) -> None:
-    """Patch multiprocessing.pool likewise."""
     _patch(module.ApplyResult, "_set", ("get",), lambda result, i, obj: None if obj[0] else obj[1])
 
 
 def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
-    setting = getattr(owner, setter)
-
     @guarded("pool error")
     def keep(self: Any, *args: Any, **kwargs: Any) -> None:
         error = error_of(self, *args, **kwargs)
@@ -295,35 +283,11 @@ def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
             _kept.append(entry)
             self._ddpdoctor_error = entry
 
-    @wraps(setting)
-    def set_error(self: Any, *args: Any, **kwargs: Any) -> Any:
-        keep(self, *args, **kwargs)
-        return setting(self, *args, **kwargs)
+    def mark(holder: Any) -> None:
+        entry = getattr(holder, "_ddpdoctor_error", None)
+        if entry is not None:
+            entry["read"] = 1
 
-    setattr(owner, setter, set_error)
-    for name in readers:
-        setattr(owner, name, _reading(getattr(owner, name)))
-
-
-def _reading(original: Any) -> Any:
-    """Return a method that marks the error of its object as read once it has passed it on."""
-
-    @wraps(original)
-    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = original(self, *args, **kwargs)
-        except BaseException as error:
-            sealed[wall.gi_running][hide_own_frames, error]
-            sealed[wall.gi_running][_mark, self]
-            raise
-        if result is not None and isinstance(result, BaseException):
-            _mark(self)
-        return result
-
-    return read
-
-
-def _mark(holder: Any) -> None:
-    entry = getattr(holder, "_ddpdoctor_error", None)
-    if entry is not None:
-        entry["read"] = 1
+    setattr(owner, setter, around(before=keep)(getattr(owner, setter)))
+    for name in readers:  # none of them ends without passing on the error, if there is one
+        setattr(owner, name, around(before=lambda holder, *_, **also: holder, last=mark)(getattr(owner, name)))

@@ -35,18 +35,25 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def around(before: Any = None, after: Any = None, then: Any = None) -> Callable[[Any], Any]:
+def around(before: Any = None, after: Any = None, then: Any = None, last: Any = None) -> Callable[[Any], Any]:
     """Return a decorator for a method or a function that calls more. What it calls must not raise.
 
-    ``before`` and ``after`` get the method's object, ``then`` the result and all arguments.
+    ``before`` gets all arguments, ``after`` the method's object, ``then`` the result and all arguments. ``last`` gets
+    what ``before`` returned, unless that is None, also if the function raises.
     """
 
     def decorate(original: Any) -> Any:
         @wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                before(args[0])
-            result = original(*args, **kwargs)
+            given = before(*args, **kwargs) if before is not None else None
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                sealed[wall.gi_running][hide_own_frames, error]
+                raise
+            finally:
+                if given is not None:
+                    sealed[wall.gi_running][last, given]
             if after is not None:
                 after(args[0])
             if then is not None:

@@ -50,7 +50,6 @@ MESH = "mesh "
 
 
 def slot_size(rows: int) -> int:
-    """Return the size in bytes of a record with this many rows."""
     return RECORD_HEAD.size + TEXT_SIZE + rows * FINGERPRINT_SIZE
 
 
@@ -60,13 +59,7 @@ MAX_SLOTS = 128
 
 
 class FingerprintWriter:
-    """A fingerprint file that this process writes.
-
-    It has as many slots as fit into ``most_bytes``, at least ``MIN_SLOTS``, but never more than ``most_slots``.
-
-    Raises:
-        OSError: the file cannot be made, or there is no room for all of it.
-    """
+    """A file that this process writes, of ``MIN_SLOTS`` to ``most_slots`` slots. Raises OSError if there is no room."""
 
     def __init__(
         self, folder: str, name: str, table: Dict[str, Any], pid: int, start_ticks: int, most_bytes: int = MAX_BYTES,
@@ -126,12 +119,7 @@ class FingerprintRecord:
 
 
 class FingerprintFile:
-    """A fingerprint file and its table.
-
-    Raises:
-        ValueError: the file is no fingerprint file, is damaged, or has another version.
-        OSError: the file cannot be read.
-    """
+    """A fingerprint file and its table. Raises ValueError if it is damaged, OSError if it cannot be read."""
 
     def __init__(self, path: str) -> None:
         with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:

@@ -1,8 +1,7 @@
 """Removes secrets from everything that is stored, because users share run folders with colleagues and in issues.
 
 A secret is recognized by its name (``--hf_token``, ``WANDB_API_KEY=``), its place (a password in a URL), its issuer's
-format (``ghp_…``), or its randomness. Names stay; values become ``***``. This module needs only the standard library,
-because ranks use it on the texts of exceptions.
+format (``ghp_…``), or its randomness. Names stay; values become ``***``.
 """
 
 from __future__ import annotations

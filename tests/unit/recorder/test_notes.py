@@ -288,10 +288,10 @@ def numbers_in(config):
         patched.setattr(here, "ring", ring)
         world = {"pg_backend_config": {own: config}, "pg_group_ranks": {own: {0: 0, 1: 1}}, "pg_map": {}}
         patched.setattr(groups, "c10d", SimpleNamespace(_world=SimpleNamespace(default_pg=own, **world)))
-        reduce = calls.wrap("all_reduce", all_reduce, "tensor", p2p=False)
+        reduce = calls.wrap("all_reduce", all_reduce, "tensor")
         for device in ("cuda", "cpu", "cpu", "", "cuda"):
             tensor = SimpleNamespace(dtype="torch.float32", shape=(4,), device=SimpleNamespace(type=device))
-            reduce(tensor) if device else calls.wrap("barrier", barrier, None, p2p=False)()
+            reduce(tensor) if device else calls.wrap("barrier", barrier, None)()
         told = [(one["name"], one["enqueued"], one["ranks"]) for one in groups.groups_now()]
         return [f"{slot.group} {slot.seq}" for slot in read_ring_file(ring.path).slots], told
 
