@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import frames, groups, hooks, replicas, schedule
 from .replicas import Replica, all_replicas
@@ -409,6 +409,7 @@ class Stepper(StepCounter):
         self.optimizer = weakref.ref(optimizer)
         self.seen = -1  # the version of the set of models for which ``models`` was found
         self.models: List[StepFingerprints] = []
+        self.more: List[Any] = []  # of ``more_of``
 
 
 class _Thread(threading.local):
@@ -418,6 +419,8 @@ class _Thread(threading.local):
 
 _steppers: Any = weakref.WeakKeyDictionary()  # by optimizer
 _thread = _Thread()
+# Functions that return what else is fingerprinted at the steps of an optimizer, like ``StepFingerprints``, or None.
+more_of: List[Callable[[Any], Any]] = []
 
 
 @guarded("replica before step")
@@ -441,13 +444,14 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     is_due, began_s = stepper.begins(), time.perf_counter()
     if is_due or stepper.seen != replicas.version():
         _find_models(stepper, optimizer)
-    # A closure will compute the gradients.
-    has_closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
-    is_taken = is_due and not has_closure and may_fingerprint()
+        stepper.more = stepper.more or [one for one in (of(optimizer) for of in more_of) if one is not None]
     for model in stepper.models:
         model.begins()
-        if is_taken:
-            model.take_before(optimizer)
+    # A closure will compute the gradients.
+    has_closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
+    if is_due and not has_closure and may_fingerprint():
+        for part in [*stepper.models, *stepper.more]:
+            part.take_before(optimizer)
     if is_due:
         schedule.spend(began_s)
 
@@ -461,8 +465,8 @@ def after_step(optimizer: Any) -> None:
     try:
         if stepper.ended() and may_fingerprint():
             began_s = time.perf_counter()
-            for model in stepper.models:
-                model.take_after(stepper.steps, optimizer)
+            for part in [*stepper.models, *stepper.more]:
+                part.take_after(stepper.steps, optimizer)
             schedule.spend(began_s)
     finally:
         for model in stepper.models:

@@ -10,7 +10,6 @@ import weakref
 from typing import Any, Callable, Dict
 
 from . import calls, detail, fingerprinting, frames, gradients, groups, hooks, loaders, replicas, steps, surroundings
-from . import mesh as mesh_replicas
 from .errors import noting_errors
 from .state import (
     JOINED_VARIABLE,
@@ -257,7 +256,6 @@ def patch_optimizer(module: Any) -> None:
             _inner.add(inner)
         began_ns = time.monotonic_ns()
         fingerprinting.before_step(optimizer, args, kwargs)
-        mesh_replicas.before_step(optimizer, args, kwargs)
         gradients.before_step(optimizer, args, kwargs)
         surroundings.hand_made_step(optimizer)
         clock.leave_out(began_ns)
@@ -270,7 +268,6 @@ def patch_optimizer(module: Any) -> None:
         steps.stepped(optimizer)
         began_ns = time.monotonic_ns()
         fingerprinting.after_step(optimizer)
-        mesh_replicas.after_step(optimizer)
         clock.leave_out(began_ns)
 
     if check_every():
