@@ -17,7 +17,7 @@ from . import hooks
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain, write_at_once
-from .wrappers import around, wraps
+from .wrappers import around, unless, wraps
 
 # The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done.
 PAUSE_S = 1.2
@@ -52,20 +52,13 @@ def patch(module: Any) -> None:
     if os.environ.get(OWN_VARIABLE):
         import logging  # here, because `wrap` itself imports this module and does not log
 
-        handler: Any = logging.StreamHandler
-        original = handler.emit
-
         @guarded("launcher log")
         def keep(handler: Any, record: Any) -> bool:
             is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
             return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
 
-        @wraps(original)
-        def emit(handler: Any, record: Any) -> None:
-            if not keep(handler, record):
-                original(handler, record)
-
-        handler.emit = emit
+        stream: Any = logging.StreamHandler
+        stream.emit = unless(keep)(stream.emit)
         sys.excepthook = _keep_traceback(sys.excepthook)
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 from . import hooks
 from .state import guarded, pass_on
-from .wrappers import around
+from .wrappers import around, unless
 
 constructing = threading.local()  # the group of the DDP model under construction, if the script named one
 # By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group.
@@ -38,17 +38,10 @@ def make_safe(module: Any) -> None:
         logger = getattr(native, "Logger", None)
 
     @guarded("detail logger")
-    def is_given_gloo() -> bool:
+    def is_given_gloo(*unused: Any, **also_unused: Any) -> bool:
         return _gloo_wrapper(getattr(constructing, "group", None) or _c10d._get_default_group()) is not None
 
-    def passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return None if is_given_gloo() else original(self, *args, **kwargs)
-
-        return set_construction_data_and_log
-
-    hooks.put(logger, "set_construction_data_and_log", passing_gloo_by)
+    hooks.put(logger, "set_construction_data_and_log", unless(is_given_gloo))
 
 
 def _gloo_wrapper(group: Any) -> Any:

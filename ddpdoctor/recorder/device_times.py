@@ -15,7 +15,8 @@ import sys
 import time
 import weakref
 import zlib
-from typing import Any, Dict, List, Optional, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from .state import guarded, here, shielded
 from .step_clock import ClockStep, clock, is_capturing
@@ -61,7 +62,7 @@ class GpuClock:
         self.current: Optional[MeasuredStep] = None
         self.pending: List[MeasuredStep] = []
         self.spare: List[Any] = []  # events to use again
-        self.rows: List[List[int]] = []
+        self.rows: Deque[List[int]] = deque(maxlen=MAX_KEPT_STEPS)
         # By iteration of DDP: microseconds of its reductions that ran after backward's computation.
         self.reduced: Dict[int, int] = {}
         self.iterations = self.measured = self.noted = self.bytes = 0
@@ -107,7 +108,6 @@ class GpuClock:
                 break
             step = self.pending.pop(0)
             self.rows.append([*step.row, *step.times_us()])
-            del self.rows[:-MAX_KEPT_STEPS]
             self._drop(step)
             self.measured += 1
             if self.measured == FIRST_STEPS_NOTE or self.measured >= 2 * self.noted > 0:
@@ -139,7 +139,7 @@ class GpuClock:
 
     def note(self, space: int) -> None:
         """Write what was measured, if there is space for it. The last note counts."""
-        packed = _packed({"rows": self.rows, "reduced": sorted(self.reduced.items())})
+        packed = _packed({"rows": list(self.rows), "reduced": sorted(self.reduced.items())})
         if self.bytes + len(packed) <= space and here.note("device_steps", measured=self.measured, columns=packed):
             self.noted = self.measured
             self.bytes += len(packed)
@@ -189,9 +189,9 @@ class ModelGradients:
         self.sizes = _folded(sizes, self.fold, sum)
         self.timed = self.read = self.noted = 0
         # The last readings: microseconds from the start of backward, by tensor; -1 if it had no gradient.
-        self.readings: List[List[int]] = []
-        self.computed_us: List[int] = []
-        self.exposed_us: List[int] = []
+        self.readings: Deque[List[int]] = deque(maxlen=MAX_READINGS)
+        self.computed_us: Deque[int] = deque(maxlen=MAX_READINGS)
+        self.exposed_us: Deque[int] = deque(maxlen=MAX_READINGS)
         self.unused_bytes = 0  # the most bytes of parameters that went unused in one of the reductions that were read
         # The same parameters went unused in all steps. DDP itself compares each step with the one before.
         self.same_unused = True
@@ -236,9 +236,9 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
     started_ns = data.ints_map["backward_compute_time_start"] - reduction.wall_offset_ns
     early_ns = reduction.backward_ns - started_ns
     ready = [(ns - early_ns) // 1000 if ns > early_ns else -1 for ns in ready_ns]
-    _keep(model.readings, _folded(ready, model.fold, max))
-    _keep(model.computed_us, (reduction.ended_ns - waited_ns - reduction.backward_ns) // 1000)
-    _keep(model.exposed_us, waited_ns // 1000)
+    model.readings.append(_folded(ready, model.fold, max))
+    model.computed_us.append((reduction.ended_ns - waited_ns - reduction.backward_ns) // 1000)
+    model.exposed_us.append(waited_ns // 1000)
     model.read += 1
     model.unused_bytes = max(model.unused_bytes, data.ints_map.get("unused_parameter_size", 0))
     model.about = {key: int(data.ints_map[name]) for key, name in _INTS.items() if name in data.ints_map}
@@ -263,17 +263,12 @@ def _folded(values: List[int], fold: int, into: Any) -> List[int]:
     return values if fold == 1 else [into(values[i : i + fold]) for i in range(0, len(values), fold)]
 
 
-def _keep(kept: List[Any], value: Any) -> None:
-    kept.append(value)
-    del kept[:-MAX_READINGS]
-
-
 def _note(model: ModelGradients, space: int) -> None:
     """Write a note if more was read since the last one and there is space for it. The last note of a model counts."""
     global _bytes
     if model.ring is not here.ring or model.read <= model.noted:
         return
-    ready = [_middle(list(times)) for times in zip(*model.readings)]
+    ready = [_middle(times) for times in zip(*model.readings)]
     packed = _packed({"sizes": model.sizes, "ready": ready, "buckets": model.buckets})
     if _bytes + len(packed) <= space and here.note(
         "gradient_times", **model.about, n=model.number, group=model.group, tensors=model.tensors,
@@ -285,5 +280,6 @@ def _note(model: ModelGradients, space: int) -> None:
         _bytes += len(packed)
 
 
-def _middle(values: List[int]) -> int:
-    return sorted(values)[len(values) // 2]
+def _middle(values: Iterable[int]) -> int:
+    found = sorted(values)
+    return found[len(found) // 2]

@@ -336,8 +336,7 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
         "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
         "stray": len(strays), "unheld": len(unheld), "replaced": _replaced(unheld, strays, optimizers),
-        "own_steps": getattr(replica, "own_steps", 0), "through": getattr(replica, "through", 0),
-        "join": replica.join, "hook": replica.hook,
+        "own_steps": replica.own_steps, "through": replica.through, "join": replica.join, "hook": replica.hook,
     }  # fmt: skip
 
 

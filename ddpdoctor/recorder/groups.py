@@ -140,19 +140,14 @@ _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_
 # again, so that a call that is pending makes all before it look so.
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 _ON = frozenset({"y", "yes", "1", "t", "true"})  # what torch's getCvarBool accepts as on, in lower case (Utils.hpp)
-# Up to torch 2.6 the recorder and its dump are off by default. torch before 2.9 does not know the newer names.
-_BEFORE_2_9 = {
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "",
-}
-# The old names still work, but torch warns about them. The dump is on by default.
-_SINCE_2_9 = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": ""}
-# If the user has set the old name, the new one is not set, because it would win.
-_SAME = {
-    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-}
+# The name before torch 2.9, which does not know the newer one, then that, and the value; "" for the path of the dump.
+# Up to 2.6 the recorder and its dump are off by default. Since 2.9 the dump is on, and torch warns about old names. If
+# the user has set one, the new one is not set, because it would win.
+_FLIGHT_VARIABLES = (
+    ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "2000"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "", "1"),
+    ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", ""),
+)
 
 
 @guarded("flight recorder")
@@ -163,9 +158,10 @@ def turn_on_flight_recorders() -> None:
     prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
     major, minor, *_ = (str(getattr(sys.modules.get("torch"), "__version__", "")) + "..").split(".")
     is_old = major.isdigit() and minor.isdigit() and (int(major), int(minor)) < (2, 9)
-    for name, value in (_BEFORE_2_9 if is_old else _SINCE_2_9).items():
-        given = os.environ.get(name) or os.environ.get(_SAME.get(name, name)) or ""
-        if not given or given.startswith(here.folder + os.sep):  # a value inherited from a recorded parent
+    for old, new, value in _FLIGHT_VARIABLES:
+        name = old if is_old else new
+        given = os.environ.get(name) or os.environ.get(old) or ""
+        if name and (not given or given.startswith(here.folder + os.sep)):  # a value inherited from a recorded parent
             os.environ[name] = value or prefix
 
 

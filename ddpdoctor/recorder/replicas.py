@@ -29,39 +29,47 @@ MAX_UNFINISHED_NOTES = 16
 on_gone: List[Callable[[Replica], None]] = []  # called with a model that ends, while its module still exists
 
 
-class Replica:
-    """What is kept about one DDP model."""
+class Model:
+    """What is kept about a model that has copies on other ranks."""
 
-    def __init__(self, ddp: Any, ranks: Tuple[int, ...], number: int) -> None:
-        self.ddp = weakref.ref(ddp, shielded("replica ends", functools.partial(_gone, _kept, id(ddp))))
-        self._module = weakref.ref(ddp.module)
-        self.group = str(ddp.process_group.group_name)
-        self.ranks = ranks
+    on_gpu = join = ended = False
+    hook = ""  # The communication hook as last seen. The script may register one at any time.
+    syncs_buffers = True  # whether DDP broadcasts rank 0's buffers before forwards, or there are none to compare
+    ignored: FrozenSet[str] = frozenset()
+    unfinished: Any = None  # what the reducer still waits for after the last backward; None if all was reduced
+    forwards = unreduced_forwards = 0  # forwards with gradients, counted over the model's lifetime
+    # All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model.
+    before_step = (0, 0)
+    reductions = 0
+    optimizers = 0  # how many optimizers have stepped with its parameters
+    last_stepped: Any = None  # the ``StepFingerprints`` of the optimizer that stepped last
+    own_steps = 0  # steps right after a backward that reached no DDP model, so the model has its own loss
+    through = 0  # backwards that reached a DDP model and also this one, or that ran while this one was frozen
+
+    def __init__(self, group: Any, number: int) -> None:
+        self.group = str(group.group_name)
+        self.ranks = tuple(int(rank) for rank in groups.c10d.get_process_group_ranks(group))
         self.rank = int(groups.c10d.get_rank())
         self.number = number  # the model's number within its group, counted from 1
-        self.ignored: FrozenSet[str] = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+class Replica(Model):
+    """What is kept about one DDP model."""
+
+    def __init__(self, ddp: Any, number: int) -> None:
+        super().__init__(ddp.process_group, number)
+        self.ddp = weakref.ref(ddp, shielded("replica ends", functools.partial(_gone, _kept, id(ddp))))
+        self._module = weakref.ref(ddp.module)
+        self.ignored = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
         named = ddp.module.named_parameters()
         # Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids.
         self.reduced = frozenset(id(p) for name, p in named if p.requires_grad and name not in self.ignored)
         self.on_gpu = getattr(ddp, "device_type", "cpu") != "cpu"
-        self.forwards = 0  # forwards with gradients, counted over the model's lifetime
-        self.unreduced_forwards = 0
-        # All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model.
-        self.before_step = (0, 0)
-        self.reductions = 0
-        # What the reducer still waits for after the last backward; None if everything was reduced.
-        self.unfinished: Any = None
-        self.optimizers = 0  # how many optimizers have stepped with its parameters
-        # Whether DDP broadcasts rank 0's buffers before forwards.
         self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
-        self.join = False
-        self.hook = ""  # The communication hook as last seen. The script may register one at any time.
         # The backwards with reductions when it was last fingerprinted at a forward, and after a buffer broadcast.
         self.forward_taken, self.sync_taken = 0, -1
         self.at_forward = (0, 0)  # all forwards and unreduced ones when it was last fingerprinted at one
         self.files: Dict[str, Any] = {}  # by clock: the ``FingerprintFiles`` of the model's own events
-        self.last_stepped: Any = None  # the ``StepFingerprints`` of the optimizer that stepped last
-        self.ended = False
 
     def module(self) -> Any:
         """Return the wrapped module, which the script may replace and which outlives DDP; None if it is gone."""
@@ -118,12 +126,11 @@ def register(ddp: Any) -> None:
     """Record a DDP model that has just been made, unless no other rank has a copy."""
     if here.ring is None or not here.is_rank or not check_every():
         return
-    ranks = tuple(int(rank) for rank in groups.c10d.get_process_group_ranks(ddp.process_group))
-    if len(ranks) < 2:
+    if len(groups.c10d.get_process_group_ranks(ddp.process_group)) < 2:
         return
     kept, group = _kept_here(), str(ddp.process_group.group_name)
     number = kept.numbers[group] = kept.numbers.get(group, 0) + 1
-    kept.by_id[id(ddp)] = Replica(ddp, ranks, number)
+    kept.by_id[id(ddp)] = Replica(ddp, number)
     kept.version += 1
 
 
@@ -178,7 +185,8 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
     ended = [_kept.armed.pop(key) for key in reached]
     _kept.last_reduced = bool(ended)
     for model in _kept.unwrapped if ended else ():
-        model.through += model in of_others or model.is_frozen()
+        first = next(model.parameters(), None)
+        model.through += model in of_others or (first is not None and not first.requires_grad)  # frozen at present
     for replica in ended:
         replica.reductions += 1
     for replica in {*ended, *_kept.unfinished.values()}:
@@ -220,9 +228,26 @@ MAX_VALUES = 200  # Variables of a frame that are searched for modules. Our choi
 Named = List[Tuple[str, Any]]
 
 
-class _HeldParameters:
-    def __init__(self, named: Named) -> None:
+class Unwrapped(Model):
+    """A model that no DDP holds: parameters of an optimizer, by their names in the script's modules.
+
+    Whether it should be equal on all ranks is judged from what they do: if all step with the same gradients, these were
+    exchanged.
+    """
+
+    mark: Any = None  # what ``grad_mark`` returned before the backward
+
+    def __init__(self, named: Named, number: int) -> None:
+        super().__init__(groups.default(), -number)  # negative, because it is no DDP model
+        self.reduced = frozenset(id(tensor) for _, tensor in named)
         self._held = [(name, weakref.ref(tensor)) for name, tensor in named]
+
+    def ddp(self) -> Any:
+        return None
+
+    def module(self) -> Any:
+        """Return what has the methods of a module that are asked for."""
+        return self
 
     def named_parameters(self) -> Iterator[Tuple[str, Any]]:
         for name, reference in self._held:
@@ -236,48 +261,14 @@ class _HeldParameters:
     def modules(self) -> Iterator[Any]:
         return iter(())
 
-
-class Unwrapped:
-    """One such model, with the parts of ``Replica`` that ``StepFingerprints`` needs."""
-
-    ignored: FrozenSet[str] = frozenset()
-    on_gpu = join = False
-    hook = ""
-    unfinished = None
-    syncs_buffers = True  # True, because there are no buffers to compare
-
-    def __init__(self, named: Named, number: int) -> None:
-        self.group = str(groups.default().group_name)
-        self.ranks = tuple(range(int(groups.c10d.get_world_size())))
-        self.rank = int(groups.c10d.get_rank())
-        self.number = -number  # negative, because it is no DDP model
-        self.reduced = frozenset(id(tensor) for _, tensor in named)
-        self.forwards = self.unreduced_forwards = self.reductions = self.optimizers = 0
-        self.before_step = (0, 0)
-        self.last_stepped: Any = None
-        self.own_steps = 0  # steps right after a backward that reached no DDP model, so the model has its own loss
-        self.through = 0  # backwards that reached a DDP model and also this one, or that ran while this one was frozen
-        self._module = _HeldParameters(named)
-        self.mark: Any = None  # what ``grad_mark`` returned before the backward
-
-    def ddp(self) -> Any:
-        return None
-
-    def module(self) -> Any:
-        return self._module
-
     def stepped(self, steps: int) -> None:
         """Note a step of its optimizer. Steps also count as reductions, because there is no reducer to count."""
         self.reductions = steps
         self.own_steps += not _kept.last_reduced
 
-    def is_frozen(self) -> bool:
-        first = next(self._module.parameters(), None)
-        return first is not None and not first.requires_grad
-
     def grad_mark(self) -> Any:
         """Return a value that changes when a backward adds to gradients of this model."""
-        first = next(self._module.parameters(), None)
+        first = next(self.parameters(), None)
         grad = first.grad if first is not None else None
         return None if grad is None else (id(grad), grad._version)
 

@@ -23,7 +23,7 @@ from .settings import read_settings
 from .state import guarded, here, pass_on
 from .storage.files import make_folder, write_at_once
 from .storage.secrets import hide_in_text
-from .wrappers import around, wraps
+from .wrappers import around, unless, wraps
 
 BASE = "base"  # the settings of the script
 AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
@@ -624,21 +624,15 @@ def patch_saves(module: Any) -> None:
 
     hooks.put(module, "save", diverted)
     for name in ("replace", "rename"):
-        hooks.put(os, name, _moved)
+        hooks.put(os, name, unless(_is_move_of_save))
 
 
-def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+def _is_move_of_save(src: Any, dst: Any, *unused: Any, **also_unused: Any) -> bool:
     """Scripts save under another name first. An older file of that name must not take the checkpoint's place."""
-
-    def move(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-        if _thrown_away and _full(src) in _thrown_away:
-            _thrown_away.add(_full(dst))
-        else:
-            original(src, dst, *args, **kwargs)
-
-    move.__name__ = move.__qualname__ = original.__name__
-    move.__doc__ = original.__doc__
-    return move
+    if not _thrown_away or _full(src) not in _thrown_away:
+        return False
+    _thrown_away.add(_full(dst))
+    return True
 
 
 def _full(path: Any) -> str:

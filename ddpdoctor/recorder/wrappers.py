@@ -65,6 +65,19 @@ def around(before: Any = None, after: Any = None, then: Any = None, last: Any = 
     return decorate
 
 
+def unless(is_met: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a decorator for a function that is not called where ``is_met(*args, **kwargs)``, which must not raise."""
+
+    def decorate(original: Any) -> Any:
+        @wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if is_met(*args, **kwargs) else original(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 @guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
     """Remove the recorder's frames from a traceback, so that it reads as it would without us."""
