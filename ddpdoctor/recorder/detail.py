@@ -113,7 +113,6 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
 
 OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))
 
-
 # Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder.
 VARIABLE = "DDPDOCTOR_DETAIL"
 ON_GLOO = "gloo"

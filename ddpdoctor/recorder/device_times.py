@@ -158,7 +158,6 @@ def _packed(columns: Dict[str, Any]) -> str:
 
 measured = GpuClock()
 
-
 # The first reduction that is read, of each model. DDP builds its buckets anew before the second forward.
 FIRST_REDUCTION = 4
 GRADIENTS_ONE_IN = 8

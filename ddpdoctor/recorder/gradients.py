@@ -212,7 +212,6 @@ def settle_all(gone: Any = None) -> None:
 here.on_end.append(settle_all)
 replicas.on_gone.append(settle_all)
 
-
 MAX_INPUTS = 32  # Inputs that are remembered until a backward. Our choice: those of a few forwards.
 # Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked.
 MAX_AHEAD_BYTES = 2**18

@@ -201,7 +201,6 @@ def _raise_it() -> None:
 # takes a file descriptor, and there may be none left.
 _RAISE = set(_raise_it.__code__.co_code[::2]) - set((lambda: None).__code__.co_code[::2])
 
-
 _is_loading = False
 
 

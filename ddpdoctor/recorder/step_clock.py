@@ -19,7 +19,6 @@ from .wrappers import wraps
 
 MOST_US = 2**32 - 1
 
-
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns

@@ -85,7 +85,6 @@ NEEDED = (
     "_comm_hooks", "forward_sync_buffers",
 )  # fmt: skip
 
-
 # The settings that the script gave to DDP, and that a switch changes.
 GIVEN = ("_bucket_config", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "forward_sync_buffers")
 

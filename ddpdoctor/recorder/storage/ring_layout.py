@@ -130,7 +130,6 @@ CONTROL_STOPPING = 24
 CONTROL_DUMP_ASKED = 32
 CONTROL_DUMPED = 40  # Offset of the same number once that evidence is saved. The watcher writes it.
 
-
 SAMPLED_STEPS = 256
 LONGEST_STEPS = 64  # kept steps: first the sample, then the longest
 # Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms.
@@ -165,7 +164,6 @@ class RingShape:
 
 RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256, kept=SAMPLED_STEPS + LONGEST_STEPS)
 CHILD_SHAPE = RingShape(journal_bytes=24 * 1024, slots=32, lines=32)
-
 
 PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
