@@ -9,18 +9,16 @@ CPU are they the times of the computation.
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 import time
 import weakref
-import zlib
 from collections import deque
 from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from .state import guarded, here, shielded
 from .step_clock import ClockStep, clock, is_capturing
 from .storage import ring_layout
+from .storage.fingerprint_file import packed
 from .storage.ring_layout import DEVICE_PHASES
 
 STEPS_ONE_IN = 20
@@ -139,21 +137,16 @@ class GpuClock:
 
     def note(self, space: int) -> None:
         """Write what was measured, if there is space for it. The last note counts."""
-        packed = _packed({"rows": list(self.rows), "reduced": sorted(self.reduced.items())})
-        if self.bytes + len(packed) <= space and here.note("device_steps", measured=self.measured, columns=packed):
+        columns = packed({"rows": list(self.rows), "reduced": sorted(self.reduced.items())})
+        if self.bytes + len(columns) <= space and here.note("device_steps", measured=self.measured, columns=columns):
             self.noted = self.measured
-            self.bytes += len(packed)
+            self.bytes += len(columns)
 
     @guarded("device steps")
     def settle(self) -> None:
         self.read()
         if self.measured > self.noted:
             self.note(MAX_STEPS_BYTES)
-
-
-def _packed(columns: Dict[str, Any]) -> str:
-    text = json.dumps(columns, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(text, 6)).decode("ascii")
 
 
 measured = GpuClock()
@@ -268,15 +261,15 @@ def _note(model: ModelGradients, space: int) -> None:
     if model.ring is not here.ring or model.read <= model.noted:
         return
     ready = [_middle(times) for times in zip(*model.readings)]
-    packed = _packed({"sizes": model.sizes, "ready": ready, "buckets": model.buckets})
-    if _bytes + len(packed) <= space and here.note(
+    columns = packed({"sizes": model.sizes, "ready": ready, "buckets": model.buckets})
+    if _bytes + len(columns) <= space and here.note(
         "gradient_times", **model.about, n=model.number, group=model.group, tensors=model.tensors,
         readings=model.read, reductions=model.timed, compute_us=_middle(model.computed_us),
-        exposed_us=_middle(model.exposed_us), same_unused=int(model.same_unused), columns=packed,
+        exposed_us=_middle(model.exposed_us), same_unused=int(model.same_unused), columns=columns,
         unused_bytes=model.unused_bytes,
     ):  # fmt: skip
         model.noted = model.read
-        _bytes += len(packed)
+        _bytes += len(columns)
 
 
 def _middle(values: Iterable[int]) -> int:

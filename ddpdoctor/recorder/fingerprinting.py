@@ -7,7 +7,6 @@ optimizer, as most do.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -193,7 +192,7 @@ def write(
     if not rows:
         return
     kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
-    while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_file.TEXT_SIZE:
+    while len(fingerprint_file.compact(kept)) > fingerprint_file.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
         elif all(kept.pop(name, None) is None for name in _LONG):

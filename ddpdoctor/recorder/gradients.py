@@ -231,11 +231,10 @@ class Backward(NamedTuple):
     scaled: bool
 
 
-class _Input:
-    def __init__(self, label: str, tensor: Any, sample: Any) -> None:
-        self.label = label
-        self.tensor = weakref.ref(tensor)
-        self.sample = sample
+class _Input(NamedTuple):
+    label: str
+    tensor: Any  # a weak reference
+    sample: Any
 
     def holds(self, value: float) -> str:
         """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty if it is finite."""
@@ -307,7 +306,7 @@ class GradientWatch:
         found = [pair for i, value in enumerate(args) for pair in tensors_in(value, "argument %d of forward" % i)]
         found += [pair for name, value in kwargs.items() for pair in tensors_in(value, "argument %s of forward" % name)]
         samples = samples_of([tensor.detach() for _, tensor in found[:MAX_INPUTS]])
-        inputs = [_Input(label, tensor, sample) for (label, tensor), sample in zip(found, samples)]
+        inputs = [_Input(label, weakref.ref(tensor), sample) for (label, tensor), sample in zip(found, samples)]
         self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
 
     def begin_backward(self, backward: Backward) -> None:

@@ -35,14 +35,13 @@ def put(owner: Any, name: str, around: Callable[[Any], Any], *, is_api: bool = F
     return True
 
 
-def has(owner: Any, name: str, *, is_api: bool = False) -> bool:
-    """Return whether torch has an attribute that we need, and note it. A missing owner was noted already."""
-    if owner is None:
-        return False
-    found = hasattr(owner, name)
-    if found or not is_api:
-        note(label(owner, name), found)
-    return found
+def has(owner: Any, *names: str, is_api: bool = False) -> bool:
+    """Return whether torch has attributes that we need, and note each. A missing owner was noted already."""
+    found = [] if owner is None else [hasattr(owner, name) for name in names]
+    for name, is_there in zip(names, found):
+        if is_there or not is_api:
+            note(label(owner, name), is_there)
+    return all(found) and owner is not None
 
 
 def part(owner: Any, name: str) -> Any:

@@ -7,18 +7,16 @@ kept for a second backward, and none for a forward under ``no_sync``, wherever i
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
-import json
 import sys
 import weakref
-import zlib
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
 from . import frames, groups, steps
 from .state import check_every, guarded, here, pass_on, shielded
 from .step_clock import in_backward
+from .storage.fingerprint_file import compact, packed
 
 # Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
 # nearly any backward uses the first, the last, or one of two between them.
@@ -52,6 +50,16 @@ class Model:
         self.rank = int(groups.c10d.get_rank())
         self.number = number  # the model's number within its group, counted from 1
 
+    def marked(self) -> List[Any]:
+        """Return parameters whose gradients show whether a backward has reached the model."""
+        raise NotImplementedError
+
+    def grad_mark(self) -> Any:
+        """Return a value that changes when a backward changes gradients of the model."""
+        marked = self.marked()
+        grads = [p.grad for p in marked[:: max(1, len(marked) // (MARKS - 1))] + marked[-1:]]
+        return [id(g) if g is None or g.is_sparse else (g.data_ptr(), g._version) for g in grads]
+
 
 class Replica(Model):
     """What is kept about one DDP model."""
@@ -70,6 +78,10 @@ class Replica(Model):
         self.forward_taken, self.sync_taken = 0, -1
         self.at_forward = (0, 0)  # all forwards and unreduced ones when it was last fingerprinted at one
         self.files: Dict[str, Any] = {}  # by clock: the ``FingerprintFiles`` of the model's own events
+
+    def marked(self) -> List[Any]:
+        ddp = self.ddp()
+        return [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
 
     def module(self) -> Any:
         """Return the wrapped module, which the script may replace and which outlives DDP; None if it is gone."""
@@ -105,7 +117,7 @@ def _kept_here() -> _Kept:
 
 
 def is_recorded() -> bool:
-    return bool(_kept.by_id) and _kept.ring is here.ring
+    return bool(_kept_here().by_id)
 
 
 def version() -> int:
@@ -115,11 +127,11 @@ def version() -> int:
 
 def all_replicas() -> List[Replica]:
     """Return the existing models in the order in which they were made."""
-    return list(_kept.by_id.values()) if _kept.ring is here.ring else []
+    return list(_kept_here().by_id.values())
 
 
 def find(ddp: Any) -> Optional[Replica]:
-    return _kept.by_id.get(id(ddp)) if _kept.ring is here.ring else None
+    return _kept_here().by_id.get(id(ddp))
 
 
 def register(ddp: Any) -> None:
@@ -165,20 +177,20 @@ def forward_ended(ddp: Any) -> None:
 
 
 def backward_begins() -> None:
-    others = all_unwrapped()
+    others = _kept_here().unwrapped
     if (len(_kept.armed) > 1 or others) and not in_backward():
         for model in others:
             model.mark = model.grad_mark()
-        _kept.marks = [(key, _mark(replica)) for key, replica in _kept.armed.items()]
+        _kept.marks = [(key, replica.grad_mark()) for key, replica in _kept.armed.items()]
 
 
 def backward_ended(*unused: Any, **also_unused: Any) -> None:
     """Count a reduction of each armed model that a backward reached. A nested one, as in checkpoints, reduces none."""
-    others = all_unwrapped()
+    others = _kept_here().unwrapped
     if not (_kept.armed or _kept.unfinished or others) or in_backward():
         return
     marks, _kept.marks = _kept.marks, []
-    reached = [key for key, mark in marks if key in _kept.armed and _mark(_kept.armed[key]) != mark]
+    reached = [key for key, mark in marks if key in _kept.armed and _kept.armed[key].grad_mark() != mark]
     of_others = [model for model in others if model.grad_mark() != model.mark]
     if not reached and not of_others:
         reached = list(_kept.armed)
@@ -209,14 +221,6 @@ def _look_at_reducer(replica: Replica, frame: Any) -> None:
         _unfinished_notes += 1
         line: Dict[str, Any] = {"frame": frames.describe_user(frame)} if replica.unfinished else {}
         here.note("unfinished", **(replica.unfinished or {}), group=replica.group, model=replica.number, **line)
-
-
-def _mark(replica: Replica) -> Any:
-    ddp = replica.ddp()
-    trained = [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
-    chosen = trained[:: max(1, len(trained) // (MARKS - 1))] + trained[-1:]
-    grads = [p.grad for p in chosen]
-    return [id(g) if g is None or g.is_sparse else (g.data_ptr(), g._version) for g in grads]
 
 
 # Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many.
@@ -266,15 +270,8 @@ class Unwrapped(Model):
         self.reductions = steps
         self.own_steps += not _kept.last_reduced
 
-    def grad_mark(self) -> Any:
-        """Return a value that changes when a backward adds to gradients of this model."""
-        first = next(self.parameters(), None)
-        grad = first.grad if first is not None else None
-        return None if grad is None else (id(grad), grad._version)
-
-
-def all_unwrapped() -> List[Unwrapped]:
-    return _kept.unwrapped if _kept.ring is here.ring else []
+    def marked(self) -> List[Any]:
+        return list(self.parameters())[:1]
 
 
 def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
@@ -291,7 +288,7 @@ def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     kept.unwrapped = [*kept.unwrapped, found]
     if here.ring is not None:  # as many as fit in a quarter of what a DDP model gets
         rows = [_tensor_row("p", name, tensor) for name, tensor in named]
-        here.ring.note({"k": "named", "rows": _packed_rows(rows, _rows_text(rows), MAX_ROWS_BYTES // 4)})
+        here.ring.note({"k": "named", "rows": _packed_rows(rows, MAX_ROWS_BYTES // 4)})
     return found
 
 
@@ -337,14 +334,13 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
     rows = [_tensor_row("p", name, tensor) for name, tensor in module.named_parameters() if name not in ignored]
     if with_buffers:
         rows += [_tensor_row("b", name, tensor) for name, tensor in module.named_buffers() if name not in ignored]
-    text = _rows_text(rows)
-    digest = hashlib.sha256(text).hexdigest()[:24]
+    digest = hashlib.sha256(compact(rows)).hexdigest()[:24]
     entry: Dict[str, Any] = {"group": str(group.group_name), "count": len(rows), "digest": digest}
     if digest not in _model_digests:
-        packed = _packed_rows(rows, text, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
-        if packed is not None:
-            entry["rows"] = packed
-            _rows_bytes += len(packed)
+        fitting = _packed_rows(rows, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
+        if fitting is not None:
+            entry["rows"] = fitting
+            _rows_bytes += len(fitting)
     if here.note("ddp", **entry, finds_unused=int(finds_unused), frame=frames.describe_user(sys._getframe())):
         _model_digests.add(digest)
 
@@ -358,17 +354,12 @@ def _tensor_row(kind: str, name: str, tensor: Any) -> List[Any]:
     return [kind, name, shape, str(tensor.dtype).replace("torch.", ""), int(tensor.requires_grad)]
 
 
-def _rows_text(rows: List[Any]) -> bytes:
-    return json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _packed_rows(rows: List[Any], text: bytes, space: int) -> Optional[str]:
+def _packed_rows(rows: List[Any], space: int) -> Optional[str]:
     """Return as many of the first rows as fit, compressed, or None if not even a few fit."""
     while True:
-        packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
-        if len(packed) <= space:
-            return packed
+        found = packed(rows)
+        if len(found) <= space:
+            return found
         if len(rows) < 16:
             return None
         rows = rows[: len(rows) // 2]
-        text = _rows_text(rows)

@@ -106,10 +106,8 @@ def patch_groups(module: Any) -> None:
             hooks.note(name, found=False)
     # What the evidence about groups is read from.
     world = hooks.part(module, "_world")
-    for name in ("default_pg", "pg_group_ranks", "pg_map", "pg_names"):
-        hooks.has(type(world), name)
-    for name in ("_get_sequence_number_for_group", "_get_backend", "_device_types"):
-        hooks.has(module.ProcessGroup, name)
+    hooks.has(type(world), "default_pg", "pg_group_ranks", "pg_map", "pg_names")
+    hooks.has(module.ProcessGroup, "_get_sequence_number_for_group", "_get_backend", "_device_types")
     native = sys.modules["torch._C._distributed_c10d"]
     hooks.note("flight recorder", any(hasattr(native, name) for name in groups.FLIGHT_RECORDERS))
 
@@ -129,8 +127,7 @@ def _before_destroy(group: Any = None) -> None:
 
 def before_init(*args: Any, **kwargs: Any) -> None:
     names = ("backend", "init_method", "timeout", "world_size", "rank")
-    given = dict(zip(names, args))
-    given.update(kwargs)
+    given = {**dict(zip(names, args)), **kwargs}
     address = store_address()
     init_method = given.get("init_method")
     if isinstance(init_method, str) and init_method.startswith("tcp://"):
@@ -217,10 +214,8 @@ def patch_ddp(module: Any) -> None:
     hooks.put(ddp, "_sync_buffers", around(after=buffers_synced))
     # What is called on DDP's reducer and timers, which are C++.
     native = sys.modules["torch._C._distributed_c10d"]
-    for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
-        hooks.has(native.Reducer, name)
-    for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
-        hooks.has(native.Logger, name)
+    hooks.has(native.Reducer, "_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static")
+    hooks.has(native.Logger, "_get_ddp_logging_data", "set_runtime_stats_and_log")
 
 
 def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -282,8 +277,7 @@ def patch_loader(module: Any) -> None:
     loaders.patch(module)
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
     hooks.put(module.DataLoader, "__iter__", phase("epoch", after=lambda *a: count("epochs", _epochs)))
-    for name in loaders.FETCHERS:  # its workers will time them
-        hooks.has(sys.modules.get(loaders.FETCH_MODULE), name)
+    hooks.has(sys.modules.get(loaders.FETCH_MODULE), *loaders.FETCHERS)  # its workers will time them
 
 
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -366,7 +360,7 @@ def _child_polled(child: Any) -> None:
 
 def patch_dynamo(module: Any) -> None:
     """Make torch.compile skip the recorder's frames, as it skips torch's own."""
-    if hooks.has(module, "SKIP_DIRS") and hooks.has(module, "_recompile_re"):
+    if hooks.has(module, "SKIP_DIRS", "_recompile_re"):
         module.SKIP_DIRS.append(frames.HERE)
         module._recompile_re()
 

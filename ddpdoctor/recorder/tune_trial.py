@@ -324,10 +324,8 @@ class SettingsTrial:
                 if self.steps == WARM_UP and not self._keeps_settings(ddp):
                     self._begin(ddp)
                 elif self.steps >= WARM_UP:  # restarts may try what a running job cannot
-                    count = len(self.began)
-                    self.began.append(now_ns(ddp, is_edge=count in (0, MEASURED_IN_LAUNCH)))
-                    if count == MEASURED_IN_LAUNCH:
-                        steps_ns = [after - before for before, after in zip(self.began, self.began[1:])]
+                    steps_ns = self._time_step(ddp, 1, MEASURED_IN_LAUNCH)
+                    if steps_ns:
                         write({"round": 0, "setting": self.fixed or BASE, "steps_ns": steps_ns})
                         leave(self.end)
         elif self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
@@ -348,11 +346,17 @@ class SettingsTrial:
         text = hide_in_text(str(error)[:2000]).split("\n")[0]
         self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
 
+    def _time_step(self, ddp: Any, left_out: int, count: int) -> List[int]:
+        """Note that a step begins. Return what ``count`` steps after the first ones took once all have ended."""
+        began = self.began
+        began.append(now_ns(ddp, is_edge=len(began) + 1 in (left_out, left_out + count)))
+        took = [after - before for before, after in zip(began[left_out - 1 :], began[left_out:])]
+        return took if len(took) == count else []
+
     def _step_of_block_begins(self, ddp: Any) -> None:
-        last = LEFT_OUT + steps_to_measure(self.setting)
-        self.began.append(now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
+        steps_ns = self._time_step(ddp, LEFT_OUT, steps_to_measure(self.setting))
         device_times.is_paused = self.setting not in (BASE, AGAIN) or len(self.began) < LEFT_OUT
-        if len(self.began) == last:
+        if steps_ns:
             number, setting = self.blocks.pop(0)
             if ddp.find_unused_parameters:
                 self.same_used = self.same_used and ddp.reducer._ddp_graph_static()
@@ -361,8 +365,6 @@ class SettingsTrial:
             if on_any_rank(ddp, [bool(self.refused)])[0]:
                 self._drop(setting)
             else:
-                began = self.began
-                steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
                 write({"round": number, "setting": setting, "steps_ns": steps_ns})
             self._try_next(ddp)
 

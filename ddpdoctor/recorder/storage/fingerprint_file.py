@@ -16,6 +16,7 @@ All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds. A reade
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
@@ -53,6 +54,16 @@ def slot_size(rows: int) -> int:
     return RECORD_HEAD.size + TEXT_SIZE + rows * FINGERPRINT_SIZE
 
 
+def compact(value: Any) -> bytes:
+    """Return a value as JSON without spaces."""
+    return json.dumps(value, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def packed(value: Any) -> str:
+    """Return a value as compressed JSON in ASCII, for a note."""
+    return base64.b64encode(zlib.compress(compact(value), 6)).decode("ascii")
+
+
 MIN_SLOTS = 8
 MAX_BYTES = 4 * 2**20  # Size limit of one file, unless ``MIN_SLOTS`` records need more. Our choice.
 MAX_SLOTS = 128
@@ -67,18 +78,18 @@ class FingerprintWriter:
     ) -> None:  # fmt: skip
         make_folder(folder)
         rows = len(table["rows"])
-        packed = zlib.compress(json.dumps(table, separators=(",", ":")).encode("utf-8", "replace"), 6)
+        table_bytes = zlib.compress(compact(table), 6)
         self._size = slot_size(rows)
         self._slots = min(max(MIN_SLOTS, most_bytes // self._size), most_slots)
-        self._slots_at = HEADER_SIZE + (len(packed) + 7) // 8 * 8
+        self._slots_at = HEADER_SIZE + (len(table_bytes) + 7) // 8 * 8
         self.path = os.path.join(folder, name)
         self.total_bytes = self._slots_at + self._slots * self._size
         self._map = allocate(self.path, self.total_bytes)
         self._written = 0
         self._fingerprints_bytes = rows * FINGERPRINT_SIZE
-        self._map[HEADER_SIZE : HEADER_SIZE + len(packed)] = packed
+        self._map[HEADER_SIZE : HEADER_SIZE + len(table_bytes)] = table_bytes
         IDENTITY.pack_into(
-            self._map, 0, MAGIC, VERSION, rows, len(packed), self._slots_at,
+            self._map, 0, MAGIC, VERSION, rows, len(table_bytes), self._slots_at,
             self._size, self._slots, pid, start_ticks,
         )  # fmt: skip
 
@@ -88,7 +99,7 @@ class FingerprintWriter:
             raise ValueError("%d bytes of fingerprints, not %d" % (len(fingerprints), self._fingerprints_bytes))
         index = self._written + 1
         at = self._slots_at + (index - 1) % self._slots * self._size
-        data = json.dumps(text, separators=(",", ":")).encode("ascii", "replace")
+        data = compact(text)
         data = data if len(data) <= TEXT_SIZE else b"{}"
         start = at + RECORD_HEAD.size
         NUMBER.pack_into(self._map, at, 0)
