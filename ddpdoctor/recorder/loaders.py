@@ -96,7 +96,10 @@ def patch(module: Any) -> None:
     hooks.put(module.DataLoader, "__iter__", opening)
     here.on_end.append(settle_all)
     os.register_at_fork(after_in_child=book.under_way.clear)
-    describers["loaders"] = entries_now
+    # The last pass of each loader. The training thread may change it meanwhile.
+    describers["loaders"] = lambda: [
+        _entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None
+    ]
 
 
 @guarded("loaders")
@@ -233,11 +236,6 @@ def settle_all() -> None:
     for known in reversed(book.reported):
         if known.last is not None:
             _note_pass(known, known.last, MAX_BYTES)
-
-
-def entries_now() -> List[Dict[str, Any]]:
-    """Return the last pass of each loader for the evidence. The training thread may change it meanwhile."""
-    return [_entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None]
 
 
 FIRST = 8  # if indices are drawn one by one, this many count as the first batch

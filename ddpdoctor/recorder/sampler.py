@@ -58,24 +58,22 @@ class LineTable:
         """Count one sample of a line, and of the line that called the model. A rank counts from its second step on."""
         if here.is_rank and (clock.waiting or not clock.number):
             return
-        phase = clock.phase
-        self._add(ring, line, phase)
+        keys = [(line, clock.phase)]
         if caller is not None and caller != line:
-            self._add(ring, caller, phase + ring_layout.CALLS_MODULE)
-
-    def _add(self, ring: Any, line: Tuple[str, int, str], phase: int) -> None:
-        entry = self.entries.get((line, phase))
-        if entry is None:
-            entry = [len(self.entries), 0]
-            if len(self.entries) >= ring.line_capacity:
-                rarest = min(self.entries, key=lambda key: self.entries[key][1])
-                entry = [self.entries.pop(rarest)[0], 0]
-            self.entries[line, phase] = entry
-        site = ring.known_site(line)
-        if site is None:
-            site = ring.intern_site(line, frames.describe(*line))
-        entry[1] += 1
-        ring.line(entry[0], site, phase, entry[1])
+            keys.append((caller, clock.phase + ring_layout.CALLS_MODULE))
+        for key in keys:
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = [len(self.entries), 0]
+                if len(self.entries) >= ring.line_capacity:
+                    rarest = min(self.entries, key=lambda one: self.entries[one][1])
+                    entry = [self.entries.pop(rarest)[0], 0]
+                self.entries[key] = entry
+            site = ring.known_site(key[0])
+            if site is None:
+                site = ring.intern_site(key[0], frames.describe(*key[0]))
+            entry[1] += 1
+            ring.line(entry[0], site, key[1], entry[1])
 
 
 def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:

@@ -150,11 +150,8 @@ def _arguments() -> List[str]:
 @guarded("fork")
 def _forked() -> None:
     """Give a forked child its own ring; only the parent writes to the parent's ring."""
-    had_ring = here.ring is not None
-    here.kept.append(here.ring)
-    here.ring = None
-    here.main_thread = _thread.get_ident()  # it is the one that forked
-    if had_ring:
+    former, here.main_thread = here.put_aside(), _thread.get_ident()  # this thread is the one that forked
+    if former is not None:
         from . import sampler
 
         sampler.forget()
@@ -242,9 +239,7 @@ def begin_late(folder: str) -> None:
     """Record this process in a run folder from now on. A former folder keeps what it has."""
     if here.ring is not None and here.folder == folder:
         return
-    if here.ring is not None:
-        here.kept.append(here.ring)
-        here.ring = None
+    here.put_aside()
     here.folder = folder
     if hasattr(sys, "_ddpdoctor_recorder"):
         here.start(is_rank=here.is_rank)

@@ -105,9 +105,14 @@ class Recorder:
             self.is_rank = self.is_child = False
             self._drop_ring()
 
-    def _drop_ring(self) -> None:
+    def put_aside(self) -> Optional[Ring]:
+        """Use the ring no more, and return it."""
         old, self.ring = self.ring, None
         self.kept.append(old)
+        return old
+
+    def _drop_ring(self) -> None:
+        old = self.put_aside()
         if old is not None:
             try:
                 old.remove()
@@ -193,13 +198,9 @@ def pass_on(error: BaseException) -> None:
 _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
 
 
-def _raise_it() -> None:
-    raise  # noqa: PLE0704 - it is never called
-
-
 # The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
 # takes a file descriptor, and there may be none left.
-_RAISE = set(_raise_it.__code__.co_code[::2]) - set((lambda: None).__code__.co_code[::2])
+_RAISE = set(compile("raise", "", "exec").co_code[::2]) - set(compile("pass", "", "exec").co_code[::2])
 
 _is_loading = False
 

@@ -567,10 +567,6 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     import torch
     from torch.utils._pytree import tree_map
 
-    def single(value: Any) -> Any:
-        is_half = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
-        return value.float() if is_half else value
-
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         trial = _trial
@@ -599,7 +595,8 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             pass_on(error)
             trial.refuse(error)
             return original(self, *args, **kwargs)
-        return tree_map(single, outputs)  # they are those of a forward without it
+        # As those of a forward without it.
+        return tree_map(lambda one: one.float() if getattr(one, "dtype", None) is torch.bfloat16 else one, outputs)
 
     return forward
 

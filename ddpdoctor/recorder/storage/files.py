@@ -79,11 +79,8 @@ def map_file(fd: int, size: int, writable: bool = True) -> Any:
 
 def open_new(path: Any, mode: int = PRIVATE_FILE) -> int:
     """Make a file and open it for reading and writing. An existing file is removed, never written to."""
-    try:
-        fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        os.unlink(path)
-        fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    remove(path)
+    fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:  # noqa: SIM105 - contextlib would have to be loaded
         os.fchmod(fd, mode)
     except OSError:  # a file system without modes
@@ -133,18 +130,12 @@ def make_folder(path: Any) -> None:
 
 def is_folder(path: Any) -> bool:
     """Return whether the path is a folder and not a link to one."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def is_file(path: Any) -> bool:
     """Return whether the path is a regular file or a link to one; False if that cannot be told."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+    return os.path.isfile(path)
 
 
 def read_plain(path: Any, most: int = MAX_FILE_BYTES) -> bytes:

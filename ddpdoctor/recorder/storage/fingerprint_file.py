@@ -22,6 +22,7 @@ import os
 import struct
 import time
 import zlib
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 from .files import make_folder, open_plain, parse_json
@@ -116,17 +117,16 @@ class FingerprintWriter:
 MAX_TABLE_BYTES = 64 * 2**20
 
 
+@dataclass
 class FingerprintRecord:
     """One record: its index, the number of its step, its time, its text, and the fingerprints of all rows as bytes."""
 
     __slots__ = ("fingerprints", "index", "number", "text", "time_ns")
-
-    def __init__(self, index: int, number: int, time_ns: int, text: Dict[str, Any], fingerprints: bytes) -> None:
-        self.index = index
-        self.number = number
-        self.time_ns = time_ns
-        self.text = text
-        self.fingerprints = fingerprints
+    index: int
+    number: int
+    time_ns: int
+    text: Dict[str, Any]
+    fingerprints: bytes
 
 
 class FingerprintFile:
