@@ -1,8 +1,7 @@
 """Reads samplers, datasets and batches of any library: how samples are divided, and digests of what they are.
 
 Memory is read directly, without torch operations, so no mode, profiler or random state of the script is affected. None
-of a dataset's own code runs: only attributes are followed. What cannot be read (an open file, a table of a library) has
-no digest, because two different ones would look the same.
+of a dataset's own code runs. What cannot be read has no digest: two different ones would look the same.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Leaf(NamedTuple):
     read: Callable[[int, int], bytes]
 
     def sample(self) -> bytes:
-        """Return its bytes, or of a large leaf the first and the last ones."""
         if self.size <= MAX_LEAF_BYTES:
             return self.read(0, self.size)
         half = MAX_LEAF_BYTES // 2
@@ -113,7 +111,6 @@ def attributes(value: Any) -> Dict[str, Any]:
 
 
 def leaf_of(value: Any) -> Optional[Leaf]:
-    """Return a value as a leaf, or None if it is none or cannot be read directly."""
     torch = sys.modules.get("torch")
     kind = type(value)
     if torch is not None and kind is torch.Tensor:
@@ -151,7 +148,6 @@ def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
 
 
 def _scalars(values: Any) -> Leaf:
-    """Return strings and numbers as a leaf whose rows are digests of equal length."""
     rows = [digest(repr(value)[:MAX_ITEMS].encode("utf-8", "replace")).encode() for value in values[:MAX_ITEMS]]
     data = b"".join(rows)
     return Leaf((len(values),), 2 * DIGEST_BYTES, len(data), lambda at, length: data[at : at + length])
@@ -365,7 +361,6 @@ def _datasets(loader: Any) -> Iterator[Any]:
 
 
 def _asks(kind: type) -> bool:
-    """Return whether the methods of a class of the user's ask for the rank and for the number of ranks."""
     if kind not in _asking:
         named: Set[str] = set()
         methods = [value for base in kind.__mro__ for value in vars(base).values()]
@@ -457,7 +452,6 @@ def _chain(loader: Any) -> Iterator[Any]:
 
 
 def _sharing(chain: Any) -> Any:
-    """Return the first sampler that knows the number of ranks and its own rank."""
     pairs = ((one, attributes(one)) for one in chain)
     knows = (o for o, given in pairs if _number(given, _REPLICAS) is not None and _number(given, _RANK) is not None)
     return next(knows, None)

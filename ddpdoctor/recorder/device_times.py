@@ -1,10 +1,8 @@
 """Times that torch measures: phases of the step on a GPU, and when gradients are ready in backward.
 
-CUDA events mark one step of twenty; nothing waits for them. How long a reduction took is read from DDP's own timers, in
-the iterations in which torch reads them anyway: 1 to 10, and every 100th
-(``pytorch:torch/csrc/distributed/c10d/logger.cpp``). DDP's reducer keeps the time at which each gradient was ready,
-counted from the end of forward. Reading it costs 1 to 10 microseconds, so one timed reduction in eight is read. Only on
-CPU are they the times of the computation.
+CUDA events mark one step of twenty; nothing waits for them. DDP's own timers are read in the iterations in which torch
+reads them anyway: 1 to 10, and every 100th (``pytorch:torch/csrc/distributed/c10d/logger.cpp``). When each gradient was
+ready costs 1 to 10 microseconds, so it is read in one timed reduction of eight, on CPU: only there it is computation.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ class GpuClock:
 
     @guarded("device steps")
     def step_ended(self, ended: ClockStep) -> None:
-        """End the measured step, read those that are done, and begin the next one if it is one of twenty."""
         step = self.current
         if step is not None:
             self.mark(ring_layout.BEFORE)
@@ -220,7 +217,7 @@ def gradients_reduced(ddp: Any) -> Optional[List[int]]:
 
 @guarded("gradient times")
 def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: int) -> None:
-    """Keep what ``reduced`` returned, once DDP's own times of that backward are known."""
+    """Keep what ``gradients_reduced`` returned, once DDP's own times of that backward are known."""
     model = _models.get(id(ddp))
     if model is None:
         return

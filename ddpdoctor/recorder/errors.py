@@ -23,15 +23,13 @@ MAX_NOTES = 40
 MAX_STACK = 20  # frames of the main thread that are noted if another thread ends the process
 MAX_THREADS_NOTED = 10  # Uncaught exceptions of threads that are noted. A server may lose one thread per request.
 KEPT_WITHOUT_SPACE = 5
-# The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
-# ddpdoctor.
+# The recorder's package: in a rank it is loaded by its path under a name of its own.
 _RECORDER = __package__ or ""
 _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[Key, Optional[str]] = {}  # By error: the recorded call that raised it. It belongs to one ring.
 _handled: Dict[Key, int] = {}  # how many calls began while the main thread handled an error
-# A handler that makes more is where the script trains (``except ImportError:`` around a fallback), so its error
-# explains no call. Our choice.
+# Our choice: a handler that makes more is where the script trains (a fallback), so its error explains no call.
 MOST_CALLS_OF_HANDLER = 16
 _installed = False
 
@@ -123,7 +121,6 @@ def note_handled(error: Optional[BaseException], call_ns: int) -> None:
 
 
 def _trains_under(error: Optional[BaseException]) -> bool:
-    """Return whether the script handled an error for so many calls that it explains none."""
     return bool(_handled) and error is not None and _handled.get(_key(error, str(error)), 0) >= MOST_CALLS_OF_HANDLER
 
 

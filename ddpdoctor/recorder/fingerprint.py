@@ -136,7 +136,6 @@ class Reader:
         self.batches: Dict[torch.dtype, Batch] = {}
 
     def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
-        """Read all words of a tensor; return its size in bytes."""
         size: int = tensor.numel() * tensor.element_size()
         if size > SMALL_WORDS * WORD:
             self._take_blocks(owner, position, tensor)
@@ -193,7 +192,6 @@ class Reader:
 
 
 def _columns(words: torch.Tensor) -> List[torch.Tensor]:
-    """Sum each block's columns: all whole blocks at once, then the last, shorter one."""
     blocks, left = divmod(words.shape[0], ROWS)
     if not blocks or (blocks == 1 and not left):
         return [torch.sum(words, 0)]

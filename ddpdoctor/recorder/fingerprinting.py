@@ -39,8 +39,7 @@ class StepFingerprints:
         self.replica = replica  # a ``Replica``, or an ``Unwrapped`` if no DDP holds the parameters
         self.steps = 0
         self._files: Optional[FingerprintFiles] = None
-        # By name: the fingerprint of a parameter that no optimizer changes, and at how many checks in a row it was the
-        # same.
+        # By name: the fingerprint of a parameter that no optimizer changes, and how many checks in a row it stayed.
         self._still: Dict[str, Tuple[bytes, int]] = {}
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
@@ -288,8 +287,7 @@ def is_later_than(parameter: Any, optimizer: Any) -> bool:
 
 MAX_NAMES = 5
 MAX_NAME = 120
-# Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
-# by then.
+# Checks in a row at which a parameter was unchanged. Our choice: one that is trained otherwise has changed by then.
 MIN_STILL = 2
 # Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas.
 MAX_VALUE = 32
@@ -506,7 +504,6 @@ def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
 
 @guarded("replica forward")
 def forward_begins(ddp: Any) -> None:
-    """Fingerprint a model whose parameters no torch optimizer holds, if that is due."""
     import torch
 
     replica = replicas.find(ddp)

@@ -76,7 +76,6 @@ class _Operator(calls.Hook):
         return super().begin(frame.f_back, args, kwargs)
 
     def end(self, call: calls.Call, result: Any) -> None:
-        """Leave the end of the record to the operator that waits for the result."""
         index, since, _, known, begun = call
         end_wait(since, self.counted)
         if not index or here.ring is None:

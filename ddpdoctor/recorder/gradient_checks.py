@@ -164,7 +164,6 @@ class Sound:
 
     @quietly
     def first_ruined(self) -> Optional[str]:
-        """Return the name of the first such parameter that holds inf or NaN now, or None."""
         at_first, self._at_first = self._at_first, None
         if at_first is not None:
             self._named = [pair for pair, value in zip(self._named, at_first.wait()) if math.isfinite(value)]
@@ -212,7 +211,6 @@ class Maxima:
 
 
 def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
-    """Return the first plain tensors in a nest of lists, dicts and objects, with a name for each."""
     import torch
 
     found: List[Tuple[str, Any]] = []

@@ -216,8 +216,7 @@ MAX_INPUTS = 32  # Inputs that are remembered until a backward. Our choice: thos
 # Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked.
 MAX_AHEAD_BYTES = 2**18
 MAX_LAST_WAIT_S = 0.2
-# How long and at what interval the end of training waits for a GPU. Our choice: by then the script has read a loss or
-# saved a model.
+# How long and how often the end of training waits for a GPU. Our choice: the script has read a loss by then.
 LAST_LOOK_S = 0.01
 MAX_NAMES = 4
 MAX_NAME = 200
@@ -417,7 +416,6 @@ class GradientWatch:
             self._arrivals.awake = False
 
     def end(self) -> None:
-        """Decide what is pending, because no training follows. Wait briefly for a GPU's last step."""
         limit = time.monotonic() + MAX_LAST_WAIT_S
         self.catch_up()
         while self._ahead and time.monotonic() < limit:
@@ -445,7 +443,6 @@ class GradientWatch:
 
 
 def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
-    """Return the parameters whose gradients DDP reduces in place, by their position in the model."""
     import torch
 
     if ddp.gradient_as_bucket_view:

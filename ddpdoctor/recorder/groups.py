@@ -51,7 +51,6 @@ def known(group: Any) -> KnownGroup:
 
 
 def _is_mixed(group: Any) -> bool:
-    """Return whether a group uses Gloo for CPU tensors and NCCL for GPU tensors."""
     config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
     parts = str(config or "").split(",")
     return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)

@@ -182,7 +182,6 @@ def exhausted(iterator: Any) -> None:
 
 
 def _end(known: Loader, one: LoaderPass) -> None:
-    """Note once that a pass has ended, complete or broken off."""
     if one.ended_ns is not None:
         return
     one.ended_ns = time.monotonic_ns()
@@ -203,7 +202,6 @@ def backward_begins() -> None:
 
 
 def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
-    """Compare the inputs of a DDP forward with the delivered batches, and note whether it is inside ``join``."""
     for one in book.fresh:
         one.joined = one.joined or bool(ddp._join_config.enable)
         if one.given and not one.whole and one.batches <= DIGESTED_BATCHES:
@@ -232,7 +230,6 @@ def _note(entry: Dict[str, Any], space: int) -> bool:
 
 @guarded("loaders")
 def settle_all() -> None:
-    """Note how far the last pass of each loader has got, because the job ends."""
     for known in reversed(book.reported):
         if known.last is not None:
             _note_pass(known, known.last, MAX_BYTES)
@@ -275,7 +272,6 @@ class LoaderPass:
         self.iterator: Any = None  # a weak reference to its iterator, once there is one
 
     def drew(self, batch: Any) -> None:
-        """Record indices as the sampler gave them: those of a batch, or a single one."""
         indices = batch
         if type(batch) is not list and type(batch) is not tuple:  # a single one, a tensor, or an array
             found = batch.tolist() if hasattr(batch, "tolist") else [batch]
@@ -297,7 +293,6 @@ class LoaderPass:
         self.draws += 1
 
     def delivered(self, batch: Any) -> None:
-        """Count a batch, and take digests of it if it is an early one, and of its chosen samples."""
         number = self.batches
         self.batches += 1
         hits = self.hits.pop(number, None) if self.hits else None

@@ -1,9 +1,8 @@
-"""Fingerprints the parameters that several ranks of a device mesh hold in common, as ``fingerprinting`` does for DDP.
+"""Fingerprints what several ranks of a device mesh hold in common, as ``fingerprinting`` does for DDP.
 
 These are the shards of hybrid FSDP in its replicating dimension, DTensors placed as ``Replicate``, and plain parameters
-in modules that were passed to ``parallelize_module``. Neither FSDP nor tensor parallelism makes buffers and plain
-frozen parameters equal: those that did not change between the first two steps are constants, fingerprinted once. What
-``to_empty`` made, and nothing has written in place since, is noted: it holds whatever was in memory.
+in modules that were passed to ``parallelize_module``. Nothing makes buffers and plain frozen parameters equal: those
+that did not change between the first two steps are fingerprinted once, and what ``to_empty`` left as it was is noted.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class MeshFingerprints:
         self._shared: Dict[Sharing, List[Tuple[str, Any]]] = {}  # names and weak references to parameters
         self._gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
         self._files: Dict[Sharing, FingerprintFiles] = {}
-        # Name, weak reference and mark of what may turn out to be constant: whatever has another mark later is not.
-        # Empty once that was compared.
+        # Name, weak reference and mark of what may turn out to be constant. Empty once that was compared.
         self._constants: Dict[Sharing, List[Tuple[str, Any, Any]]] = {}
         held = frozenset(map(id, fingerprinting.held_by(optimizer) if may_fingerprint() else ()))
         for prefix, module in _outermost(held):
@@ -81,7 +79,6 @@ class MeshFingerprints:
             self._gradients[sharing] = (rows, fingerprints_of(rows))
 
     def take_after(self, number: int, optimizer: Any) -> None:
-        """Write the record of step ``number``."""
         if not self._gradients:
             self.take_before(optimizer)
         site = frames.describe_user(sys._getframe(1))
@@ -152,7 +149,6 @@ class MeshFingerprints:
 
 
 def shares_of(optimizer: Any) -> Optional[MeshFingerprints]:
-    """Return what is fingerprinted at the steps of an optimizer; None if no module was distributed."""
     return MeshFingerprints(optimizer) if _modules and here.is_rank else None
 
 

@@ -121,12 +121,10 @@ def is_recorded() -> bool:
 
 
 def version() -> int:
-    """Return a number that changes whenever a model is made or ends."""
     return _kept.version
 
 
 def all_replicas() -> List[Replica]:
-    """Return the existing models in the order in which they were made."""
     return list(_kept_here().by_id.values())
 
 
@@ -135,7 +133,6 @@ def find(ddp: Any) -> Optional[Replica]:
 
 
 def register(ddp: Any) -> None:
-    """Record a DDP model that has just been made, unless no other rank has a copy."""
     if here.ring is None or not here.is_rank or not check_every():
         return
     if len(groups.c10d.get_process_group_ranks(ddp.process_group)) < 2:
@@ -250,7 +247,6 @@ class Unwrapped(Model):
         return None
 
     def module(self) -> Any:
-        """Return what has the methods of a module that are asked for."""
         return self
 
     def named_parameters(self) -> Iterator[Tuple[str, Any]]:

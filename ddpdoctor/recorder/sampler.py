@@ -1,9 +1,8 @@
 """A thread of ours that samples the main thread, and answers the watcher's requests for evidence.
 
-While another thread holds the GIL it cannot answer. For that case, signals and fatal errors write stacks to files of
-ours, unless the script uses them itself: SIGURG, which is ignored by default, so that it can never end a process, and
-SIGTERM, if no launcher pauses for evidence. faulthandler knows the file only by its descriptor. A script may close all
-files that it did not open and then open its own, and nothing of ours must be written to those.
+While another thread holds the GIL, signals and fatal errors write stacks to files of ours, unless the script uses them:
+SIGURG, ignored by default, and SIGTERM. faulthandler knows a file by its descriptor alone. A script may close all files
+that it did not open and then open its own, and nothing of ours must be written to those.
 """
 
 from __future__ import annotations
@@ -330,7 +329,6 @@ _fds: List[int] = []  # the descriptor of the file that SIGTERM writes to, if th
 
 
 def register() -> None:
-    """Make SIGURG write all stacks, and fatal signals too, unless the script has enabled that itself."""
     global _file, _has_fatal
     if is_short_of_files() or not _signal_is_free():
         return

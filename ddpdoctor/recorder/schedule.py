@@ -1,10 +1,9 @@
 """Which optimizer steps are fingerprinted, the same ones on all ranks without a message, and into which files.
 
 With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes 1, 2, 4 to 32, then
-a distance at which comparing costs at most ``SHARE`` of the training time. It divides steps into blocks: 1, 2-3, 4-7,
-... and from step 1024 on blocks of 1024. In each, a rank writes its wish for the next into a page that ranks of this
-host share; then each takes the largest. Ranks that reduce gradients together are at most one step apart, so all wishes
-are there by then. Distances are powers of two: the steps of the largest are common to all hosts.
+a distance at which comparing costs at most ``SHARE`` of the time. In each block of steps (1, 2-3, 4-7, from 1024 on
+of 1024) a rank writes its wish for the next into a page of this host; then each takes the largest. Ranks that reduce
+together are at most one step apart, so all wishes are there. Powers of two have the largest's steps in common.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ def next_due(number: int, every: int) -> int:
 
 
 def block_after(number: int) -> int:
-    """Return where the block after that of step ``number`` begins."""
     return min(1 << number.bit_length(), (number // LONGEST_BLOCK + 1) * LONGEST_BLOCK)
 
 
@@ -145,7 +143,6 @@ def distance() -> int:
 
 
 def spend(began_s: float) -> None:
-    """Count the time since ``began_s``, of ``time.perf_counter``, as the cost of comparisons."""
     auto = chosen()
     if auto is not None:
         auto.spent_s += time.perf_counter() - began_s

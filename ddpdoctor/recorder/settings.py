@@ -24,8 +24,7 @@ class RecorderSettings:
         tune_setting: str = "",
         check_auto: bool = False,
     ) -> None:
-        # The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
-        # gradients and data.
+        # Steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas, gradients and data.
         self.check_every = check_every
         # The recorder chooses the number of steps. Where it cannot measure, ``check_every`` holds.
         self.check_auto = check_auto

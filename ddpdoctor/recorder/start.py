@@ -1,8 +1,7 @@
 """Starts the recorder in each Python of a wrapped job: decides what kind of process it is, and what it needs.
 
-Most Pythons of a job are helpers that never become a rank: until one does, only this module and ``hooks`` are loaded.
-Where ``ddpdoctor.watch`` is called (``begin_late``), torch is loaded, and other modules have their own names for what
-is replaced: ``torch.distributed.all_reduce`` is one, and ``from torch.distributed import all_reduce`` makes another.
+Most Pythons of a job never become a rank: until one does, only this module and ``hooks`` are loaded. Under
+``ddpdoctor.watch`` torch is there, and modules have own names for what is replaced (``from ... import all_reduce``).
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ def hook_in() -> None:
 
 
 def start_rank() -> None:
-    """Record this process as a rank, and tell its children that they are none."""
     os.environ[RANK_PID_VARIABLE] = str(os.getpid())
     os.environ[GIVEN_VARIABLE] = given_number()
     os.environ[MASTER_VARIABLE] = store_address()
@@ -88,7 +86,6 @@ def start_rank() -> None:
 
 
 def start_helper() -> None:
-    """Record this process as one that is no rank, or not yet."""
     here.start(is_rank=False)
     # It may be a loader's worker: the batches that it makes are timed.
     hooks.when_there("torch.utils.data._utils.fetch", _later("loaders.patch_fetchers"))
@@ -259,7 +256,6 @@ def begin_late(folder: str) -> None:
 
 @guarded("copies")
 def _replace_copies() -> None:
-    """Put each replaced function in the place of the original, in all modules that are loaded."""
     wrapper_of = {id(original): wrapper for original, wrapper in hooks.replaced}
 
     def outermost(function: Any) -> Any:

@@ -18,8 +18,7 @@ FOLDER_VARIABLE = "DDPDOCTOR_RUN"  # Names the run's folder on this host. Withou
 # The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec.
 RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
 AGENT_VARIABLE = "DDPDOCTOR_AGENT"  # the pid of torch's elastic agent: its direct children are ranks
-# The pid of the rank that has joined a group. The processes that it starts are no ranks of the job, whatever groups
-# they make.
+# The pid of the rank that has joined a group: what it starts are no ranks of the job, whatever groups they make.
 JOINED_VARIABLE = "DDPDOCTOR_JOINED"
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"  # the address of the store that the launcher's environment gave this rank
 MAX_FAILURES = 20
@@ -106,7 +105,6 @@ class Recorder:
             self._drop_ring()
 
     def put_aside(self) -> Optional[Ring]:
-        """Use the ring no more, and return it."""
         old, self.ring = self.ring, None
         self.kept.append(old)
         return old
@@ -168,7 +166,6 @@ def store_address() -> str:
 
 
 def is_below_trainer() -> bool:
-    """Return whether a rank that has joined a group started this process."""
     return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
 
 

@@ -135,7 +135,6 @@ class StepClock:
         return True
 
     def take(self, now_ns: int = 0) -> ClockStep:
-        """End the step at ``now_ns``, or now, return it, and begin the next one."""
         self._charge(now_ns or _now_ns())
         self.number += 1
         ended, following = self.step, ClockStep()

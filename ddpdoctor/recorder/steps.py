@@ -217,7 +217,6 @@ def _settle_without_forward(key: int) -> None:
 
 
 def _settle(reduction: Optional[Reduction]) -> None:
-    """Add the wait in a reduction, if there is one whose times can be read now, to its step."""
     if reduction is None:
         return
     # Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
@@ -257,8 +256,7 @@ here.on_end.append(settle_all)
 
 MAX_NAMES = 8
 MAX_NAME = 120
-# Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
-# seconds.
+# Nodes of autograd's graph that are searched for a variable. Our choice: noting an error must not take seconds.
 MAX_NODES = 4096
 MAX_VARIABLES = 64
 

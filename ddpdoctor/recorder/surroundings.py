@@ -1,9 +1,8 @@
 """Records what a rank's speed depends on besides its steps, and where the script logs.
 
-The time of the garbage collector in the main thread is counted, with the user's line at which it takes most. The
-sampling thread cannot see that line: a collection keeps the GIL until it is over. What Python calls at the start and at
-the end of a collection is C code alone: in a function of ours a signal handler of the script could run, and Python
-would only print what it raises there.
+The sampling thread cannot see the line of a garbage collection, which keeps the GIL until it is over. What Python calls
+at its start and end is C code alone: in a function of ours a signal handler of the script could run, and Python would
+only print what it raises there.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ _callback: Any = None
 
 
 def watch_collections() -> None:
-    """Count the time that Python's garbage collector takes in the main thread as a part of the step."""
     global _callback
     if _callback is None:
         _callback = _made_of_c()
@@ -141,7 +139,6 @@ def _count() -> int:
 
 
 def step_ended(number: int) -> None:
-    """Note the line now and then, so that it is known also if the process is killed."""
     global _due
     if number >= _due:
         _due *= 4
@@ -164,7 +161,6 @@ _reduced_at: Optional[Any] = None
 
 
 def hand_made_reduction(tensor: Any, frame: Any) -> None:
-    """Note the memory of a tensor. Only called in the step that is looked at."""
     global _reduced_at
     if len(_reduced) < MAX_CALLS and hasattr(tensor, "data_ptr"):
         _reduced.append((tensor.data_ptr(), tensor.shape))
@@ -191,8 +187,7 @@ def hand_made_step(optimizer: Any) -> None:
     _reduced_at = None
 
 
-# Names of the loggers that were noted. Only the first use of each counts: TensorBoard's ``add_hparams`` makes a writer
-# for each call.
+# The loggers that were noted, at their first use: TensorBoard's ``add_hparams`` makes a writer for each call.
 _noted: Set[str] = set()
 
 

@@ -1,9 +1,8 @@
 """Runs a trial in a rank: switches the settings between steps, measures, and ends all ranks at the same step.
 
-All ranks make the same plan without a message: a step begins at the first training forward after an optimizer step, so
-they switch at the same count. A running DDP model gets other settings by building its reducer anew, as DDP does when it
-is unpickled. A launch can also have one setting from its start, which works under torch.compile too; it only measures.
-``RANK.jsonl`` in the folder ``tuning`` says after a crash which setting was being tried.
+All ranks make the same plan without a message: a step begins at the first training forward after an optimizer step. A
+running DDP model gets other settings by building its reducer anew, as when it is unpickled. A launch can also have one
+setting from its start, which works under torch.compile too. After a crash ``RANK.jsonl`` says which was being tried.
 """
 
 from __future__ import annotations
@@ -236,7 +235,6 @@ def _has_batches(given: Dict[str, Any]) -> bool:
 
 
 def why_without_effect(setting: str) -> str:
-    """Return why a setting of this launch is not in effect after its first steps, or "" if it is."""
     import torch
 
     if setting.startswith(WORKERS) and not _loaders:
@@ -411,7 +409,6 @@ class SettingsTrial:
         self._try_next(ddp)
 
     def _try_next(self, ddp: Any) -> None:
-        """Switch to the setting of the next block that no rank refuses."""
         self.began = []
         device_times.is_paused = True
         while self.blocks or self._has_late_blocks(ddp):
@@ -433,7 +430,6 @@ class SettingsTrial:
         self.blocks = [block for block in self.blocks if block[1] != setting]
 
     def _has_late_blocks(self, ddp: Any) -> bool:
-        """Plan once, after all others, the settings that could stop the job. Return whether there are any."""
         if self.has_late:
             return False
         self.has_late = True

@@ -1,8 +1,7 @@
 """Says what a waiting rank's stack shows and the kernel does not, and what works for it and is not on its stack.
 
-asyncio tasks and calls in pools leave no trace on the main thread's stack. A loop that waits shows only ``select``; the
-user's line is in the coroutine that the main task runs. An error in a task that is not awaited, or in a call whose
-result is not asked for, ends nothing and is printed late or never.
+A loop of asyncio that waits shows only ``select``; the user's line is in the coroutine that the main task runs. An
+error in a task that is not awaited, or in a call of a pool whose result nobody asks for, is printed late or never.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ def lock() -> Optional[Dict[str, Any]]:
 
 
 def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
-    """Return the lock file that one of the user's functions waits for by sleeping and checking files."""
     if "sleep" not in code.co_names or not LOOKS.intersection(code.co_names):
         return None
     for value in (*frames.values_of(here.main_thread, code), *code.co_consts):
@@ -72,7 +70,6 @@ def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
 
 
 def store() -> Optional[Dict[str, Any]]:
-    """Return the store that the main thread waits for inside ``init_process_group``, or None if it waits for none."""
     stack = frames.of_thread(here.main_thread)[:DEEPEST]
     for depth, (code, _) in enumerate(stack):
         if code.co_name == MAKES_STORE and code.co_filename.endswith(FILE):
@@ -106,8 +103,6 @@ def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
 
 
 def _codes(stack: List[CodeType]) -> Iterator[CodeType]:
-    """Return the user's functions: those on the stack with their nested ones, then those of the user's modules."""
-
     def nested(code: Any) -> Iterator[CodeType]:
         if hasattr(code, "co_consts"):
             yield code
@@ -214,7 +209,6 @@ def _awaited_by(task: Any, last: Any) -> Iterator[Any]:
 
 
 def lost() -> List[Dict[str, Any]]:
-    """Return the errors that ended tasks and calls in pools, and that nobody has read."""
     found = [dict(entry) for entry in list(_kept) if not entry["read"]]
     tasks = sys.modules.get("asyncio.tasks")
     for task in _all_tasks(tasks) if tasks is not None else ():
@@ -266,7 +260,6 @@ def patch_loop(module: Any) -> None:
 
 
 def patch_futures(module: Any) -> None:
-    """Patch concurrent.futures._base: keep the error of a call in a pool until somebody reads it."""
     _patch(module.Future, "set_exception", ("result", "exception"), lambda future, exception: exception)
 
 

@@ -80,7 +80,6 @@ def unless(is_met: Callable[..., Any]) -> Callable[[Any], Any]:
 
 @guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
-    """Remove the recorder's frames from a traceback, so that it reads as it would without us."""
     while error.__traceback__ is not None and _is_ours(error.__traceback__):
         error.__traceback__ = error.__traceback__.tb_next
     step = error.__traceback__

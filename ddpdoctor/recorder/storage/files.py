@@ -111,7 +111,6 @@ def write_whole(path: Any, data: str | bytes, mode: int = PRIVATE_FILE) -> None:
 
 
 def remove(path: Any) -> None:
-    """Remove a file if it exists and may be removed."""
     try:  # noqa: SIM105 - contextlib would have to be loaded
         os.unlink(path)
     except OSError:
@@ -129,12 +128,10 @@ def make_folder(path: Any) -> None:
 
 
 def is_folder(path: Any) -> bool:
-    """Return whether the path is a folder and not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
 def is_file(path: Any) -> bool:
-    """Return whether the path is a regular file or a link to one; False if that cannot be told."""
     return os.path.isfile(path)
 
 

@@ -56,7 +56,6 @@ def slot_size(rows: int) -> int:
 
 
 def compact(value: Any) -> bytes:
-    """Return a value as JSON without spaces."""
     return json.dumps(value, separators=(",", ":")).encode("utf-8", "replace")
 
 

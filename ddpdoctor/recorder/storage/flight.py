@@ -47,7 +47,6 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
 
 
 def backend_of(entry: Dict[str, Any]) -> str:
-    """Return the backend that an entry names: "nccl:all_reduce"."""
     return str(entry["profiling_name"]).partition(":")[0]
 
 
@@ -157,7 +156,6 @@ class _RefusedError(ValueError):
 
 
 def _interpret(data: bytes, stack: list[Any]) -> None:
-    """Run the opcodes up to the end, which leaves the value on the stack."""
     if len(data) > MOST_BYTES:
         raise _RefusedError(f"it has more than {MOST_BYTES} bytes")
     known: dict[int, Any] = {}
@@ -174,7 +172,6 @@ def _interpret(data: bytes, stack: list[Any]) -> None:
 
 
 def _close(stack: list[Any]) -> None:
-    """Put the values that are left on the stack into the containers below them."""
     while len(stack) > 1:
         mark = max((at for at, value in enumerate(stack) if value is _MARK), default=1)
         values = [value for value in stack[mark:] if value is not _MARK]

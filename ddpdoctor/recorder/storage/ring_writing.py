@@ -110,7 +110,6 @@ class Ring:
         return self._ids.get(text) or self._remember(text, "s", {"v": text})
 
     def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
-        """Intern a new call site, identified by ``key``; return its number, or 0 if there was no room."""
         return self._remember(key, "c", site)
 
     def known_site(self, key: Any) -> Optional[int]:
@@ -156,7 +155,6 @@ class Ring:
         ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | flags)
 
     def waits(self, since_ns: int) -> None:
-        """Write when the main thread began to wait for other ranks, or 0 if it does not wait."""
         _pack_cell(self._map, _WAIT_SINCE, since_ns)
 
     def step(
@@ -193,7 +191,6 @@ class Ring:
             _pack_cell(self._map, _SAMPLE, self._kept.bits)
 
     def fetched(self, count: int, busy_ns: int, pauses_ns: int, cpu_ns: int = 0) -> None:
-        """Write how many batches this worker has made, how long that took, its pauses, and its processor time."""
         _pack_four_cells(self._map, _FETCHES, count, busy_ns, pauses_ns, cpu_ns)
 
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
