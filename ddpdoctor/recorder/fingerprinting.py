@@ -209,20 +209,20 @@ def held_by(optimizer: Any) -> List[Any]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def named_parameters(replica: Any) -> List[Tuple[str, Any]]:
+def named_parameters(replica: Any, names: str = "named_parameters") -> List[Tuple[str, Any]]:
     """Return the parameters that DDP keeps equal, tied ones once. Empty if the module is gone."""
     module = replica.module()
-    found = module.named_parameters() if module is not None else ()
+    found = getattr(module, names)() if module is not None else ()
     return [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
 
 
 def parameter_rows(named: List[Tuple[str, Any]]) -> Rows:
-    return [(_row(fingerprint_file.PARAMETER, name, "", tensor), tensor) for name, tensor in named]
+    return [(_row(fingerprint_file.PARAMETER, *pair), pair[1]) for pair in named]
 
 
 def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
     trained = [(name, tensor) for name, tensor in named if tensor.requires_grad or tensor.grad is not None]
-    return [(_row(fingerprint_file.GRADIENT, name, "", tensor), tensor.grad) for name, tensor in trained]
+    return [(_row(fingerprint_file.GRADIENT, name, tensor), tensor.grad) for name, tensor in trained]
 
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
@@ -237,18 +237,16 @@ def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
         parts = states.get(tensor)
         for part, value in parts.items() if isinstance(parts, dict) else ():
             if isinstance(value, torch.Tensor):
-                found.append((_row(fingerprint_file.STATE, name, str(part), value), value))
+                found.append((_row(fingerprint_file.STATE, name, value, str(part)), value))
     return found
 
 
-def buffer_rows(replica: Replica) -> Rows:
-    module = replica.module()
-    found = module.named_buffers() if module is not None else ()
-    named = [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
-    return [(_row(fingerprint_file.BUFFER, name, "", tensor), tensor) for name, tensor in named]
+def buffer_rows(replica: Any) -> Rows:
+    """Return the buffers that DDP would broadcast if ``broadcast_buffers`` is on."""
+    return [(_row(fingerprint_file.BUFFER, *pair), pair[1]) for pair in named_parameters(replica, "named_buffers")]
 
 
-def _row(what: str, name: str, part: str, tensor: Any) -> Row:
+def _row(what: str, name: str, tensor: Any, part: str = "") -> Row:
     return what, name, part, tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
 
 
