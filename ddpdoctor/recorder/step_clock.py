@@ -7,7 +7,6 @@ by the same thread, and in torch's usual mode by any thread of the process: the 
 from __future__ import annotations
 
 import _thread
-import functools
 import sys
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
@@ -15,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 from . import hooks
 from .state import guarded, here, sealed, wall
 from .storage import ring_layout
-from .wrappers import wraps
+from .wrappers import around
 
 MOST_US = 2**32 - 1
 
@@ -254,24 +253,10 @@ def is_capturing() -> bool:
 def patch_graphs(module: Any) -> None:
     """Patch torch.cuda.graphs.CUDAGraph to follow captures, because no thread can ask whether another one captures."""
     graph = hooks.part(module, "CUDAGraph")
-    hooks.put(graph, "capture_begin", functools.partial(_following, True))
+
+    def ended(graph: Any) -> None:
+        _captured.discard(id(graph))
+
+    hooks.put(graph, "capture_begin", around(lambda graph, *_, **also: _captured.add(id(graph)), failed=ended))
     for name in _ENDS:
-        hooks.put(graph, name, functools.partial(_following, False), is_api=name != "capture_end")
-
-
-def _following(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        key = id(self)
-        try:
-            if begins:
-                _captured.add(key)
-            result = original(self, *args, **kwargs)
-        except BaseException:
-            sealed[wall.gi_running][_captured.discard, key]
-            raise
-        if not begins:
-            sealed[wall.gi_running][_captured.discard, key]
-        return result
-
-    return run
+        hooks.put(graph, name, around(after=ended, failed=ended), is_api=name != "capture_end")

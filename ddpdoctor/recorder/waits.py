@@ -281,6 +281,10 @@ def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
         if entry is not None:
             entry["read"] = 1
 
+    def passed(result: Any, holder: Any, *unused: Any, **also_unused: Any) -> None:
+        if isinstance(result, BaseException):
+            mark(holder)
+
     setattr(owner, setter, around(before=keep)(getattr(owner, setter)))
-    for name in readers:  # none of them ends without passing on the error, if there is one
-        setattr(owner, name, around(before=lambda holder, *_, **also: holder, last=mark)(getattr(owner, name)))
+    for name in readers:
+        setattr(owner, name, around(then=passed, failed=mark)(getattr(owner, name)))

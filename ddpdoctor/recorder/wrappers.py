@@ -35,11 +35,13 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def around(before: Any = None, after: Any = None, then: Any = None, last: Any = None) -> Callable[[Any], Any]:
+def around(
+    before: Any = None, after: Any = None, then: Any = None, last: Any = None, failed: Any = None
+) -> Callable[[Any], Any]:
     """Return a decorator for a method or a function that calls more. What it calls must not raise.
 
-    ``before`` gets all arguments, ``after`` the method's object, ``then`` the result and all arguments. ``last`` gets
-    what ``before`` returned, unless that is None, also if the function raises.
+    ``before`` gets all arguments, ``after`` the method's object, or ``failed`` if it raises, ``then`` the result and
+    all arguments. ``last`` gets what ``before`` returned, unless that is None, in both cases.
     """
 
     def decorate(original: Any) -> Any:
@@ -50,6 +52,8 @@ def around(before: Any = None, after: Any = None, then: Any = None, last: Any = 
                 result = original(*args, **kwargs)
             except BaseException as error:
                 sealed[wall.gi_running][hide_own_frames, error]
+                if failed is not None:
+                    sealed[wall.gi_running][failed, args[0]]
                 raise
             finally:
                 if given is not None:
