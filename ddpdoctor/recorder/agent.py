@@ -1,8 +1,7 @@
 """Hooks in torch's elastic agent: which ranks started, how each ended, and a pause for evidence before a stop.
 
-In a torchrun that ``wrap`` has started, what it says about the end of a job is kept out of the terminal, in
-``torchrun.log``. ``wrap`` shows the file if the job failed and there is no verdict. Only torchrun's own log records and
-its traceback are kept, in its own process. The ranks write to the same streams as ever.
+In a torchrun that ``wrap`` has started, what it says about the end of a job goes to ``torchrun.log``, which ``wrap``
+shows if the job failed without a verdict. The ranks write to the same streams as ever.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from . import hooks
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain, write_at_once
-from .wrappers import around, wraps
+from .wrappers import around, unless, wraps
 
 # The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done.
 PAUSE_S = 1.2
@@ -42,7 +41,6 @@ class Log:
         self.keeps_messages = False
 
     def write(self, **entry: Any) -> None:
-        """Append one line in one write."""
         write_at_once(self.path, json.dumps(dict(entry, at=time.monotonic_ns(), attempt=self.attempt)) + "\n")
 
 
@@ -54,20 +52,13 @@ def patch(module: Any) -> None:
     if os.environ.get(OWN_VARIABLE):
         import logging  # here, because `wrap` itself imports this module and does not log
 
-        handler: Any = logging.StreamHandler
-        original = handler.emit
-
         @guarded("launcher log")
         def keep(handler: Any, record: Any) -> bool:
             is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
             return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
 
-        @wraps(original)
-        def emit(handler: Any, record: Any) -> None:
-            if not keep(handler, record):
-                original(handler, record)
-
-        handler.emit = emit
+        stream: Any = logging.StreamHandler
+        stream.emit = unless(keep)(stream.emit)
         sys.excepthook = _keep_traceback(sys.excepthook)
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
@@ -100,17 +91,13 @@ def _become_agent(context: Any) -> None:
 
 
 def patch_meetings(module: Any) -> None:
-    """Put a hook after the rendezvous in which nodes agree on an attempt."""
     agent = hooks.part(module, "SimpleElasticAgent")
     hooks.put(agent, "_rendezvous", around(after=_note_meeting))
 
 
 @guarded("agent rendezvous")
 def _note_meeting(agent: Any) -> None:
-    """Keep the round of the rendezvous, because a node that joins late counts its own attempts from 0.
-
-    A static rendezvous has no rounds, but there no node joins late, and all nodes restart equally often.
-    """
+    """Keep the round, because a node that joins late counts its attempts from 0. In a static rendezvous none does."""
     _log.restarts_left = agent._remaining_restarts
     spec = agent._worker_group.spec
     state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
@@ -132,10 +119,7 @@ def _started(context: Any) -> None:
 
 @guarded("agent verdict")
 def _put_verdict(context: Any) -> None:
-    """Put the watcher's verdict into torchrun's closing block, in place of its advice on how to get a traceback.
-
-    torch has read the ranks' error files by now. If the script wrote an error file itself, its message stays.
-    """
+    """Put the watcher's verdict into torchrun's closing block, unless the script wrote an error file itself."""
     failures = getattr(context, "_failures", None)
     path = os.path.join(here.folder, VERDICT_FILE)
     if not failures or not os.path.exists(path):
@@ -165,7 +149,7 @@ def _note_ends(context: Any) -> None:
 
 
 @guarded("agent close")
-def _closing(context: Any) -> None:
+def _closing(context: Any, *unused: Any, **also_unused: Any) -> None:
     """Tell the watcher that ranks are about to be stopped, and wait until it has taken its evidence."""
     codes = _exit_codes(context)
     _note_ends(context)

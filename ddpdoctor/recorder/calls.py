@@ -1,15 +1,7 @@
 """Records collectives and point-to-point calls of torch.distributed, when they begin and when they end.
 
-A script makes few different calls, and repeats them. What they have in common, their *kind* (the user's line, the
-names, the shape, packed as the ring stores them), is computed once. After a wait for other ranks the processor's caches
-are cold, and Python takes ten times as long as in a loop (40 us instead of 4 for all of this). So the amount of code
-that each call runs is what counts.
-
-The record of an asynchronous call ends when its Work object is waited for or found to have completed.
-
-``all_gather_object`` and its like pickle objects, send the bytes, and unpickle what came. On a CPU pickling can take
-longer than sending. Without the call it would not be there, so it is no computation of the step, and counts as a part
-of the collective.
+What calls share, their *kind*, is computed once. After a wait for other ranks the processor's caches are cold, and
+Python takes ten times as long as in a loop (40 us instead of 4 for all of this): the amount of code is what counts.
 """
 
 from __future__ import annotations
@@ -22,14 +14,14 @@ import sys
 import time
 import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from . import detail, frames, groups, hooks, surroundings
 from .errors import note_exception, note_handled
 from .state import came_from_outside, guarded, here, pass_on, sealed, wall
 from .step_clock import begin_wait, clock, end_wait, is_capturing
 from .storage import ring_layout
-from .wrappers import hide_own_frames, wraps
+from .wrappers import around, hide_own_frames, wraps
 
 # By name of the call: the argument whose dtype and shape are recorded.
 COLLECTIVES = {
@@ -58,14 +50,16 @@ RENAMED = {
     "gather_single": "gather_into_tensor",
 }
 _PEER = ("dst", "src", "group_dst", "group_src")
-# It is made of sends and receives. It is recorded under the next sequence number like a collective, but does not use it
-# up.
+# It is made of sends and receives: recorded under the next sequence number like a collective, it does not use it up.
 MONITORED = "monitored_barrier"
 _redops: Dict[int, Tuple[Any, str]] = {}
 MAX_REDOPS = 64
 _NO_REDOP = (None, "")
 _NOWHERE = 99  # a position that no argument has
-_UNRECORDED = (0, 0, 0, None, 0)  # what ``_Hook.begin`` returns for a call that is not recorded
+# A call that is being made: its index, since when the main thread waits in it (both 0 if it is not recorded), its line,
+# its group, and the group's count of calls.
+Call = Tuple[int, int, int, Any, int]
+UNRECORDED: Call = (0, 0, 0, None, 0)
 _NO_PEER = ring_layout.NO_PEER
 _NO_SEQ = ring_layout.NO_SEQ
 _exc_info = sys.exc_info
@@ -74,10 +68,7 @@ _now_ns = time.monotonic_ns
 
 
 def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
-    """Record that a phase of training or a wait begins; return the record's index.
-
-    Only a hook itself may call this, because the frame of the call is two levels up. ``group`` is an interned name.
-    """
+    """Record that a phase or a wait begins; return its index. Only a hook may call this: the call is two frames up."""
     ring = here.ring
     if ring is None:
         return 0
@@ -101,68 +92,52 @@ def tensors_of(about: Any) -> Tuple[Any, Any, int]:
     return dtype, about.shape, tensors
 
 
-def is_on_cpu(about: Any) -> bool:
-    """Return whether a tensor, or the first of several, is on the CPU."""
-    about = about[0] if isinstance(about, (list, tuple)) and about else about
-    return bool(getattr(getattr(about, "device", None), "type", "") == "cpu")
+class Hook:
+    """What is known of a function of torch.distributed, or of an operator with named groups, before it is called."""
 
-
-class _Hook:
-    """What is known of one function of torch.distributed before it is called."""
-
-    def __init__(self, op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool) -> None:
+    def __init__(self, op: str, names: Sequence[str], tensor: Optional[str], *, binds_device: bool = False) -> None:
         self.op = op
-        self.p2p = p2p
-        self.counted = not p2p
-        self.flags = (ring_layout.FLAG_P2P if p2p else 0) | (ring_layout.FLAG_ASYNC if op in ("isend", "irecv") else 0)
+        self.at = {name: i for i, name in enumerate(names)}
+        self.is_operator = "group_name" in self.at
+        self.p2p = op in POINT_TO_POINT
+        self.counted = not self.p2p
+        self.flags = ring_layout.FLAG_P2P if self.p2p else 0
+        if op in ("isend", "irecv") and not self.is_operator:
+            self.flags |= ring_layout.FLAG_ASYNC
         self.main_flags = self.flags | ring_layout.FLAG_MAIN
-        self.rerouted = p2p and op in detail.OPERATIONS
-        self.moves = self.rerouted or op == MONITORED
-        code = inspect.unwrap(original).__code__
-        self.at = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
+        self.rerouted = op in detail.OPERATIONS and not self.is_operator
+        self.moves = self.rerouted or op == MONITORED or (self.p2p and self.is_operator)
         self.peers = tuple(name for name in _PEER if name in self.at)
         self.tensor = tensor
-        self.is_batch = op == "batch_isend_irecv"
-        self.group_at = self.at.get("group", _NOWHERE)
+        self.is_batch = "p2p_op_list" in self.at
+        self.group, self.redop = ("group_name", "reduce_op") if self.is_operator else ("group", "op")
+        self.group_at = self.at.get(self.group, _NOWHERE)
         self.tensor_at = self.at.get(tensor or "", _NOWHERE)
-        # Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later).
-        self.binds_device = "bound_device_id" in code.co_consts
+        self.binds_device = binds_device
+        self.may_be_by_hand = op in surroundings.REDUCTIONS and not self.is_operator
 
     def argument(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Return an argument by its name, or None if it was not given."""
         i = self.at.get(name, _NOWHERE)
         return args[i] if i < len(args) else kwargs.get(name)
 
-    def group(self, args: Any, kwargs: Any) -> Any:
-        """Return the group of a call, or None if torch.distributed is not initialized."""
-        if self.is_batch:
-            operations = self.argument("p2p_op_list", args, kwargs)
-            group = getattr(operations[0], "group", None) if operations else None
-        else:
-            group = self.argument("group", args, kwargs)
-        return group if group is not None else groups.default()
-
-    def peer(self, args: Any, kwargs: Any) -> int:
+    def peer(self, group: Any, args: Any, kwargs: Any) -> int:
         """Return the global rank of the peer or the root; ``ring_layout.NO_PEER`` if none is named."""
         for name in self.peers:
             value = self.argument(name, args, kwargs)
             if isinstance(value, int):
-                if name.startswith("group_"):
-                    value = groups.c10d.get_global_rank(self.group(args, kwargs), value)
+                if name.startswith("group_") or (self.is_operator and self.counted):
+                    value = groups.c10d.get_global_rank(group, value)
                 return int(value)
         return ring_layout.NO_PEER
 
-    def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, int, int, Any, int]:
-        """Record a call. Return its index, when its wait began, its line, its group, and the group's count of calls.
-
-        Index, wait and line are 0 if the call is not recorded. Nothing that may be interrupted follows the record, so
-        that whoever has no index has nothing to end.
-        """
+    def begin(self, frame: Any, args: Any, kwargs: Any) -> Call:
+        """Record a call. Nothing that may be interrupted follows the record: who has no index has nothing to end."""
         given = len(args)
         if self.is_batch:
-            named = self.group(args, kwargs)
+            operations = self.argument("p2p_op_list", args, kwargs)
+            named = getattr(operations[0], "group", None) if operations else None
         else:
-            named = args[self.group_at] if self.group_at < given else kwargs.get("group") if kwargs else None
+            named = args[self.group_at] if self.group_at < given else kwargs.get(self.group) if kwargs else None
         group, known, begun = groups.look_up(named)
         ring = here.ring
         if group is None or ring is None:
@@ -172,8 +147,8 @@ class _Hook:
         if kwargs or given > 1:
             if self.argument("async_op", args, kwargs):
                 flags |= ring_layout.FLAG_ASYNC
-            redop = "" if self.p2p else _redop_name(self.argument("op", args, kwargs))
-            peer = self.peer(args, kwargs)
+            redop = "" if self.p2p else _redop_name(self.argument(self.redop, args, kwargs))
+            peer = self.peer(group, args, kwargs)
         about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
         try:
             dtype, shape, tensors = about.dtype, about.shape, 1
@@ -184,7 +159,7 @@ class _Hook:
             known, begun = known.aside, groups.begun_by(known.aside)
         name = known.id if known.ring is ring else groups.name_id(ring, known)
         kind = kind_of(ring, frame, self.op, name, dtype, shape, tensors, redop, peer, flags)
-        if clock.number == surroundings.WATCHED_AFTER and self.op in surroundings.REDUCTIONS:
+        if clock.number == surroundings.WATCHED_AFTER and self.may_be_by_hand:
             surroundings.hand_made_reduction(about, frame)
         waits = is_main and not clock.waiting
         now = _now_ns()
@@ -203,9 +178,10 @@ class _Hook:
             return not (self.binds_device and bound)
         if self.is_batch:
             about = getattr(self.argument("p2p_op_list", args, kwargs)[0], "tensor", None)
-        return is_on_cpu(about)
+        about = about[0] if isinstance(about, (list, tuple)) and about else about
+        return bool(getattr(getattr(about, "device", None), "type", "") == "cpu")
 
-    def end(self, call: Tuple[int, int, int, Any, int], result: Any) -> None:
+    def end(self, call: Call, result: Any) -> None:
         """Complete the record, or leave that to the work that the call returned.
 
         A point-to-point call moves the backend's sequence number, but it is no collective. The moves are counted, so
@@ -238,21 +214,36 @@ def _redop_name(redop: Any) -> str:
     """Return ``SUM`` for ReduceOp.SUM, from a cache, because its own text is slow to make; "" for None."""
     known, name = _redops.get(id(redop), _NO_REDOP)
     if known is not redop:
-        name = str(redop).rsplit(".", 1)[-1].rstrip(">").split(":")[0]
+        name = str(redop).rsplit(".", 1)[-1].rstrip(">").split(":")[0].upper()
         if len(_redops) < MAX_REDOPS:
             _redops[id(redop)] = (redop, name)
     return name
 
 
-def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool) -> Callable[..., Any]:
-    """Return ``original`` with a record around each call."""
-    hook = _Hook(op, original, tensor, p2p)
+def wrap(op: str, original: Callable[..., Any], tensor: Optional[str]) -> Callable[..., Any]:
+    code = inspect.unwrap(original).__code__
+    # Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later).
+    binds_device = "bound_device_id" in code.co_consts
+    hook = Hook(op, code.co_varnames[: code.co_argcount], tensor, binds_device=binds_device)
+    instead = functools.partial(_other_way, hook) if hook.rerouted else None
+    return recording(op, original, hook.begin, hook.end, counts=hook.counted, instead=instead)
+
+
+def recording(
+    op: str, original: Callable[..., Any], begin: Callable[..., Any], end: Callable[..., None], *, counts: bool = True,
+    instead: Any = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Return ``original`` with ``begin(frame, args, kwargs)`` before each call, and ``end(call, result)`` after it.
+
+    ``begin`` returns the call, whose index and begin of waiting come first. ``counts`` says whether the wait of a call
+    that fails counts, ``instead(call, args, kwargs)`` what is called in the place of ``original``, if anything.
+    """
 
     @wraps(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        call: Tuple[int, int, int, Any, int] = _UNRECORDED
+        call: Any = UNRECORDED
         try:
-            call = hook.begin(sys._getframe(1), args, kwargs)
+            call = begin(sys._getframe(1), args, kwargs)
             if call[1]:
                 clock.waiting = True
         except Exception as error:
@@ -260,16 +251,18 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
                 raise
             # The call is made outside of this clause, so that its own error does not get ours as its context.
         try:
-            instead = _other_way(hook, call[3], args, kwargs) if hook.rerouted else None
-            result = original(*args, **kwargs) if instead is None else instead()
+            other = instead(call, args, kwargs) if instead is not None else None
+            result = original(*args, **kwargs) if other is None else other()
         except BaseException as error:
             if call[1]:
                 clock.waiting = False  # first of all, because a second signal may end what follows
-            sealed[wall.gi_running][end_wait, call[1], hook.counted]
+            sealed[wall.gi_running][end_wait, call[1], counts and call[0] > 0]
             sealed[wall.gi_running][failed, call[0], op, error]
             raise
+        if call is UNRECORDED:
+            return result
         try:
-            hook.end(call, result)
+            end(call, result)
         except BaseException as error:
             sealed[wall.gi_running][end_wait, call[1], False]
             sealed[wall.gi_running][ended, call[0]]
@@ -281,24 +274,23 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
 
 
 @guarded("detail")
-def _other_way(hook: _Hook, known: Any, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
+def _other_way(hook: Hook, call: Call, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
     """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
-    if known is None or not detail.helpers:
+    if call[3] is None or not detail.helpers:
         return None
-    peer: Optional[int] = hook.peer(args, kwargs)
-    peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(hook.group(args, kwargs), peer))
+    group = call[3].reference()
+    peer: Optional[int] = hook.peer(group, args, kwargs)
+    peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(group, peer))
     tag = hook.argument("tag", args, kwargs) or 0
-    return detail.reroute(hook.op, known.reference(), hook.argument("tensor", args, kwargs), peer, tag)
+    return detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), peer, tag)
 
 
 def groups_now() -> Any:
-    """Describe the groups of this process for the evidence."""
     settle()
     return groups.groups_now()
 
 
 def patch(module: Any) -> None:
-    """Put the records around the functions of torch.distributed.distributed_c10d."""
     groups.c10d = module
     tensors = {**COLLECTIVES, **POINT_TO_POINT}
     for name, op in {**RENAMED, **dict(zip(tensors, tensors))}.items():
@@ -306,7 +298,7 @@ def patch(module: Any) -> None:
         code = getattr(inspect.unwrap(getattr(module, op, lambda: None)), "__code__", None)
         if name in COLLECTIVES and RENAMED.keys() & {*getattr(code, "co_names", ())}:
             continue
-        hooks.put(module, name, functools.partial(wrap, op, tensor=tensors[op], p2p=op in POINT_TO_POINT), is_api=True)
+        hooks.put(module, name, functools.partial(wrap, op, tensor=tensors[op]), is_api=True)
     hooks.put(module.Work, "wait", wrap_wait)
     for name in PICKLING:
         hooks.put(module, name, count_pickling)
@@ -316,18 +308,13 @@ def patch(module: Any) -> None:
 MAX_HANDED_OUT = 1024
 
 _MAIN = ring_layout.FLAG_MAIN
-
-
 _NOT_HANDED_OUT: Tuple[Any, int] = (lambda: None, 0)
 # By id of the work, in the order of the calls: a weak reference to it, and the record of its call.
 _handed_out: Dict[int, Tuple[Any, int]] = {}
 
 
 def hand_out(work: Any, index: int) -> None:
-    """Leave the end of a record to the Work that its call returned. If there are too many, the record ends at once.
-
-    Then the older ones are followed, because the other calls wait for the oldest.
-    """
+    """Leave a record's end to the call's Work. If there are too many, it ends at once: calls wait for the oldest."""
     if _handed_out:
         settle()
         gone = _handed_out.pop(id(work), None)
@@ -340,10 +327,7 @@ def hand_out(work: Any, index: int) -> None:
 
 
 def settle() -> None:
-    """End the records of asynchronous calls that have completed, oldest first, up to the first that has not.
-
-    Does nothing while a CUDA graph is being captured.
-    """
+    """End the records of asynchronous calls that have completed, up to the first that has not. Not in a capture."""
     ring = here.ring
     if not _handed_out or ring is None or is_capturing():
         return
@@ -367,57 +351,35 @@ def _has_ended(work: Any) -> bool:
 
 
 def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Work.wait`` with a record of which call is waited for."""
-
-    @wraps(original)
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        index = since = call = 0
+    def begin(frame: Any, args: Any, unused: Any) -> Any:
         # A synchronous call waits for its own work, and that wait is already recorded.
-        if _handed_out or not clock.waiting:
-            try:
-                index, since, call = _begin_work_wait(self, sys._getframe(1))
-                if since:
-                    clock.waiting = True
-            except Exception as error:
-                if not sealed[wall.gi_running]["wait", error]:
-                    raise
-        try:
-            result = original(self, *args, **kwargs)
-        except BaseException as error:
-            sealed[wall.gi_running][end_wait, since, index > 0]
-            sealed[wall.gi_running][failed, index, "work_wait", error]
-            raise
-        if index or since:
-            try:
-                now = _now_ns()
-                end_wait(since, index > 0, now)
-                if index and here.ring is not None:
-                    here.ring.end(index, ended_ns=now)
-                    if not is_capturing() and _has_ended(self):  # after a time limit it may still be running
-                        _handed_out.pop(id(self), None)
-                        here.ring.end(call, ended_ns=now)
-            except BaseException as error:
-                sealed[wall.gi_running][end_wait, since, False]
-                sealed[wall.gi_running][ended, index]
-                if not sealed[wall.gi_running]["wait", error]:
-                    raise
-        return result
+        if clock.waiting and not _handed_out:
+            return UNRECORDED
+        ring, work = here.ring, args[0]
+        reference, call = _handed_out.get(id(work), _NOT_HANDED_OUT)
+        if ring is None or reference() is not work:
+            return 0, begin_wait()
+        is_main = _get_ident() == here.main_thread
+        waits = is_main and not clock.waiting
+        kind = kind_of(ring, frame, "work_wait", flags=_MAIN if is_main else 0)
+        now = _now_ns()
+        index = ring.begin(kind.packed, call, now, waits and not clock.phases)
+        return index, now if waits else 0, call, work
 
-    return wait
+    def end(waiting: Any, unused: Any) -> None:
+        index, since = waiting[:2]
+        if not (index or since):
+            return
+        now = _now_ns()
+        end_wait(since, index > 0, now)
+        if index and here.ring is not None:
+            here.ring.end(index, ended_ns=now)
+            call, work = waiting[2:]
+            if not is_capturing() and _has_ended(work):  # after a time limit it may still be running
+                _handed_out.pop(id(work), None)
+                here.ring.end(call, ended_ns=now)
 
-
-def _begin_work_wait(work: Any, frame: Any) -> Tuple[int, int, int]:
-    """Return the record of the wait, when the main thread began to wait, and the record of the call; 0 for none."""
-    ring = here.ring
-    reference, call = _handed_out.get(id(work), _NOT_HANDED_OUT)
-    if ring is None or reference() is not work:
-        return 0, begin_wait(), 0
-    is_main = _get_ident() == here.main_thread
-    waits = is_main and not clock.waiting
-    kind = kind_of(ring, frame, "work_wait", flags=_MAIN if is_main else 0)
-    now = _now_ns()
-    index = ring.begin(kind.packed, call, now, waits and not clock.phases)
-    return index, now if waits else 0, call
+    return recording("work_wait", original, begin, end)
 
 
 MAX_KINDS = 1024  # Kinds that are kept. Our choice: code whose calls have ever new shapes must not fill memory.
@@ -494,14 +456,12 @@ def _user_frame(frame: Optional[FrameType]) -> Tuple[Optional[FrameType], str]:
 
 @guarded("call ends")
 def ended(index: int) -> None:
-    """Record that a call has returned."""
     if index and here.ring is not None:
         here.ring.end(index)
 
 
 @guarded("call failed")
 def failed(index: int, op: str, error: BaseException) -> None:
-    """Record that a call has raised, and remove our frames from its traceback."""
     hide_own_frames(error)
     if index and here.ring is not None:
         here.ring.end(index, ring_layout.FLAG_FAILED)
@@ -530,36 +490,25 @@ def layer_of(file: str) -> str:
     return next((name for start, name in LAYERS if inner.startswith(start)), OWN_NAME)
 
 
-# Calls in which all ranks wait for the pickling, and unpickle alike. In ``gather_object`` one rank alone unpickles: the
-# others go on, and wait for it later as for any slow rank.
+# Calls in which all ranks wait for the pickling, and unpickle alike. It can take longer than sending, and without the
+# call it would not be there: it counts as a part of the collective, and is no computation of the step. In
+# ``gather_object`` one rank alone unpickles: the others go on, and wait for it later as for any slow rank.
 SHARED_OBJECTS = frozenset({"all_gather_object", "broadcast_object_list", "scatter_object_list"})
 PICKLING = ("_object_to_tensor", "_tensor_to_object")
 
 
-def count_pickling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a helper of torch that pickles or unpickles, and that counts its time in the calls of ``SHARED``."""
+def count_pickling(original: Callable[..., Any]) -> Any:
+    """Return a helper of torch that pickles or unpickles, and that counts its time in calls of ``SHARED_OBJECTS``."""
+
+    def begins(*unused: Any, **also_unused: Any) -> Optional[int]:
+        if clock.waiting or _get_ident() != here.main_thread:
+            return None
+        caller: Any = sys._getframe(2)
+        if caller.f_code.co_name.startswith("<") and caller.f_back is not None:
+            caller = caller.f_back  # before Python 3.12 a list comprehension has a frame of its own
+        return _now_ns() if caller.f_code.co_name in SHARED_OBJECTS else None
 
     def add(began_ns: int) -> None:
         clock.waits[clock.phase] += _now_ns() - began_ns
 
-    @wraps(original)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        if clock.waiting or _get_ident() != here.main_thread or _pickling_for(sys._getframe(1)) not in SHARED_OBJECTS:
-            return original(*args, **kwargs)
-        began = _now_ns()
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            sealed[wall.gi_running][hide_own_frames, error]
-            raise
-        finally:
-            sealed[wall.gi_running][add, began]
-
-    return counted
-
-
-@guarded("objects")
-def _pickling_for(frame: Any) -> str:
-    """Return the function that calls a helper. Before Python 3.12 a list comprehension in it has a frame of its own."""
-    is_inside = frame.f_code.co_name.startswith("<") and frame.f_back is not None
-    return str((frame.f_back if is_inside else frame).f_code.co_name)
+    return around(before=begins, last=add)(original)

@@ -1,15 +1,7 @@
 """Reads samplers, datasets and batches of any library: how samples are divided, and digests of what they are.
 
-How a loader and its sampler divide the samples is read from their attributes. A sampler whose ``set_epoch`` is called
-every epoch but that no loader uses is noted too.
-
-Whole leaves of a batch are digested, and single samples in them. Memory is read directly, without torch operations, so
-no mode, profiler or random state of the script is affected. Only plain data is read: tensors in CPU memory, NumPy
-arrays, lists of strings and numbers.
-
-The digest of a dataset's description shows whether ranks hold the same one. None of its own code runs; only the
-attributes of objects are followed. Large values are sampled. If something cannot be read (a table of another library,
-an open file), there is no digest, because two different ones would look the same.
+Memory is read directly, without torch operations, so no mode, profiler or random state of the script is affected. None
+of a dataset's own code runs. What cannot be read has no digest: two different ones would look the same.
 """
 
 from __future__ import annotations
@@ -48,20 +40,17 @@ class Leaf(NamedTuple):
     read: Callable[[int, int], bytes]
 
     def sample(self) -> bytes:
-        """Return its bytes, or of a large leaf the first and the last ones."""
         if self.size <= MAX_LEAF_BYTES:
             return self.read(0, self.size)
         half = MAX_LEAF_BYTES // 2
         return self.read(0, half) + self.read(self.size - half, half)
 
     def row(self, number: int) -> bytes:
-        """Return the first bytes of one row."""
         length = self.size // self.shape[0]
         return self.read(number * length, min(length, MAX_LEAF_BYTES // 4))
 
 
 def leaves_of(value: Any) -> List[Leaf]:
-    """Return the first few leaves of a batch, in order."""
     found: List[Leaf] = []
     waiting = [(value, MAX_DEPTH)]
     while waiting and len(found) < MAX_LEAVES:
@@ -75,7 +64,6 @@ def leaves_of(value: Any) -> List[Leaf]:
 
 
 def digest(data: bytes) -> str:
-    """Return a short digest of bytes."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -123,7 +111,6 @@ def attributes(value: Any) -> Dict[str, Any]:
 
 
 def leaf_of(value: Any) -> Optional[Leaf]:
-    """Return a value as a leaf, or None if it is none or cannot be read directly."""
     torch = sys.modules.get("torch")
     kind = type(value)
     if torch is not None and kind is torch.Tensor:
@@ -161,7 +148,6 @@ def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
 
 
 def _scalars(values: Any) -> Leaf:
-    """Return strings and numbers as a leaf whose rows are digests of equal length."""
     rows = [digest(repr(value)[:MAX_ITEMS].encode("utf-8", "replace")).encode() for value in values[:MAX_ITEMS]]
     data = b"".join(rows)
     return Leaf((len(values),), 2 * DIGEST_BYTES, len(data), lambda at, length: data[at : at + length])
@@ -198,7 +184,6 @@ class _Description:
         self.values = 0  # number of values found, not counting names of classes
 
     def add(self, value: Any, depth: int) -> None:
-        """Add a value to the digest."""
         self.nodes += 1
         if self.nodes > MAX_NODES or self.bytes > MAX_DATASET_BYTES:
             return
@@ -281,7 +266,6 @@ _asking: Dict[type, bool] = {}  # by class: whether its methods ask for the rank
 
 
 def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
-    """Return the journal entry of loader ``number`` of this process."""
     given = attributes(loader)
     iterable = bool(given.get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
     sizes = (given.get("batch_size"), attributes(given.get("batch_sampler")).get("batch_size"))
@@ -305,10 +289,7 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
 
 
 def _part(dataset: Any) -> Dict[str, Any]:
-    """Return, for a torch Subset, the digests of the whole dataset and of the chosen indices.
-
-    A TensorDataset whose first tensor is a view is a part too, if the view leaves out rows of a larger tensor.
-    """
+    """Return digests of the whole and of the part, for a Subset, or a TensorDataset that is a view of some rows."""
     own, given = sys.modules.get("torch.utils.data.dataset"), attributes(dataset)
     if type(dataset) is getattr(own, "Subset", None):
         whole, indices = given.get("dataset"), given.get("indices")
@@ -344,11 +325,7 @@ def _chosen(indices: Any, of: Optional[int]) -> Optional[List[Optional[int]]]:
 
 
 def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
-    """Return what divides the samples among ranks on their way to a loader, the outermost first.
-
-    Each is written as what it is, its class, the number of ranks and its own rank; these are None if its code asks for
-    them and its attributes do not have them.
-    """
+    """Return what divides the samples on their way to a loader: kind, class, ranks, own rank (None if code asks)."""
     found: List[Any] = []
     # Accelerate's loader that reads on rank 0 alone and sends parts to the others, if it begins this pass.
     passes = (one for one in frames.outward(sys._getframe()) if one.f_code.co_name == "__iter__")
@@ -373,7 +350,6 @@ def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
 
 
 def _datasets(loader: Any) -> Iterator[Any]:
-    """Yield the dataset of a loader and those inside it, the outer ones first."""
     waiting = [attributes(loader).get("dataset")]
     for _ in range(MAX_NESTED):
         if not waiting or waiting[0] is None:
@@ -385,7 +361,6 @@ def _datasets(loader: Any) -> Iterator[Any]:
 
 
 def _asks(kind: type) -> bool:
-    """Return whether the methods of a class of the user's ask for the rank and for the number of ranks."""
     if kind not in _asking:
         named: Set[str] = set()
         methods = [value for base in kind.__mro__ for value in vars(base).values()]
@@ -426,7 +401,6 @@ def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
 
 
 def epoch_of(loader: Any) -> Optional[int]:
-    """Return the epoch that the sampler of a pass has been set to, or None if it has no epoch."""
     chain = list(_chain(loader))
     sharing = _sharing(chain)
     if sharing is not None:
@@ -449,7 +423,6 @@ def _use(sampler: Any) -> None:
 
 
 def length_of(dataset: Any) -> Optional[int]:
-    """Return the length of a dataset, or None if it has none."""
     try:
         return len(dataset)
     except Exception as error:  # noqa: BLE001 - some have no length, even if they have the method
@@ -458,13 +431,11 @@ def length_of(dataset: Any) -> Optional[int]:
 
 
 def class_name(value: Any) -> str:
-    """Return the class of an object, with its module."""
     kind = type(value)
     return ("%s.%s" % (kind.__module__, kind.__qualname__))[:200]
 
 
 def _chain(loader: Any) -> Iterator[Any]:
-    """Yield the samplers of a loader, the outer ones first."""
     seen = [attributes(loader).get("batch_sampler"), attributes(loader).get("sampler")]
     found = 0
     known = set()
@@ -481,7 +452,6 @@ def _chain(loader: Any) -> Iterator[Any]:
 
 
 def _sharing(chain: Any) -> Any:
-    """Return the first sampler that knows the number of ranks and its own rank."""
     pairs = ((one, attributes(one)) for one in chain)
     knows = (o for o, given in pairs if _number(given, _REPLICAS) is not None and _number(given, _RANK) is not None)
     return next(knows, None)
@@ -496,8 +466,6 @@ def _boolean(given: Dict[str, Any], name: str) -> Optional[bool]:
 
 
 def patch(module: Any) -> None:
-    """Watch ``set_epoch`` of torch's DistributedSampler and its subclasses."""
-
     @guarded("epoch calls")
     def called(sampler: Any) -> None:
         hashable = getattr(type(sampler), "__hash__", None) is not None

@@ -1,15 +1,11 @@
 """Sets torch's debug level DETAIL if ``wrap`` asks for it, and makes it safe on Gloo, where it breaks correct jobs.
 
-DETAIL is set on every job, or by default on jobs that use only Gloo: it makes the host wait for all ranks before each
-collective, so that it cannot run ahead of a GPU. Only the script says which backend it uses, in
-``init_process_group``. All ranks pass the same one, so all decide the same.
-
-It works around two defects of torch 2.13, both only for Gloo groups that DETAIL has wrapped:
-
-- DDP's constructor casts the wrapper to Gloo's own class in order to log, which ends in SIGSEGV.
-- The wrapper compares sequence numbers. send and recv move them only on the two ranks concerned, so the next collective
-  fails on all ranks with "Detected mismatch". Point-to-point calls use the wrapper's helper group instead. It has the
-  same members and its own connections, and its numbers are not compared.
+By default only jobs on Gloo get it: it makes the host wait for all ranks before each collective, so that it cannot run
+ahead of a GPU. All ranks pass ``init_process_group`` the same backend, so all decide the same. Defects of torch 2.13
+concern Gloo groups that DETAIL has wrapped: DDP's constructor casts the wrapper to Gloo's own class in order to log,
+which ends in SIGSEGV. And the wrapper compares sequence numbers, which send and recv move only on the two ranks
+concerned, so that the next collective fails on all ranks with "Detected mismatch". Point-to-point calls use the
+wrapper's helper group instead: the same members, its own connections, and numbers that are not compared.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 from . import hooks
 from .state import guarded, pass_on
-from .wrappers import wraps
+from .wrappers import around, unless
 
 constructing = threading.local()  # the group of the DDP model under construction, if the script named one
 # By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group.
@@ -30,10 +26,7 @@ _c10d: Any = None
 
 
 def make_safe(module: Any) -> None:
-    """Skip DDP's logging call on a wrapped Gloo group, and remember each wrapper's helper group when torch makes it.
-
-    The call does nothing but log.
-    """
+    """Skip DDP's logging call on a wrapped Gloo group, and remember each wrapper's helper group when torch makes it."""
     global _c10d
     _c10d = module
     if hasattr(module, "ProcessGroupGloo"):
@@ -45,21 +38,13 @@ def make_safe(module: Any) -> None:
         logger = getattr(native, "Logger", None)
 
     @guarded("detail logger")
-    def is_given_gloo() -> bool:
+    def is_given_gloo(*unused: Any, **also_unused: Any) -> bool:
         return _gloo_wrapper(getattr(constructing, "group", None) or _c10d._get_default_group()) is not None
 
-    def passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return None if is_given_gloo() else original(self, *args, **kwargs)
-
-        return set_construction_data_and_log
-
-    hooks.put(logger, "set_construction_data_and_log", passing_gloo_by)
+    hooks.put(logger, "set_construction_data_and_log", unless(is_given_gloo))
 
 
 def _gloo_wrapper(group: Any) -> Any:
-    """Return the wrapper around Gloo in a group, or None."""
     wrapper = getattr(_c10d, "_ProcessGroupWrapper", None)
     if wrapper is None or "gloo" not in str(_c10d.get_backend(group)).lower():
         return None
@@ -96,10 +81,7 @@ def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., 
 
 
 def forget_helpers(group: Any) -> None:
-    """Drop the helper of a group that is about to be destroyed (of all groups, if it is the default one).
-
-    Then the group is really freed. Other groups keep their helpers, because all members must make calls the same way.
-    """
+    """Drop the helper of a group that is destroyed. Others keep theirs: all members must make calls the same way."""
     if group is None or group is _c10d.GroupMember.WORLD:
         helpers.clear()
     elif helpers:
@@ -107,10 +89,7 @@ def forget_helpers(group: Any) -> None:
 
 
 def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Optional[Callable[[], Any]]:
-    """Return what to call instead of a point-to-point call on a wrapped Gloo group, or None if that is not needed.
-
-    ``peer`` is the other rank within ``group``, or None for a receive from any rank.
-    """
+    """Return what to call instead on a wrapped Gloo group, or None. ``peer`` is a rank of the group, None for any."""
     helper = helpers.get(id(_gloo_wrapper(group)), (None, None))[1]
     if helper is None or tensor.device.type != "cpu" or peer == group.rank():
         return None
@@ -118,7 +97,6 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
         tensor = _c10d.torch.view_as_real(tensor)
 
     def call() -> Any:
-        """Make the call on the helper group, and return what torch's function of this name returns."""
         if op in ("send", "isend"):
             work = helper.send([tensor], peer, tag)
         else:
@@ -135,7 +113,6 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
 
 OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))
 
-
 # Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder.
 VARIABLE = "DDPDOCTOR_DETAIL"
 ON_GLOO = "gloo"
@@ -143,42 +120,31 @@ _is_withheld = False  # whether this module has turned DETAIL off for a group th
 
 
 def turn_on(distributed: Any) -> None:
-    """Set the level after torch has read its own variable. A script that sets another level later overrides it.
-
-    It depends on no other part of the recorder, because if only some ranks had it, all would wait in init.
-    """
+    """Set the level after torch has read its variable. It needs no other part of us: all ranks have it or none."""
     if os.environ.get(VARIABLE):
         distributed.set_debug_level(distributed.DebugLevel.DETAIL)
 
 
 def patch_init(c10d: Any) -> None:
     """Decide again, right before torch makes the default group. Subgroups follow it, whatever their backend."""
-    original = c10d.init_process_group
     if os.environ.get(VARIABLE) != ON_GLOO:
         return
 
-    @wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(("backend",), args), **kwargs)
-        _decide(c10d, given.get("backend"), given.get("device_id"))
-        return original(*args, **kwargs)
+    @guarded("debug level")
+    def decide(backend: Any = None, *unused: Any, device_id: Any = None, **also_unused: Any) -> None:
+        global _is_withheld
+        import torch.distributed as levels
 
-    c10d.init_process_group = init_process_group
+        level = levels.get_debug_level()
+        if backends_of(c10d, backend, device_id) == {"gloo"}:
+            if _is_withheld and level == levels.DebugLevel.OFF:
+                levels.set_debug_level(levels.DebugLevel.DETAIL)
+            _is_withheld = False
+        elif level == levels.DebugLevel.DETAIL:
+            levels.set_debug_level(levels.DebugLevel.OFF)
+            _is_withheld = True
 
-
-@guarded("debug level")
-def _decide(c10d: Any, backend: Any, device_id: Any) -> None:
-    global _is_withheld
-    import torch.distributed as levels
-
-    level = levels.get_debug_level()
-    if backends_of(c10d, backend, device_id) == {"gloo"}:
-        if _is_withheld and level == levels.DebugLevel.OFF:
-            levels.set_debug_level(levels.DebugLevel.DETAIL)
-        _is_withheld = False
-    elif level == levels.DebugLevel.DETAIL:
-        levels.set_debug_level(levels.DebugLevel.OFF)
-        _is_withheld = True
+    c10d.init_process_group = around(before=decide)(c10d.init_process_group)
 
 
 def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:

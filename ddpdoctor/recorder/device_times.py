@@ -1,28 +1,22 @@
 """Times that torch measures: phases of the step on a GPU, and when gradients are ready in backward.
 
-On a GPU, CUDA events mark one step of twenty. The host of a GPU runs ahead, so its own times say when work was queued,
-and not when it was done. An event is a mark in the GPU's queue, and the GPU notes the time when it comes to it. Nothing
-waits for it here: the marks of a step are read once all of them have passed. How long a reduction took is read from
-DDP's own timers, in the iterations in which torch reads them anyway: 1 to 10, and every 100th
-(``pytorch:torch/csrc/distributed/c10d/logger.cpp``).
-
-DDP's reducer keeps the time at which each gradient was ready, counted from the end of forward. Reading it costs 1 to 10
-microseconds, so one timed reduction in eight is read. Only on CPU are they the times of the computation.
+CUDA events mark one step of twenty; nothing waits for them. DDP's own timers are read in the iterations in which torch
+reads them anyway: 1 to 10, and every 100th (``pytorch:torch/csrc/distributed/c10d/logger.cpp``). When each gradient was
+ready costs 1 to 10 microseconds, so it is read in one timed reduction of eight, on CPU: only there it is computation.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 import time
 import weakref
-import zlib
-from typing import Any, Dict, List, Optional, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from .state import guarded, here, shielded
 from .step_clock import ClockStep, clock, is_capturing
 from .storage import ring_layout
+from .storage.fingerprint_file import packed
 from .storage.ring_layout import DEVICE_PHASES
 
 STEPS_ONE_IN = 20
@@ -64,7 +58,7 @@ class GpuClock:
         self.current: Optional[MeasuredStep] = None
         self.pending: List[MeasuredStep] = []
         self.spare: List[Any] = []  # events to use again
-        self.rows: List[List[int]] = []
+        self.rows: Deque[List[int]] = deque(maxlen=MAX_KEPT_STEPS)
         # By iteration of DDP: microseconds of its reductions that ran after backward's computation.
         self.reduced: Dict[int, int] = {}
         self.iterations = self.measured = self.noted = self.bytes = 0
@@ -87,7 +81,6 @@ class GpuClock:
 
     @guarded("device steps")
     def step_ended(self, ended: ClockStep) -> None:
-        """End the measured step, read those that are done, and begin the next one if it is one of twenty."""
         step = self.current
         if step is not None:
             self.mark(ring_layout.BEFORE)
@@ -105,13 +98,11 @@ class GpuClock:
             self.mark(ring_layout.BEFORE)
 
     def read(self) -> None:
-        """Read the steps whose marks the GPU has passed."""
         while self.pending and not is_capturing():
             if not all(event.query() for _, event, _ in reversed(self.pending[0].marks)):
                 break
             step = self.pending.pop(0)
             self.rows.append([*step.row, *step.times_us()])
-            del self.rows[:-MAX_KEPT_STEPS]
             self._drop(step)
             self.measured += 1
             if self.measured == FIRST_STEPS_NOTE or self.measured >= 2 * self.noted > 0:
@@ -136,7 +127,6 @@ class GpuClock:
 
     @guarded("device steps")
     def model_reduced(self, ddp: Any) -> None:
-        """Note a backward of a model on a GPU that ended in a reduction."""
         if self.model is None:
             self.model, self.device = weakref.ref(ddp), ddp.device
         if self.model() is ddp:
@@ -144,26 +134,19 @@ class GpuClock:
 
     def note(self, space: int) -> None:
         """Write what was measured, if there is space for it. The last note counts."""
-        packed = _packed({"rows": self.rows, "reduced": sorted(self.reduced.items())})
-        if self.bytes + len(packed) <= space and here.note("device_steps", measured=self.measured, columns=packed):
+        columns = packed({"rows": list(self.rows), "reduced": sorted(self.reduced.items())})
+        if self.bytes + len(columns) <= space and here.note("device_steps", measured=self.measured, columns=columns):
             self.noted = self.measured
-            self.bytes += len(packed)
+            self.bytes += len(columns)
 
     @guarded("device steps")
     def settle(self) -> None:
-        """Note what has passed by now. It does not wait for the rest."""
         self.read()
         if self.measured > self.noted:
             self.note(MAX_STEPS_BYTES)
 
 
-def _packed(columns: Dict[str, Any]) -> str:
-    text = json.dumps(columns, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(text, 6)).decode("ascii")
-
-
 measured = GpuClock()
-
 
 # The first reduction that is read, of each model. DDP builds its buckets anew before the second forward.
 FIRST_REDUCTION = 4
@@ -195,9 +178,9 @@ class ModelGradients:
         self.sizes = _folded(sizes, self.fold, sum)
         self.timed = self.read = self.noted = 0
         # The last readings: microseconds from the start of backward, by tensor; -1 if it had no gradient.
-        self.readings: List[List[int]] = []
-        self.computed_us: List[int] = []
-        self.exposed_us: List[int] = []
+        self.readings: Deque[List[int]] = deque(maxlen=MAX_READINGS)
+        self.computed_us: Deque[int] = deque(maxlen=MAX_READINGS)
+        self.exposed_us: Deque[int] = deque(maxlen=MAX_READINGS)
         self.unused_bytes = 0  # the most bytes of parameters that went unused in one of the reductions that were read
         # The same parameters went unused in all steps. DDP itself compares each step with the one before.
         self.same_unused = True
@@ -214,10 +197,7 @@ is_paused = False  # a trial has given DDP other settings, so its times are not 
 
 @guarded("gradient times")
 def gradients_reduced(ddp: Any) -> Optional[List[int]]:
-    """Return when each gradient of the backward that has just ended was ready, or None if this one is not read.
-
-    The times are nanoseconds from the end of forward, in the order of the model's parameters.
-    """
+    """Return when each gradient of this backward was ready, in ns from the end of forward; None if it is not read."""
     global _count
     if is_paused:
         return None
@@ -237,7 +217,7 @@ def gradients_reduced(ddp: Any) -> Optional[List[int]]:
 
 @guarded("gradient times")
 def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: int) -> None:
-    """Keep what ``reduced`` returned, once DDP's own times of that backward are known."""
+    """Keep what ``gradients_reduced`` returned, once DDP's own times of that backward are known."""
     model = _models.get(id(ddp))
     if model is None:
         return
@@ -245,9 +225,9 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
     started_ns = data.ints_map["backward_compute_time_start"] - reduction.wall_offset_ns
     early_ns = reduction.backward_ns - started_ns
     ready = [(ns - early_ns) // 1000 if ns > early_ns else -1 for ns in ready_ns]
-    _keep(model.readings, _folded(ready, model.fold, max))
-    _keep(model.computed_us, (reduction.ended_ns - waited_ns - reduction.backward_ns) // 1000)
-    _keep(model.exposed_us, waited_ns // 1000)
+    model.readings.append(_folded(ready, model.fold, max))
+    model.computed_us.append((reduction.ended_ns - waited_ns - reduction.backward_ns) // 1000)
+    model.exposed_us.append(waited_ns // 1000)
     model.read += 1
     model.unused_bytes = max(model.unused_bytes, data.ints_map.get("unused_parameter_size", 0))
     model.about = {key: int(data.ints_map[name]) for key, name in _INTS.items() if name in data.ints_map}
@@ -272,27 +252,23 @@ def _folded(values: List[int], fold: int, into: Any) -> List[int]:
     return values if fold == 1 else [into(values[i : i + fold]) for i in range(0, len(values), fold)]
 
 
-def _keep(kept: List[Any], value: Any) -> None:
-    kept.append(value)
-    del kept[:-MAX_READINGS]
-
-
 def _note(model: ModelGradients, space: int) -> None:
     """Write a note if more was read since the last one and there is space for it. The last note of a model counts."""
     global _bytes
     if model.ring is not here.ring or model.read <= model.noted:
         return
-    ready = [_middle(list(times)) for times in zip(*model.readings)]
-    packed = _packed({"sizes": model.sizes, "ready": ready, "buckets": model.buckets})
-    if _bytes + len(packed) <= space and here.note(
+    ready = [_middle(times) for times in zip(*model.readings)]
+    columns = packed({"sizes": model.sizes, "ready": ready, "buckets": model.buckets})
+    if _bytes + len(columns) <= space and here.note(
         "gradient_times", **model.about, n=model.number, group=model.group, tensors=model.tensors,
         readings=model.read, reductions=model.timed, compute_us=_middle(model.computed_us),
-        exposed_us=_middle(model.exposed_us), same_unused=int(model.same_unused), columns=packed,
+        exposed_us=_middle(model.exposed_us), same_unused=int(model.same_unused), columns=columns,
         unused_bytes=model.unused_bytes,
     ):  # fmt: skip
         model.noted = model.read
-        _bytes += len(packed)
+        _bytes += len(columns)
 
 
-def _middle(values: List[int]) -> int:
-    return sorted(values)[len(values) // 2]
+def _middle(values: Iterable[int]) -> int:
+    found = sorted(values)
+    return found[len(found) // 2]

@@ -1,7 +1,4 @@
-"""Notes exceptions with the time at which they were raised, and how the script ended.
-
-With an exception go the memory that the process had, and the underlying error on this rank.
-"""
+"""Notes exceptions with the time, the memory, and the underlying error on this rank, and how the script ended."""
 
 from __future__ import annotations
 
@@ -26,24 +23,19 @@ MAX_NOTES = 40
 MAX_STACK = 20  # frames of the main thread that are noted if another thread ends the process
 MAX_THREADS_NOTED = 10  # Uncaught exceptions of threads that are noted. A server may lose one thread per request.
 KEPT_WITHOUT_SPACE = 5
-# The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
-# ddpdoctor.
+# The recorder's package: in a rank it is loaded by its path under a name of its own.
 _RECORDER = __package__ or ""
 _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[Key, Optional[str]] = {}  # By error: the recorded call that raised it. It belongs to one ring.
 _handled: Dict[Key, int] = {}  # how many calls began while the main thread handled an error
-# A handler that makes more is where the script trains (``except ImportError:`` around a fallback), so its error
-# explains no call. Our choice.
+# Our choice: a handler that makes more is where the script trains (a fallback), so its error explains no call.
 MOST_CALLS_OF_HANDLER = 16
 _installed = False
 
 
 def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = None) -> None:
-    """Write an exception to the journal. ``call`` names the recorded call that raised it.
-
-    An error that the user's own code raised inside a recorded call (a model's forward) is not the call's failure.
-    """
+    """Write an exception to the journal. ``call`` raised it, unless the user's own code did so inside of the call."""
     ring = here.ring
     is_main = _thread.get_ident() == here.main_thread
     # A script may survive many errors and then end with the one that matters.
@@ -129,7 +121,6 @@ def note_handled(error: Optional[BaseException], call_ns: int) -> None:
 
 
 def _trains_under(error: Optional[BaseException]) -> bool:
-    """Return whether the script handled an error for so many calls that it explains none."""
     return bool(_handled) and error is not None and _handled.get(_key(error, str(error)), 0) >= MOST_CALLS_OF_HANDLER
 
 
@@ -151,7 +142,6 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
 
 
 def read_frames(text: str) -> List[Dict[str, Any]]:
-    """Return the frames of a traceback's text."""
     import re
 
     found = re.findall(_WORKER_TEXT, text, re.MULTILINE)
@@ -325,10 +315,7 @@ MOST_DEVICES = 16
 
 
 def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
-    """Return resident memory, address space limit, GPU allocators and /dev/shm, or None if memory is not the problem.
-
-    It must not raise, because the exception is noted in any case.
-    """
+    """Return what memory there is, or None if the error is not about memory. It must not raise: the error is noted."""
     if not isinstance(error, MemoryError) and not any(word in text for word in WORDS):
         return None
 
@@ -424,10 +411,7 @@ class ErrorReason:
 def reason_of(
     error: BaseException, rank: int, raised_by_call: Callable[[Any], bool], in_call: bool = False
 ) -> ErrorReason:  # fmt: skip
-    """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
-
-    ``raised_by_call`` says whether a recorded call has raised an error, ``in_call`` whether one raises this one now.
-    """
+    """Return the error on this rank that caused ``error``, or itself. ``in_call``: a recorded call raises it now."""
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
     failures = getattr(error, "failures", None)

@@ -6,14 +6,10 @@ they are. Each sum or word goes, with its position, through a nonlinear mixer. T
 fingerprint; the sum weighted by position is the other. All are integers modulo 2**64, so threads and devices do not
 change a bit.
 
-Reasons: torch has no hash. A plain sum misses every permutation. Modulo 2**64 it also misses an even number of changes
-of a word's highest bit, the sign of a float64. Row and column sums miss such changes only if their number is even in
-each row and each column of a block, as at the corners of a rectangle. Rows and columns of all blocks have odd lengths,
-so that no change of whole rows, columns or runs of a tensor has that pattern. Sums run at memory speed, and only one
-percent of the words then needs mixing.
-
-Bits are compared: -0.0 differs from 0.0, and so do NaNs with different payloads. Nothing of the caller changes: no
-graph, no version counter, no random state, and no mode of the caller sees the work.
+torch has no hash. A plain sum misses every permutation, and modulo 2**64 an even number of changes of a word's highest
+bit, the sign of a float64. Row and column sums miss these only if their number is even in each row and column of a
+block. Both have odd lengths, so no change of whole rows, columns or runs has that pattern. Sums run at memory speed,
+and only one percent of the words then needs mixing. Bits are compared: -0.0 differs from 0.0, and so do NaNs.
 """
 
 from __future__ import annotations
@@ -84,13 +80,10 @@ class Fingerprints:
                         self._parts.append(UNKNOWN)
 
     def value(self) -> bytes:
-        """Return 16 bytes per tensor."""
         return b"".join([part if isinstance(part, bytes) else part.value() for part in self._parts])
 
 
 class _Together:
-    """The fingerprints of several tensors."""
-
     def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
         self._readers: Dict[torch.device, Reader] = {}
         self._sizes = [0] * len(tensors)
@@ -143,7 +136,6 @@ class Reader:
         self.batches: Dict[torch.dtype, Batch] = {}
 
     def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
-        """Read all words of a tensor; return its size in bytes."""
         size: int = tensor.numel() * tensor.element_size()
         if size > SMALL_WORDS * WORD:
             self._take_blocks(owner, position, tensor)
@@ -183,7 +175,6 @@ class Reader:
             self._batch(tensor.dtype).add(owner, position + REST_AT, rest, left * tensor.element_size())
 
     def _rows_of(self, tensor: torch.Tensor, row: int, rows: int, width: int, whole: bool) -> torch.Tensor:
-        """Return rows of words, read in place if possible."""
         if whole:
             at = tensor.storage_offset() + row * width
             return tensor.as_strided((rows, width), (width, 1), at).view(torch.int64)
@@ -201,7 +192,6 @@ class Reader:
 
 
 def _columns(words: torch.Tensor) -> List[torch.Tensor]:
-    """Sum each block's columns: all whole blocks at once, then the last, shorter one."""
     blocks, left = divmod(words.shape[0], ROWS)
     if not blocks or (blocks == 1 and not left):
         return [torch.sum(words, 0)]
@@ -242,7 +232,6 @@ class Batch:
             self.mix()
 
     def mix(self) -> None:
-        """Mix the pieces added since the last call."""
         if not self._words:
             return
         words = torch.cat(self._pieces).view(torch.int64)
@@ -321,7 +310,6 @@ def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_order(tensor: torch.Tensor) -> bool:
-    """Return whether words can be read in place."""
     if not tensor.is_contiguous() or tensor.is_neg():
         return False
     return bool(tensor.data_ptr() % WORD == 0 and tensor.storage_offset() * tensor.element_size() % WORD == 0)

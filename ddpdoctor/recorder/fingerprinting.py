@@ -1,23 +1,18 @@
 """Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
-``schedule`` says which of them are due. Nearly all steps are not: they only compare a few numbers and touch no tensor.
-Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints of the
-tensors go values as JSON, the fields of ``model.consistency.Values``. A field that has its default is left out.
-``site`` is a frame from ``frames.describe``; ``settings`` is a list of pairs.
-
-Which optimizers were made is recorded, and which parameters a module got too late for an optimizer to hold them.
-Nothing is kept about parameters that existed before the first optimizer, as most do.
+Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints go values
+as JSON, the fields of ``model.consistency.Values``. Nothing is kept about parameters that existed before the first
+optimizer, as most do.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import frames, groups, hooks, replicas, schedule
 from .replicas import Replica, all_replicas
@@ -44,8 +39,7 @@ class StepFingerprints:
         self.replica = replica  # a ``Replica``, or an ``Unwrapped`` if no DDP holds the parameters
         self.steps = 0
         self._files: Optional[FingerprintFiles] = None
-        # By name: the fingerprint of a parameter that no optimizer changes, and at how many checks in a row it was the
-        # same.
+        # By name: the fingerprint of a parameter that no optimizer changes, and how many checks in a row it stayed.
         self._still: Dict[str, Tuple[bytes, int]] = {}
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
@@ -56,7 +50,6 @@ class StepFingerprints:
         self.follow(optimizer)
 
     def follow(self, optimizer: Any) -> None:
-        """Update the sample after the optimizer's or the model's parameters may have changed."""
         trained = [tensor for _, tensor in self._named(optimizer) if tensor.requires_grad]
         if trained and trained[0] is not self._sample():
             self._sample = weakref.ref(trained[0])
@@ -75,7 +68,6 @@ class StepFingerprints:
             self._between = sample._version - self._left[0]
 
     def ended(self, steps: int) -> None:
-        """Note that a step has ended."""
         replica = self.replica
         self.steps = steps
         self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
@@ -90,10 +82,7 @@ class StepFingerprints:
             self._left = (sample._version, sample.data_ptr())
 
     def is_edited(self) -> bool:
-        """Return whether parameters changed more since the last step than they did between the two steps before.
-
-        That happens if one rank loads the best weights, or folds them, for an evaluation after training.
-        """
+        """Return whether parameters changed more since the last step than between steps, as for a last evaluation."""
         sample, module = self._sample(), self.replica.module()
         if sample is None or module is None or not any(tensor is sample for tensor in module.parameters()):
             return True
@@ -101,15 +90,11 @@ class StepFingerprints:
         return bool(sample.data_ptr() != place or sample._version - version > self._between)
 
     def take_before(self, optimizer: Any) -> None:
-        """Fingerprint the gradients as the optimizer gets them."""
         self._gradients = gradient_rows(self._named(optimizer))
         self._taken = fingerprints_of(self._gradients)
 
     def take_after(self, number: int, optimizer: Any) -> None:
-        """Write the record of step ``number``.
-
-        If a closure computed the gradients within the step, they are fingerprinted here.
-        """
+        """Write the record of step ``number``. Gradients that a closure computed are fingerprinted here."""
         if self._taken is None:
             self.take_before(optimizer)
         rows, gradients = self._gradients, self._taken
@@ -130,10 +115,7 @@ class StepFingerprints:
         self.write(number, values, rows + after, before + taken)
 
     def _find_untrained(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any) -> Dict[str, Any]:
-        """Return the parameters that get gradients but no optimizer changes, first those that came after this one.
-
-        ``taken`` starts with the parameters' fingerprints, in the order of ``named``.
-        """
+        """Return the parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``."""
         held = {id(tensor) for one in [*_numbers, *_steppers] for tensor in held_by(one)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
@@ -158,7 +140,6 @@ class StepFingerprints:
 
 
 def _write_model(replica: Replica, clock: str, values: Dict[str, Any], rows: Rows) -> None:
-    """Write a record of a model at one of its own events."""
     if clock not in replica.files:
         most = 1 if clock == fingerprint_file.END else fingerprint_file.MAX_SLOTS
         replica.files[clock] = FingerprintFiles(_about(replica, clock), most)
@@ -192,7 +173,6 @@ def gpu_is_idle() -> bool:
 
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
-    """Return a stream's table without its rows."""
     place = {"ranks": list(replica.ranks), "model": replica.number, "optimizer": optimizer, "rank": replica.rank}
     return {"clock": clock, "group": replica.group, **place}
 
@@ -207,14 +187,11 @@ def fingerprints_of(rows: Rows) -> Any:
 def write(
     files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None
 ) -> None:
-    """Write a record, unless there are no rows. ``taken`` are their fingerprints, if they are not those of now.
-
-    Values that are the default are left out, then others until the text fits into a record.
-    """
+    """Write a record, if there are rows. Defaults are left out, then other values until the text fits into a record."""
     if not rows:
         return
     kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
-    while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_file.TEXT_SIZE:
+    while len(fingerprint_file.compact(kept)) > fingerprint_file.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
         elif all(kept.pop(name, None) is None for name in _LONG):
@@ -229,26 +206,23 @@ _SHARDED = "ZeroRedundancyOptimizer"  # with this optimizer each rank has the st
 
 
 def held_by(optimizer: Any) -> List[Any]:
-    """Return the parameters that an optimizer changes."""
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def named_parameters(replica: Any) -> List[Tuple[str, Any]]:
+def named_parameters(replica: Any, names: str = "named_parameters") -> List[Tuple[str, Any]]:
     """Return the parameters that DDP keeps equal, tied ones once. Empty if the module is gone."""
     module = replica.module()
-    found = module.named_parameters() if module is not None else ()
+    found = getattr(module, names)() if module is not None else ()
     return [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
 
 
 def parameter_rows(named: List[Tuple[str, Any]]) -> Rows:
-    """Return the parameters themselves."""
-    return [(_row(fingerprint_file.PARAMETER, name, "", tensor), tensor) for name, tensor in named]
+    return [(_row(fingerprint_file.PARAMETER, *pair), pair[1]) for pair in named]
 
 
 def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
-    """Return the gradients of the parameters that are trained."""
     trained = [(name, tensor) for name, tensor in named if tensor.requires_grad or tensor.grad is not None]
-    return [(_row(fingerprint_file.GRADIENT, name, "", tensor), tensor.grad) for name, tensor in trained]
+    return [(_row(fingerprint_file.GRADIENT, name, tensor), tensor.grad) for name, tensor in trained]
 
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
@@ -263,19 +237,16 @@ def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
         parts = states.get(tensor)
         for part, value in parts.items() if isinstance(parts, dict) else ():
             if isinstance(value, torch.Tensor):
-                found.append((_row(fingerprint_file.STATE, name, str(part), value), value))
+                found.append((_row(fingerprint_file.STATE, name, value, str(part)), value))
     return found
 
 
-def buffer_rows(replica: Replica) -> Rows:
+def buffer_rows(replica: Any) -> Rows:
     """Return the buffers that DDP would broadcast if ``broadcast_buffers`` is on."""
-    module = replica.module()
-    found = module.named_buffers() if module is not None else ()
-    named = [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
-    return [(_row(fingerprint_file.BUFFER, name, "", tensor), tensor) for name, tensor in named]
+    return [(_row(fingerprint_file.BUFFER, *pair), pair[1]) for pair in named_parameters(replica, "named_buffers")]
 
 
-def _row(what: str, name: str, part: str, tensor: Any) -> Row:
+def _row(what: str, name: str, tensor: Any, part: str = "") -> Row:
     return what, name, part, tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
 
 
@@ -286,7 +257,6 @@ _came_after: Any = None  # by parameter that a module got after the first optimi
 
 @guarded("optimizer made")
 def made(optimizer: Any) -> None:
-    """Count an optimizer that was made."""
     global _came_after, _made
     if here.ring is None:
         return
@@ -310,14 +280,12 @@ def _registered(_module: Any, _name: str, parameter: Any) -> None:
 
 
 def is_later_than(parameter: Any, optimizer: Any) -> bool:
-    """Return whether a module got a parameter only after an optimizer had been made."""
     return optimizer in _numbers and bool(_came_after.get(parameter, 0) >= _numbers[optimizer])
 
 
 MAX_NAMES = 5
 MAX_NAME = 120
-# Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
-# by then.
+# Checks in a row at which a parameter was unchanged. Our choice: one that is trained otherwise has changed by then.
 MIN_STILL = 2
 # Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas.
 MAX_VALUE = 32
@@ -363,17 +331,12 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
         "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
         "stray": len(strays), "unheld": len(unheld), "replaced": _replaced(unheld, strays, optimizers),
-        "own_steps": getattr(replica, "own_steps", 0), "through": getattr(replica, "through", 0),
-        "join": replica.join, "hook": replica.hook,
+        "own_steps": replica.own_steps, "through": replica.through, "join": replica.join, "hook": replica.hook,
     }  # fmt: skip
 
 
 def optimizer_values(optimizer: Any) -> Values:
-    """Return the values of an optimizer that is making its step now.
-
-    A hyperparameter of a later parameter group has the group's number as a prefix. Such a group has only its learning
-    rate, and what differs from the first group.
-    """
+    """Return the values of an optimizer in its step: of later parameter groups, with a number, only what differs."""
     first = _plain_settings(optimizer.param_groups[0])
     found = [[key, value] for key, value in first.items()]
     for number, group in enumerate(optimizer.param_groups[1:], 1):
@@ -410,11 +373,7 @@ def _text(value: Any) -> Optional[str]:
 
 
 def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
-    """Return the first parameters for which an optimizer holds a tensor of the same shape that never had a gradient.
-
-    Such a tensor is probably the parameter from before its layer was replaced. A tensor that is trained elsewhere has a
-    gradient or optimizer state.
-    """
+    """Return parameters for which an optimizer holds an untrained tensor of that shape, from before a replacement."""
     if not unheld:
         return []
     used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
@@ -444,6 +403,7 @@ class Stepper(StepCounter):
         self.optimizer = weakref.ref(optimizer)
         self.seen = -1  # the version of the set of models for which ``models`` was found
         self.models: List[StepFingerprints] = []
+        self.more: List[Any] = []  # of ``more_of``
 
 
 class _Thread(threading.local):
@@ -453,11 +413,12 @@ class _Thread(threading.local):
 
 _steppers: Any = weakref.WeakKeyDictionary()  # by optimizer
 _thread = _Thread()
+# Functions that return what else is fingerprinted at the steps of an optimizer, like ``StepFingerprints``, or None.
+more_of: List[Callable[[Any], Any]] = []
 
 
 @guarded("replica before step")
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Note that an optimizer begins a step, and fingerprint its gradients if the step is due and has no closure."""
     # There may be DDP models, or models without DDP on several ranks.
     group = groups.default() if here.is_rank and here.ring is not None else None
     several = replicas.is_recorded() or (group is not None and group.size() > 1 and bool(check_every()))
@@ -477,20 +438,20 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     is_due, began_s = stepper.begins(), time.perf_counter()
     if is_due or stepper.seen != replicas.version():
         _find_models(stepper, optimizer)
-    # A closure will compute the gradients.
-    has_closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
-    is_taken = is_due and not has_closure and may_fingerprint()
+        stepper.more = stepper.more or [one for one in (of(optimizer) for of in more_of) if one is not None]
     for model in stepper.models:
         model.begins()
-        if is_taken:
-            model.take_before(optimizer)
+    # A closure will compute the gradients.
+    has_closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
+    if is_due and not has_closure and may_fingerprint():
+        for part in [*stepper.models, *stepper.more]:
+            part.take_before(optimizer)
     if is_due:
         schedule.spend(began_s)
 
 
 @guarded("replica after step")
 def after_step(optimizer: Any) -> None:
-    """Note that an optimizer has made a step, and fingerprint its models if the step is due."""
     stepper = _thread.running
     if stepper is None or stepper.optimizer() is not optimizer:
         return
@@ -498,8 +459,8 @@ def after_step(optimizer: Any) -> None:
     try:
         if stepper.ended() and may_fingerprint():
             began_s = time.perf_counter()
-            for model in stepper.models:
-                model.take_after(stepper.steps, optimizer)
+            for part in [*stepper.models, *stepper.more]:
+                part.take_after(stepper.steps, optimizer)
             schedule.spend(began_s)
     finally:
         for model in stepper.models:
@@ -507,10 +468,7 @@ def after_step(optimizer: Any) -> None:
 
 
 def _find_models(stepper: Stepper, optimizer: Any) -> None:
-    """Find the models whose parameters an optimizer holds. There are none for an optimizer that steps within backward.
-
-    Such scripts have one optimizer per parameter, and their order of steps may differ between ranks.
-    """
+    """Find the models whose parameters an optimizer holds; none if it steps in backward: ranks' orders may differ."""
     stepper.seen = replicas.version()
     if in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in held_by(optimizer)):
         stepper.models = []
@@ -544,7 +502,6 @@ def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
 
 @guarded("replica forward")
 def forward_begins(ddp: Any) -> None:
-    """Fingerprint a model whose parameters no torch optimizer holds, if that is due."""
     import torch
 
     replica = replicas.find(ddp)
@@ -561,10 +518,7 @@ def forward_begins(ddp: Any) -> None:
 
 @guarded("replica buffers")
 def buffers_synced(ddp: Any) -> None:
-    """Fingerprint the buffers that DDP has just broadcast, if that is due.
-
-    With a buffer hook of the script nothing is done, because it may send them later, in the background.
-    """
+    """Fingerprint the buffers that DDP has just broadcast. Not with a hook of the script, which may send them later."""
     replica = replicas.find(ddp)
     if replica is None or hasattr(ddp, "buffer_hook"):
         return

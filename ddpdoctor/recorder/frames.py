@@ -50,7 +50,6 @@ def is_user_file(file: str) -> bool:
 
 
 def is_own_file(file: str) -> bool:
-    """Return whether a source file is the recorder's."""
     return file.startswith(HERE)
 
 
@@ -66,7 +65,6 @@ def _main_package() -> Tuple[str, ...]:
 
 
 def describe(file: str, line: int, function: str) -> Dict[str, Any]:
-    """Return a frame as the recorder writes it."""
     return {"f": file, "l": line, "n": function, "u": int(is_user_file(file))}
 
 
@@ -139,7 +137,6 @@ def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:
 
 
 def outward(frame: Optional[FrameType], most: int = sys.maxsize) -> Iterator[FrameType]:
-    """Yield a frame of this thread, the one that called it, and so on."""
     while frame is not None and most > 0:
         yield frame
         frame = frame.f_back

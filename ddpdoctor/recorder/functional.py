@@ -1,21 +1,17 @@
-"""Records functional collectives, which DTensor, tensor parallelism and compiled code make.
+"""Records functional collectives, which DTensor, tensor parallelism and compiled code make: operators of torch.
 
-They call no function of torch.distributed. Each is an operator under ``torch.ops``, and C++ passes it to the process
-group. Python sees two objects of an operator, the packet and its default overload. Both hold the C++ function in
-``_op``, so the record wraps that function, and torch.compile still sees the objects that it knows.
+Python sees two objects of an operator, the packet and its default overload. Both hold the C++ function in ``_op``, so
+the record wraps that function, and torch.compile still sees the objects that it knows.
 """
 
 from __future__ import annotations
 
-import _thread
 import functools
-import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from . import calls, groups, hooks
-from .state import guarded, here, sealed, wall
+from .state import here
 from .step_clock import begin_wait, end_wait, is_capturing
-from .storage import ring_layout
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 # By operation as ``calls`` records it: its operators. Ranks may make the same one in any way.
@@ -55,75 +51,38 @@ class Function:
         self.recorded = recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call, with a record around it."""
         return self.recorded(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the C++ function."""
         return getattr(self.original, name)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether this stands for the same function."""
         return bool(self.original == (other.original if isinstance(other, Function) else other))
 
     def __hash__(self) -> int:
-        """Return the hash of the C++ function."""
         return hash(self.original)
 
 
-class _Operator:
-    """What is known of one operator before it is called."""
+class _Operator(calls.Hook):
+    """What is known of one operator before it is called. ``waits`` says whether it waits for its own result."""
 
-    def __init__(self, op: str, arguments: List[str]) -> None:
-        self.op = op
-        self.p2p = op in calls.POINT_TO_POINT
-        self.arguments = arguments
-        self.group_at = arguments.index("group_name")
-        self.about_at = next((i for i, name in enumerate(arguments) if name in _TENSORS), 0)
-        self.redop_at = arguments.index("reduce_op") if "reduce_op" in arguments else None
-        self.peer_at = next((i for i, name in enumerate(arguments) if name in ("src", "dst")), None)
+    def __init__(self, op: str, waits: bool, arguments: List[str]) -> None:
+        super().__init__(op, arguments, next((name for name in arguments if name in _TENSORS), arguments[0]))
+        self.waits = waits
 
-    def given(self, at: Optional[int], args: Any, kwargs: Any) -> Any:
-        """Return an argument by its position, or None if it was not given."""
-        if at is None:
-            return None
-        return args[at] if at < len(args) else kwargs.get(self.arguments[at])
+    def begin(self, frame: Any, args: Any, kwargs: Any) -> calls.Call:
+        if not _is_real(self.argument(self.tensor or "", args, kwargs)):
+            return calls.UNRECORDED
+        return super().begin(frame.f_back, args, kwargs)
 
-    def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
-        """Return the record's index, the group, and its count of collectives. The group is None if torch is tracing."""
-        ring = here.ring
-        about = self.given(self.about_at, args, kwargs)
-        if ring is None or not _is_real(about):
-            return 0, None, 0
-        group = self.given(self.group_at, args, kwargs)
-        if isinstance(group, str):
-            group = groups.c10d._resolve_process_group(group)
-        found = groups.known(group)
-        found = found.aside if found.aside is not None and calls.is_on_cpu(about) else found
-        begun = groups.begun_by(found)
-        counts = begun >= 0 and not self.p2p
-        redop = self.given(self.redop_at, args, kwargs)
-        flags = (ring_layout.FLAG_P2P if self.p2p else 0) | (
-            ring_layout.FLAG_MAIN if _thread.get_ident() == here.main_thread else 0
-        )
-        peer = self.given(self.peer_at, args, kwargs)
-        if not isinstance(peer, int):
-            peer = ring_layout.NO_PEER
-        elif not self.p2p:  # torch gives a broadcast's root as the rank in the group
-            peer = int(groups.c10d.get_global_rank(group, peer))
-        kind = calls.kind_of(
-            ring, frame, self.op, groups.name_id(ring, found), *calls.tensors_of(about),
-            redop.upper() if isinstance(redop, str) else "", peer, flags,
-        )  # fmt: skip
-        return ring.begin(kind.packed, begun + 1 if counts else ring_layout.NO_SEQ), found, begun
-
-    def end(self, index: int, found: Any, begun: int, result: Any) -> None:
-        """Leave the end of the record to the operator that waits for the result."""
-        if found is None or here.ring is None:
+    def end(self, call: calls.Call, result: Any) -> None:
+        index, since, _, known, begun = call
+        end_wait(since, self.counted)
+        if not index or here.ring is None:
             return
-        if self.p2p:
-            found.moved += groups.begun_by(found) - begun
-        if is_capturing():  # it runs only when the graph is replayed, and nobody waits for it before
+        if self.moves:
+            known.moved += groups.begun_by(known) - begun
+        if self.waits or is_capturing():  # what is captured runs only in a replay, and nobody waits for it before
             here.ring.end(index)
             return
         here.ring.returned(index)
@@ -153,72 +112,28 @@ def _keep(tensor: Any, index: int) -> None:
 
 
 def record(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
-    """Return the function of an operator with a record around each call."""
-    operator = _Operator(op, arguments)
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        index, group, begun, began = 0, None, 0, 0
-        try:
-            index, group, begun = operator.begin(sys._getframe(2), args, kwargs)
-        except Exception as error:
-            if not sealed[wall.gi_running][operator.op, error]:
-                raise
-        try:
-            began = begin_wait() if group is not None else 0
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            sealed[wall.gi_running][end_wait, began, not operator.p2p]
-            sealed[wall.gi_running][calls.failed, index, operator.op, error]
-            raise
-        end_wait(began, not operator.p2p)
-        if waits:
-            calls.ended(index)
-            return result
-        try:
-            operator.end(index, group, begun, result)
-        except BaseException as error:
-            sealed[wall.gi_running][calls.ended, index]
-            if not sealed[wall.gi_running][operator.op, error]:
-                raise
-        return result
-
-    return recorded
+    operator = _Operator(op, waits, arguments)
+    return calls.recording(op, original, operator.begin, operator.end, counts=operator.counted)
 
 
 def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
-    """Return ``wait_tensor``, or ``wait_tensors``, with a record of which collective is waited for."""
+    def begin(unused: Any, args: Any, also_unused: Any) -> Any:
+        if not _outputs or not args or not _is_real(args[0]):
+            return calls.UNRECORDED
+        tensors = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
+        call = max([_outputs.pop(tensor.untyped_storage()._cdata, 0) for tensor in tensors])
+        return (calls.begin("work_wait", seq=call), begin_wait(), call) if call else calls.UNRECORDED
 
-    def wait(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        call = index = began = 0
-        try:
-            call, index = (_begin_wait(tensor) or (0, 0)) if _outputs else (0, 0)
-            began = begin_wait() if call else 0
-            result = original(tensor, *args, **kwargs)
-        except BaseException as error:
-            sealed[wall.gi_running][end_wait, began, True]
-            sealed[wall.gi_running][calls.failed, index, "work_wait", error]
-            raise
-        end_wait(began, counts=True)
-        if call:
-            calls.ended(index)
-            calls.ended(call)
-        return result
+    def end(waiting: Any, unused: Any) -> None:
+        index, since, call = waiting
+        end_wait(since, counts=True)
+        calls.ended(index)
+        calls.ended(call)
 
-    return wait
-
-
-@guarded("wait_tensor")
-def _begin_wait(about: Any) -> Tuple[int, int]:
-    """Return the record of the collective whose results are waited for, and that of the wait; 0 if there is none."""
-    if not _is_real(about):
-        return 0, 0
-    tensors = about if isinstance(about, (list, tuple)) else (about,)
-    call = max([_outputs.pop(tensor.untyped_storage()._cdata, 0) for tensor in tensors])
-    return call, calls.begin("work_wait", seq=call) if call else 0
+    return calls.recording("work_wait", original, begin, end)
 
 
 def patch(unused: Any) -> None:
-    """Put the records around the operators, once ``torch.distributed._functional_collectives`` is imported."""
     global _plain, _modes
     import torch
 

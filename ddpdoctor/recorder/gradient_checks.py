@@ -1,12 +1,8 @@
 """Checks, in one pass and as cheaply as each device allows, whether tensors hold inf or NaN. Changes none of them.
 
-Gradients that DDP would have reduced in place by the end of backward are checked as they arrive: those that are views
-of its buckets, sparse ones, and all where checkpointing runs a backward inside another. Each parameter has a hook. If
-DDP reports its buckets, all gradients of a bucket are checked together.
-
-Findings are kept until it is clear whether training used those gradients, and noted then. A gradient that a script
-throws away does no harm. It was used if a torch optimizer steps while it is there, or if parameters hold inf or NaN
-afterwards.
+Gradients that DDP would have reduced in place by the end of backward are checked as they arrive: views of its buckets,
+sparse ones, and all where checkpointing runs a backward inside another. Findings are kept until a torch optimizer steps
+with them, or parameters hold inf or NaN: a gradient that a script throws away does no harm.
 """
 
 from __future__ import annotations
@@ -65,7 +61,6 @@ def is_observed() -> bool:
 
 
 def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
-    """Divide tensors into the groups in which they are summed."""
     pieces: List[List[Any]] = []
     together: List[Any] = []
     space = PIECE
@@ -83,15 +78,11 @@ def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
 
 
 def has_finite_sum(pieces: Iterable[List[Any]]) -> bool:
-    """Return whether tensors in ``pieces_of`` have a finite sum. If so, they hold no inf or NaN; None counts as 0.
-
-    Huge finite numbers may overflow.
-    """
+    """Return whether tensors in ``pieces_of`` have a finite sum: then none has inf or NaN. Huge ones may overflow."""
     return math.isfinite(sum(map(_sum_together, pieces)))
 
 
 def _sum_together(tensors: List[Any]) -> float:
-    """Return the sum of tensors, skipping those that are None."""
     import torch
 
     if len(tensors) == 1:
@@ -135,7 +126,6 @@ def samples_of(tensors: Sequence[Any]) -> List[Any]:
 
 
 def _by_kind(tensors: Sequence[Any], indexes: Sequence[int]) -> List[List[int]]:
-    """Group the indexes of tensors by device and dtype."""
     kinds: Dict[Any, List[int]] = {}
     for i in indexes:
         kinds.setdefault((tensors[i].device, tensors[i].dtype), []).append(i)
@@ -143,7 +133,6 @@ def _by_kind(tensors: Sequence[Any], indexes: Sequence[int]) -> List[List[int]]:
 
 
 def is_finite(tensor: Any) -> bool:
-    """Return whether a tensor holds neither inf nor NaN."""
     return bool(tensor.isfinite().all())
 
 
@@ -175,7 +164,6 @@ class Sound:
 
     @quietly
     def first_ruined(self) -> Optional[str]:
-        """Return the name of the first such parameter that holds inf or NaN now, or None."""
         at_first, self._at_first = self._at_first, None
         if at_first is not None:
             self._named = [pair for pair, value in zip(self._named, at_first.wait()) if math.isfinite(value)]
@@ -205,7 +193,6 @@ class Maxima:
             self._parts.append((indexes, host, event))
 
     def have_come(self) -> bool:
-        """Return whether all samples are on the host. Never waits."""
         return all(event is None or event.query() for _, _, event in self._parts)
 
     def values(self) -> List[float]:
@@ -217,7 +204,6 @@ class Maxima:
         return found
 
     def wait(self) -> List[float]:
-        """Wait until the values have come, and return them."""
         for _, _, event in self._parts:
             if event is not None:
                 event.synchronize()
@@ -225,7 +211,6 @@ class Maxima:
 
 
 def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
-    """Return the first plain tensors in a nest of lists, dicts and objects, with a name for each."""
     import torch
 
     found: List[Tuple[str, Any]] = []
@@ -268,7 +253,6 @@ class ArrivingGradients:
             parameter.register_post_accumulate_grad_hook(hook)
 
     def begin(self, ddp: Any) -> None:
-        """Begin a backward."""
         self.awake = True
         self._bad, self._maxima = {}, []
         if not self._buckets and self._asked < ASKED:
@@ -327,10 +311,7 @@ class ArrivingGradients:
 
 
 def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
-    """Return the constructor's buckets from their sizes in bytes. They take the parameters from the last to the first.
-
-    The result is empty if the sizes do not fit. Parameters of several dtypes, for example, are sorted by dtype first.
-    """
+    """Return the constructor's buckets, which take parameters from the last on, by size; empty if sizes do not fit."""
     buckets: List[List[int]] = []
     place = len(parameters)
     for size in [int(part) for part in sizes.split(",") if part.strip()]:
@@ -371,11 +352,9 @@ class Findings:
 
     @property
     def are_enough(self) -> bool:
-        """Whether no further finding would be noted."""
         return _noted[True] >= MAX_NOTED
 
     def saw_finite(self, reduces: bool) -> None:
-        """Note that all gradients of a backward are finite."""
         if reduces:
             self._in_a_row, self._noted_row = 0, False
         if self.pending:
@@ -410,13 +389,11 @@ class Findings:
         self.pending = {}
 
     def was_used(self) -> None:
-        """Note that the pending finding was used."""
         if not self.pending["used"]:
             self.pending["used"] = 1
             self._note(self.pending)
 
     def end(self) -> None:
-        """Note the final count of findings, if it has grown since the last note."""
         self.settle()
         if self._last and self._times > self._last["times"] and here.ring is not None:
             here.ring.note(dict(self._last, times=self._times))
@@ -433,11 +410,7 @@ class Findings:
 
 
 def origin_of(inputs: Tuple[str, str], ruined: Optional[str], loss: float) -> Tuple[str, str]:
-    """Return what was not finite first, and a sentence that says so.
-
-    ``inputs`` is the label of an input and what is wrong with it, both empty if all are finite. ``ruined`` is a
-    parameter that was not finite before this backward.
-    """
+    """Return what was not finite first, and a sentence. ``inputs``: an input's label and what is wrong, or empty."""
     label, held = inputs
     lost = not math.isfinite(loss)
     if ruined is not None:

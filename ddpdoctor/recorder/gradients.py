@@ -1,11 +1,8 @@
 """Checks the local gradients of each DDP model in each backward, before they are mixed with those of other ranks.
 
-DDP copies the reduced values back into the gradients in a callback at the end of backward. It queues that callback when
-its last bucket is full. A callback that was queued earlier in the same backward runs first, and finds all gradients as
-this rank computed them. ``gradient_checks`` has the other cases.
-
-The hooks on forward, backward, steps and scalers register no communication hook, change no gradient, and wait for no
-device.
+DDP copies the reduced values back into the gradients in a callback at the end of backward, which it queues when its
+last bucket is full. A callback that was queued earlier in the same backward runs first, and finds all gradients as this
+rank computed them. No hook here registers a communication hook, changes a gradient, or waits for a device.
 """
 
 from __future__ import annotations
@@ -47,8 +44,6 @@ MAX_OUTPUTS = 8
 
 
 class _Kept:
-    """The models that this process watches."""
-
     def __init__(self) -> None:
         self.watches: Any = weakref.WeakKeyDictionary()  # by replica: its ``GradientWatch``
         self.is_speed = False  # with ``--speed``, only steps in which replicas are compared are checked
@@ -63,13 +58,10 @@ _kept = _Kept()
 
 
 class _Output(functools.partial):  # type: ignore[type-arg]
-    """The hook on an output of a model."""
-
     __torch_unserializable__ = True  # without it torch warns when a script saves the output
 
 
 def patch_ddp(ddp: Any) -> None:
-    """Make each forward of DDP prepare for the check of its gradients."""
     if not check_every():
         return
     _kept.is_speed = read_settings(os.environ).speed
@@ -86,7 +78,7 @@ def patch_ddp(ddp: Any) -> None:
         return forward
 
     @guarded("gradients")
-    def scales(scaler: Any) -> None:
+    def scales(scaler: Any, *unused: Any, **also_unused: Any) -> None:
         _kept.scaled = bool(getattr(scaler, "_enabled", False))
 
     hooks.put(ddp, "forward", looking)
@@ -100,8 +92,6 @@ def patch_ddp(ddp: Any) -> None:
 
 
 def tracking(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch.autograd.backward with the knowledge of which one is running."""
-
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
@@ -138,7 +128,6 @@ def _raise_first(errors: List[BaseException]) -> None:
 
 @guarded("gradients")
 def _begin(ddp: Any, given: Any) -> Any:
-    """Return the ``GradientWatch`` of a model whose forward begins, or None if it is not watched."""
     import torch
 
     replica = replicas.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
@@ -200,7 +189,6 @@ def _leave() -> None:
 
 @guarded("gradients")
 def before_step(optimizer: Any, *unused: Any) -> None:
-    """Check whether the step that an optimizer is about to make uses a pending finding."""
     late = here.late.get(_thread.get_ident())
     if late and not here.in_backward:
         _raise_first(late)
@@ -224,13 +212,11 @@ def settle_all(gone: Any = None) -> None:
 here.on_end.append(settle_all)
 replicas.on_gone.append(settle_all)
 
-
 MAX_INPUTS = 32  # Inputs that are remembered until a backward. Our choice: those of a few forwards.
 # Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked.
 MAX_AHEAD_BYTES = 2**18
 MAX_LAST_WAIT_S = 0.2
-# How long and at what interval the end of training waits for a GPU. Our choice: by then the script has read a loss or
-# saved a model.
+# How long and how often the end of training waits for a GPU. Our choice: the script has read a loss by then.
 LAST_LOOK_S = 0.01
 MAX_NAMES = 4
 MAX_NAME = 200
@@ -244,13 +230,10 @@ class Backward(NamedTuple):
     scaled: bool
 
 
-class _Input:
-    """An input tensor of the model, and its sample."""
-
-    def __init__(self, label: str, tensor: Any, sample: Any) -> None:
-        self.label = label
-        self.tensor = weakref.ref(tensor)
-        self.sample = sample
+class _Input(NamedTuple):
+    label: str
+    tensor: Any  # a weak reference
+    sample: Any
 
     def holds(self, value: float) -> str:
         """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty if it is finite."""
@@ -322,7 +305,7 @@ class GradientWatch:
         found = [pair for i, value in enumerate(args) for pair in tensors_in(value, "argument %d of forward" % i)]
         found += [pair for name, value in kwargs.items() for pair in tensors_in(value, "argument %s of forward" % name)]
         samples = samples_of([tensor.detach() for _, tensor in found[:MAX_INPUTS]])
-        inputs = [_Input(label, tensor, sample) for (label, tensor), sample in zip(found, samples)]
+        inputs = [_Input(label, weakref.ref(tensor), sample) for (label, tensor), sample in zip(found, samples)]
         self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
 
     def begin_backward(self, backward: Backward) -> None:
@@ -344,10 +327,7 @@ class GradientWatch:
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._checks, backward))
 
     def spoil(self) -> None:
-        """Check gradients as they arrive from now on, because a backward has begun inside the watched one.
-
-        DDP may end its reduction with the inner one, before the outer one runs its callbacks.
-        """
+        """Check gradients as they arrive: a backward inside this one may end DDP's reduction before our callback."""
         if self._task != -1 and self._late:
             self._spoilt = True
             self._arrivals = ArrivingGradients(dict(enumerate(self._parameters)))
@@ -404,10 +384,7 @@ class GradientWatch:
     def _judge(
         self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]
     ) -> None:
-        """Record which gradients are not finite (``bad``: by index, whether they hold NaN), and where that began.
-
-        ``loss`` is the first root of the backward that is not finite (the sum, if it is large); 0 if all are finite.
-        """
+        """Record which gradients are not finite (``bad``: whether NaN) and where it began. ``loss`` is 0 if finite."""
         reduces = entry.pop("reduces")
         if not bad:
             self.findings.saw_finite(reduces)
@@ -424,7 +401,6 @@ class GradientWatch:
         self.findings.saw(entry, reduces)
 
     def catch_up(self) -> None:
-        """Read the results that have come from GPUs meanwhile. Never waits."""
         while self._ahead and not is_capturing() and self._ahead[0][0].have_come():
             maxima, indexes, inputs, entry = self._ahead.popleft()
             values = maxima.values()
@@ -435,13 +411,11 @@ class GradientWatch:
             self._judge(bad, list(zip(inputs, values[count:])), loss, entry)
 
     def end_backward(self) -> None:
-        """Forget a backward that has ended or failed."""
         self._task = -1
         if self._arrivals is not None:
             self._arrivals.awake = False
 
     def end(self) -> None:
-        """Decide what is pending, because no training follows. Wait briefly for a GPU's last step."""
         limit = time.monotonic() + MAX_LAST_WAIT_S
         self.catch_up()
         while self._ahead and time.monotonic() < limit:
@@ -450,10 +424,7 @@ class GradientWatch:
         self.findings.end()
 
     def before_step(self, optimizer: Any) -> None:
-        """Check every backward again if a step uses gradients that were skipped and not reduced.
-
-        Note whether it uses gradients that are known not to be finite.
-        """
+        """Check each backward again if a step uses gradients that were skipped, and note if it uses ruined ones."""
         if self._losses:
             self._waits_for_last = False
         self.catch_up()
@@ -472,7 +443,6 @@ class GradientWatch:
 
 
 def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
-    """Return the parameters whose gradients DDP reduces in place, by their position in the model."""
     import torch
 
     if ddp.gradient_as_bucket_view:

@@ -1,7 +1,7 @@
 """What torch knows of process groups: names, how many collectives each has begun, and its flight recorders.
 
 Only the flight recorders know what is pending on a device, and what DDP's C++ reducer started. The sampler asks them
-only after the stacks are on disk, because a query can hold the GIL or wait for a lock in CUDA.
+last, because a query can hold the GIL or wait for a lock in CUDA.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class KnownGroup:
 
 
 def known(group: Any) -> KnownGroup:
-    """Return what is kept about a group."""
     found = _known.get(id(group))
     if found is None:
         found = _known[id(group)] = KnownGroup(group)
@@ -52,7 +51,6 @@ def known(group: Any) -> KnownGroup:
 
 
 def _is_mixed(group: Any) -> bool:
-    """Return whether a group uses Gloo for CPU tensors and NCCL for GPU tensors."""
     config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
     parts = str(config or "").split(",")
     return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
@@ -72,8 +70,8 @@ def begun_by(found: KnownGroup) -> int:
 def look_up(group: Any) -> Tuple[Any, Any, int]:
     """Return the group of a call, what is kept about it, and how many collectives it has begun (-1 if not known).
 
-    None stands for the default group. The group returned is None if there is no default group, or if ``group`` is a
-    number, which means that this rank is no member.
+    ``group`` may be its name; None stands for the default group. The group returned is None if there is no default
+    group, or if ``group`` is a number, which means that this rank is no member.
     """
     if group is None:
         group = default()
@@ -81,6 +79,8 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
     if found is None:
         if group is None or isinstance(group, int):
             return None, None, -1
+        if isinstance(group, str):
+            group = c10d._resolve_process_group(group)
         found = known(group)
     try:
         return group, found, group._get_sequence_number_for_group() - found.moved
@@ -90,7 +90,6 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
 
 
 def name_id(ring: Any, found: KnownGroup) -> int:
-    """Return the interned name of a group, or of its Gloo part."""
     if found.ring is not ring:
         found.id, found.ring = ring.intern(found.name), ring
     return found.id
@@ -107,7 +106,6 @@ def backends_of(group: Any) -> str:
 
 
 def groups_now() -> Any:
-    """Describe the groups of this process for the evidence."""
     if default() is None:
         return []
     world = c10d._world
@@ -141,44 +139,33 @@ _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_
 # again, so that a call that is pending makes all before it look so.
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 _ON = frozenset({"y", "yes", "1", "t", "true"})  # what torch's getCvarBool accepts as on, in lower case (Utils.hpp)
-# Up to torch 2.6 the recorder and its dump are off by default. torch before 2.9 does not know the newer names.
-_BEFORE_2_9 = {
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "",
-}
-# The old names still work, but torch warns about them. The dump is on by default.
-_SINCE_2_9 = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": ""}
-# If the user has set the old name, the new one is not set, because it would win.
-_SAME = {
-    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-}
+# The name before torch 2.9, which does not know the newer one, then that, and the value; "" for the path of the dump.
+# Up to 2.6 the recorder and its dump are off by default. Since 2.9 the dump is on, and torch warns about old names. If
+# the user has set one, the new one is not set, because it would win.
+_FLIGHT_VARIABLES = (
+    ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "2000"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "", "1"),
+    ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", ""),
+)
 
 
 @guarded("flight recorder")
 def turn_on_flight_recorders() -> None:
-    """Make torch record collectives on devices, and dump the record to the run folder when it aborts the process.
-
-    The user's own settings stay. torch reads these variables when it makes the first process group.
-    """
+    """Make torch record collectives on devices, before it makes the first group. The user's own settings stay."""
     if not hasattr(sys.modules.get("torch._C._distributed_c10d"), "ProcessGroupNCCL"):
         return
     prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
     major, minor, *_ = (str(getattr(sys.modules.get("torch"), "__version__", "")) + "..").split(".")
     is_old = major.isdigit() and minor.isdigit() and (int(major), int(minor)) < (2, 9)
-    for name, value in (_BEFORE_2_9 if is_old else _SINCE_2_9).items():
-        given = os.environ.get(name) or os.environ.get(_SAME.get(name, name)) or ""
-        if not given or given.startswith(here.folder + os.sep):  # a value inherited from a recorded parent
+    for old, new, value in _FLIGHT_VARIABLES:
+        name = old if is_old else new
+        given = os.environ.get(name) or os.environ.get(old) or ""
+        if name and (not given or given.startswith(here.folder + os.sep)):  # a value inherited from a recorded parent
             os.environ[name] = value or prefix
 
 
 def flight_entries_now() -> Any:
-    """Return what is pending on devices, from all recorders of this build, and the current time on both clocks.
-
-    ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included. ``idle`` is
-    there if torch does not tell which calls have completed.
-    """
+    """Return what is pending on devices, with both clocks; ``timed``: the last completed too, ``idle``: if untold."""
     native = sys.modules.get("torch._C._distributed_c10d")
     if native is None or default() is None:
         return {}
@@ -197,10 +184,7 @@ def flight_entries_now() -> Any:
 
 
 def _are_idle() -> Any:
-    """Return whether this process's devices have done all that their default streams were given; None if unknown.
-
-    Only devices with a context of this process are asked, because asking makes one, which takes memory.
-    """
+    """Return whether this process's devices are done; None if unknown. Only those with a context: asking makes one."""
     cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
     if cuda is None or native is None or not cuda.is_initialized() or is_capturing():
         return None
@@ -213,7 +197,6 @@ def _are_idle() -> Any:
 
 
 def is_timed() -> bool:
-    """Return whether torch knows when a kernel starts and ends."""
     return _is_on(_TIMING)
 
 
@@ -223,10 +206,7 @@ def _is_on(names: Tuple[str, ...]) -> bool:
 
 @guarded("device times")
 def note_device_times() -> None:
-    """Note how long the last collectives ran, if torch times them, because nobody asks a healthy job for evidence.
-
-    The main thread may block here: it is about to destroy the groups, and would wait for its devices there anyway.
-    """
+    """Note how long the last collectives ran, if torch times them. It may block, as destroying the groups would too."""
     if here.ring is None or not is_timed():
         return
     rows = [

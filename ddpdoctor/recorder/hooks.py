@@ -1,8 +1,4 @@
-"""Puts the recorder's hooks into modules right after the script imports them. It imports no module itself.
-
-It notes which hooks this version of torch has no place for. If one finds no place, only its own evidence is missing.
-The other hooks still work.
-"""
+"""Puts the recorder's hooks into modules right after the script imports them. It imports no module itself."""
 
 from __future__ import annotations
 
@@ -24,10 +20,7 @@ _written: Tuple[Any, int] = (None, 0)  # the ring that the hooks were last writt
 
 
 def put(owner: Any, name: str, around: Callable[[Any], Any], *, is_api: bool = False) -> bool:
-    """Replace an attribute with ``around(original)``; return whether that worked.
-
-    With ``is_api`` a missing attribute is not noted, because no script can call it.
-    """
+    """Replace an attribute with ``around(original)``; return whether that worked. A missing ``is_api`` is not noted."""
     if not has(owner, name, is_api=is_api):
         return False
     try:
@@ -42,17 +35,13 @@ def put(owner: Any, name: str, around: Callable[[Any], Any], *, is_api: bool = F
     return True
 
 
-def has(owner: Any, name: str, *, is_api: bool = False) -> bool:
-    """Return whether torch has an attribute that the recorder needs, and note it.
-
-    If the owner itself is missing, that was noted already.
-    """
-    if owner is None:
-        return False
-    found = hasattr(owner, name)
-    if found or not is_api:
-        note(label(owner, name), found)
-    return found
+def has(owner: Any, *names: str, is_api: bool = False) -> bool:
+    """Return whether torch has attributes that we need, and note each. A missing owner was noted already."""
+    found = [] if owner is None else [hasattr(owner, name) for name in names]
+    for name, is_there in zip(names, found):
+        if is_there or not is_api:
+            note(label(owner, name), is_there)
+    return all(found) and owner is not None
 
 
 def part(owner: Any, name: str) -> Any:
@@ -61,18 +50,15 @@ def part(owner: Any, name: str) -> Any:
 
 
 def note(hook: str, found: bool) -> None:
-    """Note whether torch has a place for a hook."""
     _found[hook] = found
 
 
 def label(owner: Any, name: str) -> str:
-    """Return the name of a hook: ``Work.wait``, ``distributed_c10d.new_group``."""
     return "%s.%s" % (str(getattr(owner, "__qualname__", owner.__name__)).rpartition(".")[2], name)
 
 
 @guarded("hooks")
 def write() -> None:
-    """Write the hooks noted since the last call. A process that becomes a rank later writes all of them then."""
     global _written
     ring, count = _written
     if here.ring is None or not here.is_rank:
@@ -84,7 +70,6 @@ def write() -> None:
 
 
 def entry(since: int = 0) -> Dict[str, Any]:
-    """Return the journal entry for the hooks from number ``since`` on."""
     fresh = list(_found.items())[since:]
     return {
         "k": "hooks",
@@ -94,7 +79,6 @@ def entry(since: int = 0) -> Dict[str, Any]:
 
 
 here.on_start.append(write)
-
 
 patches: Dict[str, Callable[[Any], None]] = {}  # by module: the function that patches it once it is imported
 
@@ -144,7 +128,6 @@ def apply(name: str, module: Any) -> None:
 
 
 def when_there(name: str, patch: Callable[[Any], None]) -> None:
-    """Patch a module as soon as it is imported, or now if it already is."""
     patches[name] = patch
     module = sys.modules.get(name)
     if module is not None:

@@ -1,12 +1,7 @@
 """Notes how loaders divide data among ranks: which samples each pass draws, in numbers and digests, and if it trains.
 
-A pass is one iteration over a DataLoader. It is noted at its first batch, at its end, and when the job ends. A pass
-that was broken off is noted when the next one begins. Evidence of a hanging job includes the passes that still run. The
-indices that a pass draws are counted in bulk, so that no step waits for it.
-
-Inside a loader's worker, how long it takes to make a batch is measured, and how long it is idle in between. A rank that
-waits for its workers looks slow to other ranks that happen to have a batch ready, although their workers may be just as
-slow. Only the workers' own times show that.
+Inside a loader's worker, the time to make a batch and the idle time are measured: a rank that waits for its workers
+looks slow to ranks that happen to have a batch ready, although their workers may be just as slow.
 """
 
 from __future__ import annotations
@@ -101,7 +96,10 @@ def patch(module: Any) -> None:
     hooks.put(module.DataLoader, "__iter__", opening)
     here.on_end.append(settle_all)
     os.register_at_fork(after_in_child=book.under_way.clear)
-    describers["loaders"] = entries_now
+    # The last pass of each loader. The training thread may change it meanwhile.
+    describers["loaders"] = lambda: [
+        _entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None
+    ]
 
 
 @guarded("loaders")
@@ -158,7 +156,6 @@ def _register(iterator: Any, begun: Any) -> None:
 
 
 def delivered(iterator: Any, batch: Any) -> None:
-    """Note a batch that a loader has delivered."""
     found = book.under_way.get(id(iterator))
     if found is None:
         return
@@ -174,7 +171,6 @@ def delivered(iterator: Any, batch: Any) -> None:
 
 @guarded("loaders")
 def exhausted(iterator: Any) -> None:
-    """Note that a loader has delivered all batches of a pass."""
     found = book.under_way.get(id(iterator))
     if found is None or found[-1].complete:
         return
@@ -186,7 +182,6 @@ def exhausted(iterator: Any) -> None:
 
 
 def _end(known: Loader, one: LoaderPass) -> None:
-    """Note once that a pass has ended, complete or broken off."""
     if one.ended_ns is not None:
         return
     one.ended_ns = time.monotonic_ns()
@@ -195,10 +190,7 @@ def _end(known: Loader, one: LoaderPass) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward for each pass with delivered batches after which none has run yet.
-
-    Some trainers take several batches at once. A pass that was broken off gets no backward.
-    """
+    """Count a backward for each pass with batches after which none has run. One that was broken off gets none."""
     waiting = []
     for one in book.fresh:
         if one.complete or one.iterator is None or one.iterator() is not None:
@@ -210,7 +202,6 @@ def backward_begins() -> None:
 
 
 def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
-    """Compare the inputs of a DDP forward with the delivered batches, and note whether it is inside ``join``."""
     for one in book.fresh:
         one.joined = one.joined or bool(ddp._join_config.enable)
         if one.given and not one.whole and one.batches <= DIGESTED_BATCHES:
@@ -230,7 +221,6 @@ def _entry(known: Loader, one: LoaderPass) -> Dict[str, Any]:
 
 
 def _note(entry: Dict[str, Any], space: int) -> bool:
-    """Write a note if there is space for it."""
     size = len(str(entry))
     if here.ring is None or book.bytes + size > space or not here.ring.note(entry):
         return False
@@ -240,15 +230,9 @@ def _note(entry: Dict[str, Any], space: int) -> bool:
 
 @guarded("loaders")
 def settle_all() -> None:
-    """Note how far the last pass of each loader has got, because the job ends."""
     for known in reversed(book.reported):
         if known.last is not None:
             _note_pass(known, known.last, MAX_BYTES)
-
-
-def entries_now() -> List[Dict[str, Any]]:
-    """Return the last pass of each loader for the evidence. The training thread may change it meanwhile."""
-    return [_entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None]
 
 
 FIRST = 8  # if indices are drawn one by one, this many count as the first batch
@@ -288,7 +272,6 @@ class LoaderPass:
         self.iterator: Any = None  # a weak reference to its iterator, once there is one
 
     def drew(self, batch: Any) -> None:
-        """Record indices as the sampler gave them: those of a batch, or a single one."""
         indices = batch
         if type(batch) is not list and type(batch) is not tuple:  # a single one, a tensor, or an array
             found = batch.tolist() if hasattr(batch, "tolist") else [batch]
@@ -310,7 +293,6 @@ class LoaderPass:
         self.draws += 1
 
     def delivered(self, batch: Any) -> None:
-        """Count a batch, and take digests of it if it is an early one, and of its chosen samples."""
         number = self.batches
         self.batches += 1
         hits = self.hits.pop(number, None) if self.hits else None
@@ -331,7 +313,6 @@ class LoaderPass:
                         self.sample_digests.append("%d:%d:%s" % (index, place, data.digest(leaf.row(row))))
 
     def entry(self) -> Dict[str, Any]:
-        """Return what is known as an entry for the journal."""
         first = self.first if self.first is None or self.first > 1 else FIRST
         drawn = counted(*self.drawn)
         order = drawn.order
@@ -376,7 +357,6 @@ class IndexCounts(NamedTuple):
 
 
 def counted(so_far: IndexCounts, waiting: List[Any]) -> IndexCounts:
-    """Return what is known about indices, with those that wait to be counted."""
     if not waiting:
         return so_far
     numbers, total, worded = numbers_of(waiting[:])
@@ -426,10 +406,7 @@ class WorkerTimes:
         self.count = self.busy_ns = self.cpu_ns = self.idle_ns = self.ended_ns = 0
 
     def add(self, ring: Any, began_ns: int, ended_ns: int, cpu_ns: int = 0) -> None:
-        """Add a batch that was made, and the processor time that it took.
-
-        A pause counts at most as long as the batch itself, because a persistent worker also waits during an evaluation.
-        """
+        """Add a batch. A pause counts at most as long as the batch: persistent workers wait in evaluations too."""
         took = ended_ns - began_ns
         if ring is not self.ring:  # a forked child has its parent's times
             self.count = self.busy_ns = self.cpu_ns = self.idle_ns = self.ended_ns = 0
@@ -447,7 +424,6 @@ _worker_times = WorkerTimes()
 
 
 def patch_fetchers(module: Any) -> None:
-    """Patch torch's functions that make a batch, once, to time them."""
     for name in FETCHERS:
         fetcher = getattr(module, name, None)
         if fetcher is not None and getattr(fetcher.fetch, "__wrapped__", None) is None:

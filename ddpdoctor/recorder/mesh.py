@@ -1,12 +1,8 @@
-"""Fingerprints the parameters that several ranks of a device mesh hold in common.
+"""Fingerprints what several ranks of a device mesh hold in common, as ``fingerprinting`` does for DDP.
 
 These are the shards of hybrid FSDP in its replicating dimension, DTensors placed as ``Replicate``, and plain parameters
-in modules that were passed to ``parallelize_module``. They are fingerprinted at an optimizer's steps, on the same
-schedule as DDP's replicas, and compared among the ranks that hold the same part. Plain shards are not compared.
-
-Neither FSDP nor tensor parallelism makes buffers and plain frozen parameters equal. Those that did not change between
-the first two steps are constants, so they are fingerprinted once, after the second. What ``to_empty`` made, and nothing
-has written in place since, is noted with them: it holds whatever was in memory.
+in modules that were passed to ``parallelize_module``. Nothing makes buffers and plain frozen parameters equal: those
+that did not change between the first two steps are fingerprinted once, and what ``to_empty`` left as it was is noted.
 """
 
 from __future__ import annotations
@@ -15,20 +11,18 @@ import functools
 import itertools
 import re
 import sys
-import time
 import weakref
 from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from . import fingerprinting, frames, groups, hooks, schedule
 from .fingerprinting import Rows, fingerprints_of, may_fingerprint, optimizer_values, write
-from .schedule import FingerprintFiles, StepCounter
+from .schedule import FingerprintFiles
 from .state import check_every, guarded, here, pass_on
 from .storage import fingerprint_file
 from .wrappers import around
 
 # The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted.
 Sharing = Tuple[str, Tuple[int, ...]]
-Shared = Dict[Sharing, List[Tuple[str, Any]]]  # names and weak references to parameters, by the ranks that share them
 
 # Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts.
 MAX_MODULES = 4096
@@ -47,120 +41,118 @@ _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 # Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
 # ``Sharing``; None stands for the mesh of all ranks.
 _modules: List[Tuple[Any, str, Any]] = []
-_steppers: Any = weakref.WeakKeyDictionary()  # by optimizer
 _looked_at: Any = weakref.WeakSet()  # outermost modules whose constants were collected
 # By id: a weak reference to a tensor that ``to_empty`` made, and its mark at that time.
 _emptied: Dict[int, Tuple[Any, Any]] = {}
 _numbers = itertools.count(1)
 
 
-class _Stepper(StepCounter):
-    """What is kept about an optimizer."""
+class MeshFingerprints:
+    """The fingerprints of what one optimizer holds in common with other ranks of a mesh, at its steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = next(_numbers)
-        # Ids of its parameters when ``shared`` was found. It keeps them alive, so no other tensor gets their ids.
-        self.held: FrozenSet[int] = frozenset()
-        self.shared: Shared = {}
-        self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
-        self.files: Dict[Sharing, FingerprintFiles] = {}
+    def __init__(self, optimizer: Any) -> None:
+        self._number = next(_numbers)
+        # Ids of its parameters when ``_shared`` was found. It keeps them alive, so no other tensor gets their ids.
+        self._held: FrozenSet[int] = frozenset()
+        self._shared: Dict[Sharing, List[Tuple[str, Any]]] = {}  # names and weak references to parameters
+        self._gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
+        self._files: Dict[Sharing, FingerprintFiles] = {}
         # Name, weak reference and mark of what may turn out to be constant. Empty once that was compared.
-        self.constants: Dict[Sharing, List[Tuple[str, Any, Any]]] = {}
-
-
-@guarded("mesh step begins")
-def before_step(optimizer: Any, *unused: Any) -> None:
-    """Fingerprint the gradients that a step is made with, if the step is due."""
-    if not _modules or not here.is_rank:
-        return
-    stepper = _steppers.get(optimizer)
-    if stepper is None:
-        stepper = _steppers[optimizer] = _Stepper()
-        # Whatever has another mark later is not a constant.
+        self._constants: Dict[Sharing, List[Tuple[str, Any, Any]]] = {}
         held = frozenset(map(id, fingerprinting.held_by(optimizer) if may_fingerprint() else ()))
         for prefix, module in _outermost(held):
             if module not in _looked_at:
                 _looked_at.add(module)
                 for sharing, name, tensor in _unsynchronized(module):
                     entry = (prefix + _OF_WRAPPERS.sub("", name), weakref.ref(tensor), _mark(tensor))
-                    stepper.constants.setdefault(sharing, []).append(entry)
-    if stepper.begins() and may_fingerprint():
-        began_s = time.perf_counter()
-        for sharing, named in _shared(stepper, optimizer):
-            # Only gradients that are placed like their parameter: a partial one may rightly differ among ranks.
+                    self._constants.setdefault(sharing, []).append(entry)
+
+    def take_before(self, optimizer: Any) -> None:
+        """Fingerprint the gradients, except a partial one, which may rightly differ among ranks."""
+        for sharing, named in self._find(optimizer):
             present = [(name, p, p.grad) for name, p in named if p.grad is not None]
             alike = [
                 (name, p) for name, p, grad in present
                 if is_placed(grad) == is_placed(p) and (not is_placed(p) or grad.placements == p.placements)
             ]  # fmt: skip
             rows = _local(fingerprinting.gradient_rows(alike))
-            stepper.gradients[sharing] = (rows, fingerprints_of(rows))
-        schedule.spend(began_s)
+            self._gradients[sharing] = (rows, fingerprints_of(rows))
 
-
-@guarded("mesh step ends")
-def after_step(optimizer: Any) -> None:
-    """Write the fingerprints after a step, if the step is due."""
-    stepper = _steppers.get(optimizer) if _modules else None
-    if stepper is None or not stepper.ended():
-        return
-    if may_fingerprint():
-        began_s = time.perf_counter()
-        for sharing, named in _shared(stepper, optimizer):
-            gradients, taken = stepper.gradients.get(sharing, ([], None))
+    def take_after(self, number: int, optimizer: Any) -> None:
+        if not self._gradients:
+            self.take_before(optimizer)
+        site = frames.describe_user(sys._getframe(1))
+        counts = {"steps": number, "reductions": number, "forwards": 1, "site": site}
+        for sharing, named in self._find(optimizer):
+            gradients, taken = self._gradients.get(sharing, ([], None))
             rows = _local(fingerprinting.parameter_rows(named) + fingerprinting.state_rows(named, optimizer))
-            values = dict(
-                optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1,
-                every=schedule.distance(), site=frames.describe_user(sys._getframe(1)),
-            )  # fmt: skip
-            if sharing not in stepper.files:
-                stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing, 1))
-            before = taken.value() if taken is not None else b""
-            prints = before + fingerprints_of(rows).value()
-            write(stepper.files[sharing], stepper.steps, values, gradients + rows, prints)
-        if stepper.steps > 1 and stepper.constants:
-            _write_constants(stepper)
-        schedule.spend(began_s)
-    stepper.gradients = {}
+            values = dict(optimizer_values(optimizer), **counts, every=schedule.distance())
+            if sharing not in self._files:
+                self._files[sharing] = FingerprintFiles(self._about(sharing, 1))
+            prints = (taken.value() if taken is not None else b"") + fingerprints_of(rows).value()
+            write(self._files[sharing], number, values, gradients + rows, prints)
+        self._gradients = {}
+        if number > 1:
+            for sharing, entries in self._constants.items():
+                self._write_constants(sharing, entries, counts)
+            self._constants = {}
+
+    def _about(self, sharing: Sharing, model: int) -> Dict[str, Any]:
+        """Return a stream's table without its rows. Constants are model 2, because they have other points in time."""
+        dims, ranks = sharing
+        return {
+            "clock": fingerprint_file.STEP, "group": fingerprint_file.MESH + dims, "ranks": list(ranks),
+            "model": model, "optimizer": self._number, "rank": int(groups.c10d.get_rank()),
+        }  # fmt: skip
+
+    def _find(self, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
+        """Return the parameters that other ranks hold too, by ranks. Found once: ranks may collect modules unevenly."""
+        held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
+        if held != self._held:
+            meshes: Dict[int, Any] = {}  # by parameter that is plain
+            for reference, how, mesh in _modules:
+                module = reference() if how == PARALLELIZE and mesh is not None else None
+                if module is not None:
+                    meshes.update({id(parameter): mesh for parameter in module.parameters()})
+            self._held, self._shared = held, {}
+            seen = set()
+            for prefix, module in _outermost(held):
+                for name, tensor in module.named_parameters():
+                    if id(tensor) in held and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        sharing = _sharing_of(tensor, meshes.get(id(tensor))) if tensor.requires_grad else None
+                        if sharing is not None:
+                            self._shared.setdefault(sharing, []).append((prefix + name, weakref.ref(tensor)))
+        return [
+            (sharing, [(name, tensor) for name, reference in named if (tensor := reference()) is not None])
+            for sharing, named in self._shared.items()
+        ]
+
+    def _write_constants(self, sharing: Sharing, entries: List[Any], counts: Dict[str, Any]) -> None:
+        """Write what did not change since the first step. A row of another shape is another row."""
+        rows: Rows = []
+        unwritten: Dict[str, None] = {}
+        for name, reference, mark in entries:
+            tensor = reference()
+            if tensor is None:
+                continue
+            shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
+            is_constant = _mark(tensor) == mark
+            row = (fingerprint_file.BUFFER, name, "%s%s" % (dtype, list(shape)), shape, dtype)
+            rows.append((row, tensor if is_constant else None))
+            made, then = _emptied.get(id(tensor), (None, None))
+            if is_constant and made is not None and made() is tensor and then == mark:
+                unwritten[re.sub(r"\d+", "*", name)[:120]] = None
+        if any(tensor is not None for _, tensor in rows):
+            files = FingerprintFiles(self._about(sharing, 2), most_records=1)
+            write(files, counts["steps"], dict(counts, unwritten=list(unwritten)[:MAX_UNWRITTEN]), rows)
 
 
-def _about(stepper: _Stepper, sharing: Sharing, model: int) -> Dict[str, Any]:
-    """Return a stream's table without its rows. Constants are model 2, because they have other points in time."""
-    dims, ranks = sharing
-    return {
-        "clock": fingerprint_file.STEP, "group": fingerprint_file.MESH + dims, "ranks": list(ranks), "model": model,
-        "optimizer": stepper.number, "rank": int(groups.c10d.get_rank()),
-    }  # fmt: skip
+def shares_of(optimizer: Any) -> Optional[MeshFingerprints]:
+    return MeshFingerprints(optimizer) if _modules and here.is_rank else None
 
 
-def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
-    """Return the parameters of an optimizer that other ranks hold too, by the ranks that share them.
-
-    Their names start at the outermost modules that were passed, and are found only once. Later, modules may have been
-    garbage collected on some ranks and not on others.
-    """
-    held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
-    if held != stepper.held:
-        meshes: Dict[int, Any] = {}  # by parameter that is plain
-        for reference, how, mesh in _modules:
-            module = reference() if how == PARALLELIZE and mesh is not None else None
-            if module is not None:
-                meshes.update({id(parameter): mesh for parameter in module.parameters()})
-        found: Shared = {}
-        seen = set()
-        for prefix, module in _outermost(held):
-            for name, tensor in module.named_parameters():
-                if id(tensor) in held and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    sharing = _sharing_of(tensor, meshes.get(id(tensor))) if tensor.requires_grad else None
-                    if sharing is not None:
-                        found.setdefault(sharing, []).append((prefix + name, weakref.ref(tensor)))
-        stepper.held, stepper.shared = held, found
-    return [
-        (sharing, [(name, tensor) for name, reference in named if (tensor := reference()) is not None])
-        for sharing, named in stepper.shared.items()
-    ]
+fingerprinting.more_of.append(shares_of)
 
 
 def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
@@ -219,34 +211,6 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
                 yield sharing, path + "." * bool(path) + key, tensor
 
 
-def _write_constants(stepper: _Stepper) -> None:
-    """Write what did not change since the first step, once. A row of another shape is another row."""
-    site = frames.describe_user(sys._getframe(1))
-    for sharing, entries in stepper.constants.items():
-        rows: Rows = []
-        unwritten: Dict[str, None] = {}
-        for name, reference, mark in entries:
-            tensor = reference()
-            if tensor is None:
-                continue
-            shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
-            is_constant = _mark(tensor) == mark
-            row = (fingerprint_file.BUFFER, name, "%s%s" % (dtype, list(shape)), shape, dtype)
-            rows.append((row, tensor if is_constant else None))
-            made, then = _emptied.get(id(tensor), (None, None))
-            if is_constant and made is not None and made() is tensor and then == mark:
-                unwritten[re.sub(r"\d+", "*", name)[:120]] = None
-        if all(tensor is None for _, tensor in rows):
-            continue
-        values = {
-            "steps": stepper.steps, "reductions": stepper.steps, "forwards": 1, "site": site,
-            "unwritten": list(unwritten)[:MAX_UNWRITTEN],
-        }  # fmt: skip
-        files = FingerprintFiles(_about(stepper, sharing, 2), most_records=1)
-        write(files, stepper.steps, values, rows)
-    stepper.constants = {}
-
-
 def _mark(tensor: Any) -> Optional[Tuple[int, int]]:
     """Return what changes when a tensor is written to or moved, or None if it has no memory that can be compared."""
     try:
@@ -259,12 +223,10 @@ def _mark(tensor: Any) -> Optional[Tuple[int, int]]:
 
 
 def _local(rows: Rows) -> Rows:
-    """Return rows with this rank's parts of DTensors, and any other tensor unchanged."""
     return [(row, tensor._local_tensor if is_placed(tensor) else tensor) for row, tensor in rows]
 
 
 def patch(module: Any) -> None:
-    """Note the modules that are passed to a function or to FSDP1, and the tensors that ``to_empty`` makes."""
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
     owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
     hooks.put(owner, called, around(then=functools.partial(_note, name or FSDP1)))

@@ -3,28 +3,20 @@
 A forward with gradients arms DDP's reducer. Only the next backward that reaches the model is reduced, until another
 such forward. So reductions are counted as the reducer makes them: one for several forwards, one for a graph that is
 kept for a second backward, and none for a forward under ``no_sync``, wherever its backward runs.
-
-An optimizer may also train models without DDP, as in a GAN or a script that averages gradients by hand. Whether they
-should be equal on all ranks is judged from what they do. If all ranks step with the same gradients, the gradients were
-exchanged. So these models are fingerprinted like DDP's replicas, at the same steps.
-
-The module that DDP's constructor gets is noted in compact rows that show the first difference between ranks.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
-import json
 import sys
 import weakref
-import zlib
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
 from . import frames, groups, steps
 from .state import check_every, guarded, here, pass_on, shielded
 from .step_clock import in_backward
+from .storage.fingerprint_file import compact, packed
 
 # Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
 # nearly any backward uses the first, the last, or one of two between them.
@@ -35,45 +27,64 @@ MAX_UNFINISHED_NOTES = 16
 on_gone: List[Callable[[Replica], None]] = []  # called with a model that ends, while its module still exists
 
 
-class Replica:
-    """What is kept about one DDP model."""
+class Model:
+    """What is kept about a model that has copies on other ranks."""
 
-    def __init__(self, ddp: Any, ranks: Tuple[int, ...], number: int) -> None:
-        self.ddp = weakref.ref(ddp, shielded("replica ends", functools.partial(_gone, _kept, id(ddp))))
-        self._module = weakref.ref(ddp.module)
-        self.group = str(ddp.process_group.group_name)
-        self.ranks = ranks
+    on_gpu = join = ended = False
+    hook = ""  # The communication hook as last seen. The script may register one at any time.
+    syncs_buffers = True  # whether DDP broadcasts rank 0's buffers before forwards, or there are none to compare
+    ignored: FrozenSet[str] = frozenset()
+    unfinished: Any = None  # what the reducer still waits for after the last backward; None if all was reduced
+    forwards = unreduced_forwards = 0  # forwards with gradients, counted over the model's lifetime
+    # All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model.
+    before_step = (0, 0)
+    reductions = 0
+    optimizers = 0  # how many optimizers have stepped with its parameters
+    last_stepped: Any = None  # the ``StepFingerprints`` of the optimizer that stepped last
+    own_steps = 0  # steps right after a backward that reached no DDP model, so the model has its own loss
+    through = 0  # backwards that reached a DDP model and also this one, or that ran while this one was frozen
+
+    def __init__(self, group: Any, number: int) -> None:
+        self.group = str(group.group_name)
+        self.ranks = tuple(int(rank) for rank in groups.c10d.get_process_group_ranks(group))
         self.rank = int(groups.c10d.get_rank())
         self.number = number  # the model's number within its group, counted from 1
-        self.ignored: FrozenSet[str] = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+
+    def marked(self) -> List[Any]:
+        """Return parameters whose gradients show whether a backward has reached the model."""
+        raise NotImplementedError
+
+    def grad_mark(self) -> Any:
+        """Return a value that changes when a backward changes gradients of the model."""
+        marked = self.marked()
+        grads = [p.grad for p in marked[:: max(1, len(marked) // (MARKS - 1))] + marked[-1:]]
+        return [id(g) if g is None or g.is_sparse else (g.data_ptr(), g._version) for g in grads]
+
+
+class Replica(Model):
+    """What is kept about one DDP model."""
+
+    def __init__(self, ddp: Any, number: int) -> None:
+        super().__init__(ddp.process_group, number)
+        self.ddp = weakref.ref(ddp, shielded("replica ends", functools.partial(_gone, _kept, id(ddp))))
+        self._module = weakref.ref(ddp.module)
+        self.ignored = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
         named = ddp.module.named_parameters()
         # Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids.
         self.reduced = frozenset(id(p) for name, p in named if p.requires_grad and name not in self.ignored)
         self.on_gpu = getattr(ddp, "device_type", "cpu") != "cpu"
-        self.forwards = 0  # forwards with gradients, counted over the model's lifetime
-        self.unreduced_forwards = 0
-        # All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model.
-        self.before_step = (0, 0)
-        self.reductions = 0
-        # What the reducer still waits for after the last backward; None if everything was reduced.
-        self.unfinished: Any = None
-        self.optimizers = 0  # how many optimizers have stepped with its parameters
-        # Whether DDP broadcasts rank 0's buffers before forwards.
         self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
-        self.join = False
-        self.hook = ""  # The communication hook as last seen. The script may register one at any time.
         # The backwards with reductions when it was last fingerprinted at a forward, and after a buffer broadcast.
         self.forward_taken, self.sync_taken = 0, -1
         self.at_forward = (0, 0)  # all forwards and unreduced ones when it was last fingerprinted at one
         self.files: Dict[str, Any] = {}  # by clock: the ``FingerprintFiles`` of the model's own events
-        self.last_stepped: Any = None  # the ``StepFingerprints`` of the optimizer that stepped last
-        self.ended = False
+
+    def marked(self) -> List[Any]:
+        ddp = self.ddp()
+        return [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
 
     def module(self) -> Any:
-        """Return the wrapped module, which the script may replace, or None if it is gone.
-
-        When a DDP model ends, its module still exists.
-        """
+        """Return the wrapped module, which the script may replace and which outlives DDP; None if it is gone."""
         ddp = self.ddp()
         return self._module() if ddp is None else ddp.module
 
@@ -106,35 +117,29 @@ def _kept_here() -> _Kept:
 
 
 def is_recorded() -> bool:
-    """Return whether there are models to check, and this process made them."""
-    return bool(_kept.by_id) and _kept.ring is here.ring
+    return bool(_kept_here().by_id)
 
 
 def version() -> int:
-    """Return a number that changes whenever a model is made or ends."""
     return _kept.version
 
 
 def all_replicas() -> List[Replica]:
-    """Return the existing models in the order in which they were made."""
-    return list(_kept.by_id.values()) if _kept.ring is here.ring else []
+    return list(_kept_here().by_id.values())
 
 
 def find(ddp: Any) -> Optional[Replica]:
-    """Return the replica of a DDP model, or None if it is not recorded."""
-    return _kept.by_id.get(id(ddp)) if _kept.ring is here.ring else None
+    return _kept_here().by_id.get(id(ddp))
 
 
 def register(ddp: Any) -> None:
-    """Record a DDP model that has just been made, unless no other rank has a copy."""
     if here.ring is None or not here.is_rank or not check_every():
         return
-    ranks = tuple(int(rank) for rank in groups.c10d.get_process_group_ranks(ddp.process_group))
-    if len(ranks) < 2:
+    if len(groups.c10d.get_process_group_ranks(ddp.process_group)) < 2:
         return
     kept, group = _kept_here(), str(ddp.process_group.group_name)
     number = kept.numbers[group] = kept.numbers.get(group, 0) + 1
-    kept.by_id[id(ddp)] = Replica(ddp, ranks, number)
+    kept.by_id[id(ddp)] = Replica(ddp, number)
     kept.version += 1
 
 
@@ -156,7 +161,6 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
 
 @guarded("replica forward")
 def forward_ended(ddp: Any) -> None:
-    """Count a forward of DDP that has ended."""
     import torch
 
     replica = find(ddp)
@@ -170,31 +174,28 @@ def forward_ended(ddp: Any) -> None:
 
 
 def backward_begins() -> None:
-    """Prepare to find out which of several models a backward reaches."""
-    others = all_unwrapped()
+    others = _kept_here().unwrapped
     if (len(_kept.armed) > 1 or others) and not in_backward():
         for model in others:
             model.mark = model.grad_mark()
-        _kept.marks = [(key, _mark(replica)) for key, replica in _kept.armed.items()]
+        _kept.marks = [(key, replica.grad_mark()) for key, replica in _kept.armed.items()]
 
 
 def backward_ended(*unused: Any, **also_unused: Any) -> None:
-    """Count a reduction of each armed model that the backward has reached.
-
-    A nested backward, as in checkpointing, reduces nothing by itself.
-    """
-    others = all_unwrapped()
+    """Count a reduction of each armed model that a backward reached. A nested one, as in checkpoints, reduces none."""
+    others = _kept_here().unwrapped
     if not (_kept.armed or _kept.unfinished or others) or in_backward():
         return
     marks, _kept.marks = _kept.marks, []
-    reached = [key for key, mark in marks if key in _kept.armed and _mark(_kept.armed[key]) != mark]
+    reached = [key for key, mark in marks if key in _kept.armed and _kept.armed[key].grad_mark() != mark]
     of_others = [model for model in others if model.grad_mark() != model.mark]
     if not reached and not of_others:
         reached = list(_kept.armed)
     ended = [_kept.armed.pop(key) for key in reached]
     _kept.last_reduced = bool(ended)
     for model in _kept.unwrapped if ended else ():
-        model.through += model in of_others or model.is_frozen()
+        first = next(model.parameters(), None)
+        model.through += model in of_others or (first is not None and not first.requires_grad)  # frozen at present
     for replica in ended:
         replica.reductions += 1
     for replica in {*ended, *_kept.unfinished.values()}:
@@ -219,15 +220,6 @@ def _look_at_reducer(replica: Replica, frame: Any) -> None:
         here.note("unfinished", **(replica.unfinished or {}), group=replica.group, model=replica.number, **line)
 
 
-def _mark(replica: Replica) -> Any:
-    """Return a value that changes when the model's gradients change."""
-    ddp = replica.ddp()
-    trained = [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
-    chosen = trained[:: max(1, len(trained) // (MARKS - 1))] + trained[-1:]
-    grads = [p.grad for p in chosen]
-    return [id(g) if g is None or g.is_sparse else (g.data_ptr(), g._version) for g in grads]
-
-
 # Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many.
 MAX_MODELS = 4
 # Frames above the step that are searched for the model. Our choice: trainers call their optimizers ten or so deep.
@@ -237,11 +229,25 @@ MAX_VALUES = 200  # Variables of a frame that are searched for modules. Our choi
 Named = List[Tuple[str, Any]]
 
 
-class _HeldParameters:
-    """Replaces a module: parameters of an optimizer, by their names in the script's modules."""
+class Unwrapped(Model):
+    """A model that no DDP holds: parameters of an optimizer, by their names in the script's modules.
 
-    def __init__(self, named: Named) -> None:
+    Whether it should be equal on all ranks is judged from what they do: if all step with the same gradients, these were
+    exchanged.
+    """
+
+    mark: Any = None  # what ``grad_mark`` returned before the backward
+
+    def __init__(self, named: Named, number: int) -> None:
+        super().__init__(groups.default(), -number)  # negative, because it is no DDP model
+        self.reduced = frozenset(id(tensor) for _, tensor in named)
         self._held = [(name, weakref.ref(tensor)) for name, tensor in named]
+
+    def ddp(self) -> Any:
+        return None
+
+    def module(self) -> Any:
+        return self
 
     def named_parameters(self) -> Iterator[Tuple[str, Any]]:
         for name, reference in self._held:
@@ -255,65 +261,17 @@ class _HeldParameters:
     def modules(self) -> Iterator[Any]:
         return iter(())
 
-
-class Unwrapped:
-    """One such model, with the parts of ``Replica`` that ``StepFingerprints`` needs."""
-
-    ignored: FrozenSet[str] = frozenset()
-    on_gpu = join = False
-    hook = ""
-    unfinished = None
-    syncs_buffers = True  # True, because there are no buffers to compare
-
-    def __init__(self, named: Named, number: int) -> None:
-        self.group = str(groups.default().group_name)
-        self.ranks = tuple(range(int(groups.c10d.get_world_size())))
-        self.rank = int(groups.c10d.get_rank())
-        self.number = -number  # negative, because it is no DDP model
-        self.reduced = frozenset(id(tensor) for _, tensor in named)
-        self.forwards = self.unreduced_forwards = self.reductions = self.optimizers = 0
-        self.before_step = (0, 0)
-        self.last_stepped: Any = None
-        self.own_steps = 0  # steps right after a backward that reached no DDP model, so the model has its own loss
-        self.through = 0  # backwards that reached a DDP model and also this one, or that ran while this one was frozen
-        self._module = _HeldParameters(named)
-        self.mark: Any = None  # what ``grad_mark`` returned before the backward
-
-    def ddp(self) -> Any:
-        """Return None, because there is no DDP."""
-        return None
-
-    def module(self) -> Any:
-        """Return the replacement for the module."""
-        return self._module
-
     def stepped(self, steps: int) -> None:
         """Note a step of its optimizer. Steps also count as reductions, because there is no reducer to count."""
         self.reductions = steps
         self.own_steps += not _kept.last_reduced
 
-    def is_frozen(self) -> bool:
-        """Return whether its first parameter gets no gradients at present."""
-        first = next(self._module.parameters(), None)
-        return first is not None and not first.requires_grad
-
-    def grad_mark(self) -> Any:
-        """Return a value that changes when a backward adds to gradients of this model."""
-        first = next(self._module.parameters(), None)
-        grad = first.grad if first is not None else None
-        return None if grad is None else (id(grad), grad._version)
-
-
-def all_unwrapped() -> List[Unwrapped]:
-    """Return the models that were found so far."""
-    return _kept.unwrapped if _kept.ring is here.ring else []
+    def marked(self) -> List[Any]:
+        return list(self.parameters())[:1]
 
 
 def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
-    """Make a model of those tensors of an optimizer that are in no DDP model. Return None if it is not to be recorded.
-
-    ``known`` holds the ids of the DDP models' parameters.
-    """
+    """Make a model of an optimizer's tensors that are not in ``known``, the ids of DDP's; None if not recorded."""
     import torch
 
     kept = _kept_here()
@@ -326,7 +284,7 @@ def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     kept.unwrapped = [*kept.unwrapped, found]
     if here.ring is not None:  # as many as fit in a quarter of what a DDP model gets
         rows = [_tensor_row("p", name, tensor) for name, tensor in named]
-        here.ring.note({"k": "named", "rows": _packed_rows(rows, _rows_text(rows), MAX_ROWS_BYTES // 4)})
+        here.ring.note({"k": "named", "rows": _packed_rows(rows, MAX_ROWS_BYTES // 4)})
     return found
 
 
@@ -363,10 +321,7 @@ _rows_bytes = 0
 
 
 def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) -> None:
-    """Write what DDP needs to be equal on all ranks of ``group``: names, order, shapes, dtypes, requires_grad.
-
-    A model that was seen before is written as a digest only.
-    """
+    """Write what must be equal on all ranks of ``group``; of a model that was seen before only its digest."""
     global _models_noted, _rows_bytes
     if here.ring is None or _models_noted >= MAX_MODEL_NOTES:
         return
@@ -375,14 +330,13 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
     rows = [_tensor_row("p", name, tensor) for name, tensor in module.named_parameters() if name not in ignored]
     if with_buffers:
         rows += [_tensor_row("b", name, tensor) for name, tensor in module.named_buffers() if name not in ignored]
-    text = _rows_text(rows)
-    digest = hashlib.sha256(text).hexdigest()[:24]
+    digest = hashlib.sha256(compact(rows)).hexdigest()[:24]
     entry: Dict[str, Any] = {"group": str(group.group_name), "count": len(rows), "digest": digest}
     if digest not in _model_digests:
-        packed = _packed_rows(rows, text, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
-        if packed is not None:
-            entry["rows"] = packed
-            _rows_bytes += len(packed)
+        fitting = _packed_rows(rows, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
+        if fitting is not None:
+            entry["rows"] = fitting
+            _rows_bytes += len(fitting)
     if here.note("ddp", **entry, finds_unused=int(finds_unused), frame=frames.describe_user(sys._getframe())):
         _model_digests.add(digest)
 
@@ -396,17 +350,12 @@ def _tensor_row(kind: str, name: str, tensor: Any) -> List[Any]:
     return [kind, name, shape, str(tensor.dtype).replace("torch.", ""), int(tensor.requires_grad)]
 
 
-def _rows_text(rows: List[Any]) -> bytes:
-    return json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _packed_rows(rows: List[Any], text: bytes, space: int) -> Optional[str]:
+def _packed_rows(rows: List[Any], space: int) -> Optional[str]:
     """Return as many of the first rows as fit, compressed, or None if not even a few fit."""
     while True:
-        packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
-        if len(packed) <= space:
-            return packed
+        found = packed(rows)
+        if len(found) <= space:
+            return found
         if len(rows) < 16:
             return None
         rows = rows[: len(rows) // 2]
-        text = _rows_text(rows)

@@ -1,11 +1,8 @@
 """A thread of ours that samples the main thread, and answers the watcher's requests for evidence.
 
-It reads stacks with ``frames``, which is safe at any time. While another thread holds the GIL it cannot answer. For
-that case, signals and fatal errors write stacks to files of ours, unless the script uses them itself. SIGURG, which is
-ignored by default, so that it can never end a process, writes all stacks. SIGTERM, if no launcher pauses for evidence
-before it stops the other ranks, writes the main thread's and still ends the process. faulthandler knows the file only
-by its descriptor. A script may close all files that it did not open and then open its own, and nothing of ours must be
-written to those.
+While another thread holds the GIL, signals and fatal errors write stacks to files of ours, unless the script uses them:
+SIGURG, ignored by default, and SIGTERM. faulthandler knows a file by its descriptor alone. A script may close all files
+that it did not open and then open its own, and nothing of ours must be written to those.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from .state import describers, guarded, here, pass_on, queries, raise_late
 from .storage import ring_layout
 from .storage.files import is_short_of_files, map_file, open_new, open_plain
 from .storage.ring_writing import to_json
-from .wrappers import wraps
+from .wrappers import around, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,10 +46,7 @@ _current: Optional[Sampler] = None
 
 
 class LineTable:
-    """Counts at which of the user's lines the main thread is sampled, outside calls that need other ranks.
-
-    Each line is counted in each phase of the step. When the table is full, the rarest line is dropped.
-    """
+    """Counts the user's lines at which the main thread is sampled, by phase. The rarest gives way in a full table."""
 
     def __init__(self) -> None:
         self.entries: Dict[Any, List[int]] = {}  # by line and phase: the entry in the ring's table, and the count
@@ -60,37 +54,29 @@ class LineTable:
     def count(
         self, ring: Any, clock: Any, line: Tuple[str, int, str], caller: Optional[Tuple[str, int, str]] = None
     ) -> None:
-        """Count one sample of a line (file, number, function), and of the line that called the model, if another did.
-
-        A rank counts only after its first step has ended.
-        """
+        """Count one sample of a line, and of the line that called the model. A rank counts from its second step on."""
         if here.is_rank and (clock.waiting or not clock.number):
             return
-        phase = clock.phase
-        self._add(ring, line, phase)
+        keys = [(line, clock.phase)]
         if caller is not None and caller != line:
-            self._add(ring, caller, phase + ring_layout.CALLS_MODULE)
-
-    def _add(self, ring: Any, line: Tuple[str, int, str], phase: int) -> None:
-        entry = self.entries.get((line, phase))
-        if entry is None:
-            entry = [len(self.entries), 0]
-            if len(self.entries) >= ring.line_capacity:
-                rarest = min(self.entries, key=lambda key: self.entries[key][1])
-                entry = [self.entries.pop(rarest)[0], 0]
-            self.entries[line, phase] = entry
-        site = ring.known_site(line)
-        if site is None:
-            site = ring.intern_site(line, frames.describe(*line))
-        entry[1] += 1
-        ring.line(entry[0], site, phase, entry[1])
+            keys.append((caller, clock.phase + ring_layout.CALLS_MODULE))
+        for key in keys:
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = [len(self.entries), 0]
+                if len(self.entries) >= ring.line_capacity:
+                    rarest = min(self.entries, key=lambda one: self.entries[one][1])
+                    entry = [self.entries.pop(rarest)[0], 0]
+                self.entries[key] = entry
+            site = ring.known_site(key[0])
+            if site is None:
+                site = ring.intern_site(key[0], frames.describe(*key[0]))
+            entry[1] += 1
+            ring.line(entry[0], site, key[1], entry[1])
 
 
 def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:
-    """Return the user's line that called the model, or the library, in which the innermost of the user's lines ran.
-
-    None if the user's innermost line was called by the user's own code alone.
-    """
+    """Return the user's line that called the model or the library in which the user's innermost line ran, or None."""
     outer = [i for i, (code, _) in enumerate(stack) if code.co_filename.endswith(_MODULE_FILE)]
     start, own = len(stack), False
     for i, (code, _) in enumerate(stack):  # to the innermost frame of a library that called code of the user
@@ -106,10 +92,7 @@ def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, 
 
 
 def _core_time(path: str = "/proc/self/schedstat") -> Optional[Tuple[int, int]]:
-    """Return a thread's time on a core, and its time in a queue for one, in nanoseconds; None if not counted.
-
-    It is the main thread without another path.
-    """
+    """Return a thread's time on a core and in a queue for one, in ns; None if not counted. It is the main thread's."""
     try:
         with open(path, "rb") as file:
             ran, waited = file.read().split()[:2]
@@ -149,7 +132,6 @@ class Sampler:
         self.first_core_times: Optional[Tuple[int, ...]] = None
 
     def run(self) -> None:
-        """Sample and answer until the process ends."""
         count = 0
         pid = os.getpid()
         while os.getpid() == pid and _current is self:
@@ -161,7 +143,6 @@ class Sampler:
         self.gone.release()
 
     def rests(self, seconds: float) -> bool:
-        """Wait; return whether the process is ending and the thread should too."""
         ends = self.wake.acquire(True, seconds)
         if ends:
             self.wake.release()
@@ -189,7 +170,6 @@ class Sampler:
             here.failed("sampler", error)
 
     def sample_main(self, ring: Any) -> None:
-        """Write the user's current line, and count changes of the user's innermost function."""
         stack = frames.of_thread(here.main_thread)
         code, line = next((one for one in stack if frames.is_user_file(one[0].co_filename)), (None, 0))
         if code is None:
@@ -212,10 +192,7 @@ class Sampler:
                 ring.set("new_functions", ring.get("new_functions") + 1)
 
     def sample_imports(self, ring: Any) -> None:
-        """Count imports of the main thread as a new function: DDP's first constructor imports hundreds of modules.
-
-        Those of other threads are no progress: torch's own import when they write what is pending at a group's limit.
-        """
+        """Count imports of the main thread as new functions. Other threads': torch imports when it dumps at a limit."""
         modules = len(sys.modules)
         if modules == self.modules:
             return
@@ -224,10 +201,7 @@ class Sampler:
             ring.set("new_functions", ring.get("new_functions") + 1)
 
     def sample_cores(self, ring: Any) -> None:
-        """Write, about once a second, how long the main thread had a core since its first step, and waited for one.
-
-        With that goes how long the other threads of the process were in a queue for a core, summed.
-        """
+        """Write once a second how long the main thread had a core and waited for one, and the others waited."""
         now = time.monotonic_ns()
         if now < self.cores_due_ns or not here.is_rank or here.clock is None or not here.clock.number:
             return
@@ -246,11 +220,7 @@ class Sampler:
             ring.set(cell, max(0, value - start))  # threads may have ended
 
     def answer(self, request: int) -> None:
-        """Write two samples of all stacks, some time apart, and everything that the hooks know.
-
-        The first sample goes to disk at once, and both are there before torch is asked. torch may never return, or
-        never release the GIL.
-        """
+        """Write two samples of all stacks, and what hooks know. torch is last: it may never return or free the GIL."""
 
         def described(by: Dict[str, Callable[[], Any]]) -> Dict[str, Any]:
             found: Dict[str, Any] = {}
@@ -284,10 +254,7 @@ class Sampler:
 
 
 def write_quietly(path: str, data: bytes) -> None:
-    """Write a file through a memory mapping, because bytes that a process writes count as progress of the script.
-
-    All blocks are allocated first, or OSError is raised. A write to a sparse mapping on a full disk would be fatal.
-    """
+    """Write through a mapping: written bytes count as the script's progress. Blocks first: a full disk is fatal."""
     fd = open_new(path)
     try:
         os.posix_fallocate(fd, 0, len(data))
@@ -319,11 +286,7 @@ def take_sample() -> Dict[str, Any]:
 
 @guarded("sampler stop")
 def stop() -> None:
-    """End the thread before Python ends.
-
-    Otherwise pthread_exit would end it. That loads a library first, and aborts the process if it cannot: after a
-    chroot, or with no file descriptor left.
-    """
+    """End the thread first: pthread_exit would load a library, and abort where it cannot (chroot, no descriptor)."""
     global _current
     sampler, _current = _current, None
     here.kept.append(sampler)
@@ -334,7 +297,6 @@ def stop() -> None:
 
 @guarded("sampler start")
 def start() -> None:
-    """Start the thread, and register the dump for the case that it never gets the GIL."""
     global _current
     # The previous one is kept, also in a forked child: unmapping its file would close a descriptor that may be reused.
     here.kept.append(_current)
@@ -360,8 +322,6 @@ _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
 _disable = faulthandler.disable
 _register = faulthandler.register
-_dump_later = faulthandler.dump_traceback_later
-_cancel_dump = faulthandler.cancel_dump_traceback_later
 _file: Optional[Tuple[int, int, int]] = None  # descriptor, device and inode of our file
 _has_signal = False
 _has_fatal = False
@@ -369,7 +329,6 @@ _fds: List[int] = []  # the descriptor of the file that SIGTERM writes to, if th
 
 
 def register() -> None:
-    """Make SIGURG write all stacks, and fatal signals too, unless the script has enabled that itself."""
     global _file, _has_fatal
     if is_short_of_files() or not _signal_is_free():
         return
@@ -448,10 +407,8 @@ def _open_high(suffix: str, flags: int) -> int:
 def _yield_to_script() -> None:
     """Make ``faulthandler`` answer a script as it would without us, and let what the script enables replace ours."""
 
-    @wraps(_enable)
-    def enable(*args: Any, **kwargs: Any) -> None:
+    def enabled(*unused: Any, **also_unused: Any) -> None:
         global _has_fatal
-        _enable(*args, **kwargs)
         _has_fatal = False
 
     @wraps(_disable)
@@ -462,31 +419,25 @@ def _yield_to_script() -> None:
     def is_enabled() -> bool:
         return bool(_is_enabled()) and not _has_fatal
 
-    @wraps(_register)
-    def register(*args: Any, **kwargs: Any) -> None:
-        _register(*args, **kwargs)
-        if _signal.SIGURG in (*args[:1], kwargs.get("signum")):
+    def registered(unused: Any, signum: Any, *also_unused: Any, **given: Any) -> None:
+        if signum == _signal.SIGURG:
             _note_signal(False)
 
-    @wraps(_dump_later)
-    def dump_traceback_later(timeout: Any, *args: Any, **kwargs: Any) -> None:
-        _dump_later(timeout, *args, **kwargs)
-        _note_limit(timeout, args[2] if len(args) > 2 else kwargs.get("exit"))
-
-    @wraps(_cancel_dump)
-    def cancel_dump_traceback_later() -> None:
-        _cancel_dump()
-        _note_limit(0, False)
-
-    for function in (enable, disable, is_enabled, register, dump_traceback_later, cancel_dump_traceback_later):
+    for function in (disable, is_enabled):
         setattr(faulthandler, function.__name__, function)
+    for name, then in (
+        ("enable", enabled), ("register", registered), ("dump_traceback_later", _note_limit),
+        ("cancel_dump_traceback_later", _note_limit),
+    ):  # fmt: skip
+        setattr(faulthandler, name, around(then=then)(getattr(faulthandler, name)))
 
 
 @guarded("limit")
-def _note_limit(timeout_s: Any, exits: Any) -> None:
+def _note_limit(unused: Any, timeout: Any = 0, *options: Any, **given: Any) -> None:
     """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
+    exits = options[2] if len(options) > 2 else given.get("exit")
     if here.ring is not None:
-        here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout_s) * 1e9) if exits else 0)
+        here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout) * 1e9) if exits else 0)
 
 
 @guarded("dump on SIGTERM")

@@ -1,20 +1,16 @@
 """Which optimizer steps are fingerprinted, the same ones on all ranks without a message, and into which files.
 
-With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes steps 1, 2, 4 and
-so on to 32, and then chooses the distance so that comparing costs at most ``SHARE`` of the training time.
-
-``auto`` divides steps into blocks: 1, 2-3, 4-7, ... and from step 1024 on blocks of 1024. In each block a rank writes
-its wish for the next block into a page that the ranks of this host share; when the next block begins, each takes the
-largest. Ranks that reduce gradients together are at most one step apart, so all wishes are there by then. Distances
-are powers of two: where hosts choose different ones, the steps of the larger are still common to all.
-
-The files of a process are few and small: one per stream, and another one when its rows change.
+With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes 1, 2, 4 to 32, then
+a distance at which comparing costs at most ``SHARE`` of the time. In each block of steps (1, 2-3, 4-7, from 1024 on
+of 1024) a rank writes its wish for the next into a page of this host; then each takes the largest. Ranks that reduce
+together are at most one step apart, so all wishes are there. Powers of two have the largest's steps in common.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from functools import lru_cache
 from typing import Any, Dict, List, Optional
 
 from .settings import read_settings
@@ -51,19 +47,14 @@ class Wishes:
             os.close(number)
 
     def write(self, is_odd: bool, exponent: int) -> None:
-        """Write this rank's wish for the next block."""
         self._page[is_odd * _RANKS + self._rank] = exponent + 1
 
     def largest(self, is_odd: bool) -> int:
-        """Return the largest wish of all ranks, -1 if there is none."""
         return int(max(self._page[is_odd * _RANKS : (is_odd + 1) * _RANKS])) - 1
 
 
 class AutoDistance:
-    """Chooses the distance for each block from what comparisons cost and how long steps take.
-
-    It counts the steps of all optimizers of this process together.
-    """
+    """Chooses the distance of each block from the cost of comparisons and the time of steps, of all optimizers."""
 
     def __init__(self, wishes: Wishes) -> None:
         self._wishes = wishes
@@ -71,19 +62,11 @@ class AutoDistance:
         self.exponent = 1  # numbers after ``LEAST`` are due if they are multiples of 2**exponent
         self._next_block = 4
         self._is_odd = False
-        self._taken = 0
-        self._spent_s = 0.0
+        self.taken = 0
+        self.spent_s = 0.0
         self._cost_s = 0.0  # of one comparison
         self._began_s = 0.0
         self._then = (0, 0.0, 0, 0.0)  # steps, time, comparisons and what they had cost when the last wish was written
-
-    def spend(self, seconds: float) -> None:
-        """Count what a part of a comparison took."""
-        self._spent_s += seconds
-
-    def taken(self) -> None:
-        """Count a comparison."""
-        self._taken += 1
 
     def step(self, now_s: float) -> None:
         """Note that a step begins. One step after the beginning of a block, a wish is written for the next block."""
@@ -97,18 +80,18 @@ class AutoDistance:
             self._next_block = block_after(self.steps)
         elif self.steps > 2 and block_after(self.steps - 2) == self.steps - 1:
             self._wishes.write(self._is_odd, self._wish(now_s))
-            self._then = (self.steps, now_s, self._taken, self._spent_s)
+            self._then = (self.steps, now_s, self.taken, self.spent_s)
 
     def _wish(self, now_s: float) -> int:
         """Return the exponent for the next block: as many comparisons are due in it as can be afforded by its end."""
         steps, then_s, taken, spent_s = self._then
-        step_s = max(now_s - then_s - (self._spent_s - spent_s), 0.0) / (self.steps - steps)
-        if self._taken > taken:
-            self._cost_s = (self._spent_s - spent_s) / (self._taken - taken)
+        step_s = max(now_s - then_s - (self.spent_s - spent_s), 0.0) / (self.steps - steps)
+        if self.taken > taken:
+            self._cost_s = (self.spent_s - spent_s) / (self.taken - taken)
         length = block_after(self._next_block) - self._next_block
         end_s = now_s - self._began_s + step_s * (self._next_block + length - self.steps)
         still_due = (self._next_block - 1 >> self.exponent) - (self.steps - 1 >> self.exponent)
-        left_s = max(ALLOWANCE_S, SHARE * end_s) - self._spent_s - still_due * self._cost_s
+        left_s = max(ALLOWANCE_S, SHARE * end_s) - self.spent_s - still_due * self._cost_s
         most = max(1, length // LEAST)
         count = most if most * self._cost_s <= left_s else int(left_s / self._cost_s)
         return (length // count - 1).bit_length() if count > 0 else _NEVER
@@ -121,47 +104,33 @@ def next_due(number: int, every: int) -> int:
 
 
 def block_after(number: int) -> int:
-    """Return where the block after that of step ``number`` begins."""
     return min(1 << number.bit_length(), (number // LONGEST_BLOCK + 1) * LONGEST_BLOCK)
 
 
-class _Chosen:
-    auto: Optional[AutoDistance] = None
-    is_known = False
-    every = 0  # the fixed distance, once it was asked for
-
-
-def _auto() -> Optional[AutoDistance]:
+@lru_cache(maxsize=1)
+def chosen() -> Optional[AutoDistance]:
     """Return the distance that this process chooses, None if it is fixed."""
-    if not _Chosen.is_known:
-        _Chosen.is_known = True
-        rank = os.environ.get("RANK", "")
-        if read_settings(os.environ).check_auto and here.ring is not None and rank.isdigit():
-            path = os.path.join(here.folder, FOLDER, "steps-%s" % os.environ.get("MASTER_PORT", ""))
-            try:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                _Chosen.auto = AutoDistance(Wishes(path, int(rank)))
-            except OSError as error:  # no space, or another host's file system: the fixed distance holds
-                here.failed("distance of comparisons", error)
-    return _Chosen.auto
+    rank = os.environ.get("RANK", "")
+    if read_settings(os.environ).check_auto and here.ring is not None and rank.isdigit():
+        path = os.path.join(here.folder, FOLDER, "steps-%s" % os.environ.get("MASTER_PORT", ""))
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return AutoDistance(Wishes(path, int(rank)))
+        except OSError as error:  # no space, or another host's file system: the fixed distance holds
+            here.failed("distance of comparisons", error)
+    return None
 
 
-def _forget() -> None:
-    _Chosen.auto, _Chosen.is_known, _Chosen.every = None, False, 0
-
-
-def _fixed_due(number: int) -> int:
-    _Chosen.every = _Chosen.every or check_every() or 1
-    return next_due(number, _Chosen.every)
+fixed = lru_cache(maxsize=1)(lambda: check_every() or 1)  # the distance where none is chosen
 
 
 def is_between(last: int, number: int) -> bool:
     """Return whether any number after ``last`` up to ``number`` is due."""
-    auto = _Chosen.auto
+    auto = chosen()
     if last < 0:
         return True
     if auto is None or not auto.steps:
-        return number >= _fixed_due(last)
+        return number >= next_due(last, fixed())
     if number <= LEAST:
         return number >= next_due(last, 2 * LEAST)
     return number >> auto.exponent > last >> auto.exponent
@@ -169,14 +138,14 @@ def is_between(last: int, number: int) -> bool:
 
 def distance() -> int:
     """Return the distance that ``auto`` has chosen for now, 0 if it is fixed or if nothing is due for now."""
-    auto = _Chosen.auto
+    auto = chosen()
     return 0 if auto is None or not LEAST <= 1 << auto.exponent < 1 << _NEVER else 1 << auto.exponent
 
 
 def spend(began_s: float) -> None:
-    """Count the time since ``began_s``, of ``time.perf_counter``, as the cost of comparisons."""
-    if _Chosen.auto is not None:
-        _Chosen.auto.spend(time.perf_counter() - began_s)
+    auto = chosen()
+    if auto is not None:
+        auto.spent_s += time.perf_counter() - began_s
 
 
 class StepCounter:
@@ -188,28 +157,25 @@ class StepCounter:
         self._is_due = False
 
     def begins(self) -> bool:
-        """Note that a step begins; return whether it is fingerprinted."""
-        auto = _auto()
+        auto = chosen()
         if auto is None:
             self._is_due = self.steps + 1 == self._due
         else:
             auto.step(time.perf_counter())
             self._is_due = is_between(self.steps, self.steps + 1)
-            if self._is_due:
-                auto.taken()
+            auto.taken += self._is_due
         return self._is_due
 
     def ended(self) -> bool:
-        """Count a step; return whether it is fingerprinted."""
         self.steps += 1
         if self.steps >= self._due:
-            self._due = _fixed_due(self.steps)
+            self._due = next_due(self.steps, fixed())
         is_due, self._is_due = self._is_due, False
         return is_due
 
 
-os.register_at_fork(after_in_child=_forget)
-
+os.register_at_fork(after_in_child=chosen.cache_clear)
+os.register_at_fork(after_in_child=fixed.cache_clear)
 
 FOLDER = "prints"
 MAX_FILES = 128  # Per process. Our choice: enough for forty models that are trained one after another.

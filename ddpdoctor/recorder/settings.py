@@ -1,7 +1,4 @@
-"""The settings that ``wrap`` passes to each rank's recorder: one environment variable per setting, named after it.
-
-CONTRIBUTING says how to add one.
-"""
+"""The settings that ``wrap`` passes to each rank's recorder: one environment variable per setting, named after it."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ class RecorderSettings:
         tune_setting: str = "",
         check_auto: bool = False,
     ) -> None:
-        # The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
-        # gradients and data.
+        # Steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas, gradients and data.
         self.check_every = check_every
         # The recorder chooses the number of steps. Where it cannot measure, ``check_every`` holds.
         self.check_auto = check_auto
@@ -43,7 +39,6 @@ class RecorderSettings:
         self.tune_setting = tune_setting
 
     def variables(self) -> Dict[str, str]:
-        """Return the environment variables that carry the settings to the ranks."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {PREFIX + name.upper(): str(int(v) if isinstance(v, bool) else v) for name, v in values.items()}
 

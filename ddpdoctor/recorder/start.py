@@ -1,9 +1,7 @@
 """Starts the recorder in each Python of a wrapped job: decides what kind of process it is, and what it needs.
 
-Most Pythons of a job are helpers that never become a rank. Until one does, only this module and ``hooks`` are loaded.
-Where ``ddpdoctor.watch`` is called, no ``wrap`` has prepared the process (``begin_late``). torch is loaded by then, and
-other modules have names of their own for the functions that the hooks replace: ``torch.distributed.all_reduce`` is one,
-and ``from torch.distributed import all_reduce`` makes another.
+Most Pythons of a job never become a rank: until one does, only this module and ``hooks`` are loaded. Under
+``ddpdoctor.watch`` torch is there, and modules have own names for what is replaced (``from ... import all_reduce``).
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ def hook_in() -> None:
 
 
 def start_rank() -> None:
-    """Record this process as a rank, and tell its children that they are none."""
     os.environ[RANK_PID_VARIABLE] = str(os.getpid())
     os.environ[GIVEN_VARIABLE] = given_number()
     os.environ[MASTER_VARIABLE] = store_address()
@@ -89,7 +86,6 @@ def start_rank() -> None:
 
 
 def start_helper() -> None:
-    """Record this process as one that is no rank, or not yet."""
     here.start(is_rank=False)
     # It may be a loader's worker: the batches that it makes are timed.
     hooks.when_there("torch.utils.data._utils.fetch", _later("loaders.patch_fetchers"))
@@ -151,11 +147,8 @@ def _arguments() -> List[str]:
 @guarded("fork")
 def _forked() -> None:
     """Give a forked child its own ring; only the parent writes to the parent's ring."""
-    had_ring = here.ring is not None
-    here.kept.append(here.ring)
-    here.ring = None
-    here.main_thread = _thread.get_ident()  # it is the one that forked
-    if had_ring:
+    former, here.main_thread = here.put_aside(), _thread.get_ident()  # this thread is the one that forked
+    if former is not None:
         from . import sampler
 
         sampler.forget()
@@ -163,7 +156,6 @@ def _forked() -> None:
 
 
 def _register_patches() -> None:
-    """Say which functions of the recorder patch which modules."""
     hooks.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("agent.patch", "agent.patch_inner")
     hooks.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("agent.patch_meetings")
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
@@ -244,9 +236,7 @@ def begin_late(folder: str) -> None:
     """Record this process in a run folder from now on. A former folder keeps what it has."""
     if here.ring is not None and here.folder == folder:
         return
-    if here.ring is not None:
-        here.kept.append(here.ring)
-        here.ring = None
+    here.put_aside()
     here.folder = folder
     if hasattr(sys, "_ddpdoctor_recorder"):
         here.start(is_rank=here.is_rank)
@@ -266,11 +256,9 @@ def begin_late(folder: str) -> None:
 
 @guarded("copies")
 def _replace_copies() -> None:
-    """Put each replaced function in the place of the original, in all modules that are loaded."""
     wrapper_of = {id(original): wrapper for original, wrapper in hooks.replaced}
 
     def outermost(function: Any) -> Any:
-        """Return the outermost wrapper, where one hook stands around another."""
         while id(function) in wrapper_of:
             function = wrapper_of[id(function)]
         return function

@@ -18,8 +18,7 @@ FOLDER_VARIABLE = "DDPDOCTOR_RUN"  # Names the run's folder on this host. Withou
 # The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec.
 RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
 AGENT_VARIABLE = "DDPDOCTOR_AGENT"  # the pid of torch's elastic agent: its direct children are ranks
-# The pid of the rank that has joined a group. The processes that it starts are no ranks of the job, whatever groups
-# they make.
+# The pid of the rank that has joined a group: what it starts are no ranks of the job, whatever groups they make.
 JOINED_VARIABLE = "DDPDOCTOR_JOINED"
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"  # the address of the store that the launcher's environment gave this rank
 MAX_FAILURES = 20
@@ -105,9 +104,13 @@ class Recorder:
             self.is_rank = self.is_child = False
             self._drop_ring()
 
-    def _drop_ring(self) -> None:
+    def put_aside(self) -> Optional[Ring]:
         old, self.ring = self.ring, None
         self.kept.append(old)
+        return old
+
+    def _drop_ring(self) -> None:
+        old = self.put_aside()
         if old is not None:
             try:
                 old.remove()
@@ -115,11 +118,7 @@ class Recorder:
                 pass_on(error)
 
     def lost(self, why: str) -> None:
-        """Write a file that says why this rank cannot be recorded. If that fails too, give up.
-
-        Children of ranks write no file: there may be thousands of them, and no reader looks for their files. A process
-        without a run folder writes none either.
-        """
+        """Write a file that says why this rank is not recorded. A child writes none: there may be thousands, unread."""
         from .storage.files import write_at_once
 
         if self.is_child or not self.folder:
@@ -163,12 +162,10 @@ def check_every() -> int:
 
 
 def store_address() -> str:
-    """Return the address of the job's store as the environment gives it."""
     return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
 
 
 def is_below_trainer() -> bool:
-    """Return whether a rank that has joined a group started this process."""
     return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
 
 
@@ -198,14 +195,9 @@ def pass_on(error: BaseException) -> None:
 _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
 
 
-def _raise_it() -> None:
-    raise  # noqa: PLE0704 - it is never called
-
-
 # The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
 # takes a file descriptor, and there may be none left.
-_RAISE = set(_raise_it.__code__.co_code[::2]) - set((lambda: None).__code__.co_code[::2])
-
+_RAISE = set(compile("raise", "", "exec").co_code[::2]) - set(compile("pass", "", "exec").co_code[::2])
 
 _is_loading = False
 

@@ -1,16 +1,12 @@
-"""Tracks where the main thread is in its training step, and how long each phase and its parts have taken so far.
-
-For the watcher it marks that the main thread is inside a call that needs other ranks.
+"""Tracks where the main thread is in its training step, how long each phase took, and whether it may wait for ranks.
 
 It also knows whether a CUDA graph is being captured. Querying an event or a work, or reading a value, breaks a capture
-by the same thread. In torch's usual mode it also breaks a capture by any other thread of the process. So the recorder
-asks here before it touches a device.
+by the same thread, and in torch's usual mode by any thread of the process: the recorder asks here before it does.
 """
 
 from __future__ import annotations
 
 import _thread
-import functools
 import sys
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
@@ -18,10 +14,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 from . import hooks
 from .state import guarded, here, sealed, wall
 from .storage import ring_layout
-from .wrappers import wraps
+from .wrappers import around
 
 MOST_US = 2**32 - 1
-
 
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
@@ -46,7 +41,6 @@ class ClockStep:
         self.number = self.ended_ns = self.group = self.flags = 0  # set when it has ended
 
     def write(self) -> None:
-        """Write the step, which has ended, to the ring."""
         if here.ring is None:
             return
         times = (
@@ -83,7 +77,6 @@ class StepClock:
         self.collected: Callable[[], int] = int
 
     def enter(self, phase: int) -> int:
-        """Move on to a phase; return the time."""
         now = _now_ns()
         self._charge(now)
         self.phase = phase
@@ -119,7 +112,6 @@ class StepClock:
 
     @guarded("data loading")
     def end_data(self, began: Optional[Tuple[int, int, int]]) -> None:
-        """Note that the loader has returned."""
         if began is None:
             return
         self.loading = False
@@ -142,7 +134,6 @@ class StepClock:
         return True
 
     def take(self, now_ns: int = 0) -> ClockStep:
-        """End the step at ``now_ns``, or now, return it, and begin the next one."""
         self._charge(now_ns or _now_ns())
         self.number += 1
         ended, following = self.step, ClockStep()
@@ -164,10 +155,7 @@ clock = StepClock()
 
 
 def begin_wait() -> int:
-    """Begin to wait; return the time, or 0 if not in the main thread or already waiting.
-
-    It raises nothing of ours.
-    """
+    """Begin to wait; return the time, or 0 if not in the main thread or already waiting. It raises nothing of ours."""
     began = 0
     try:
         if clock.waiting or _get_ident() != here.main_thread:
@@ -203,7 +191,6 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
 
 
 def enter_phase() -> bool:
-    """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called."""
     if _get_ident() != here.main_thread:
         return False
     if not clock.phases:
@@ -213,7 +200,6 @@ def enter_phase() -> bool:
 
 
 def leave_phase() -> None:
-    """End a phase that was entered."""
     clock.phases -= 1
     if not clock.phases:
         _write_wait(0)
@@ -239,13 +225,11 @@ def _write_wait(since_ns: int) -> None:
 
 
 def _clear() -> None:
-    """Write that the main thread does not wait, unless it does."""
     if not clock.waiting and not clock.phases and here.ring is not None:
         here.ring.waits(0)
 
 
 def in_backward() -> bool:
-    """Return whether this thread is inside a backward of autograd."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)
@@ -269,24 +253,10 @@ def is_capturing() -> bool:
 def patch_graphs(module: Any) -> None:
     """Patch torch.cuda.graphs.CUDAGraph to follow captures, because no thread can ask whether another one captures."""
     graph = hooks.part(module, "CUDAGraph")
-    hooks.put(graph, "capture_begin", functools.partial(_following, True))
+
+    def ended(graph: Any) -> None:
+        _captured.discard(id(graph))
+
+    hooks.put(graph, "capture_begin", around(lambda graph, *_, **also: _captured.add(id(graph)), failed=ended))
     for name in _ENDS:
-        hooks.put(graph, name, functools.partial(_following, False), is_api=name != "capture_end")
-
-
-def _following(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        key = id(self)
-        try:
-            if begins:
-                _captured.add(key)
-            result = original(self, *args, **kwargs)
-        except BaseException:
-            sealed[wall.gi_running][_captured.discard, key]
-            raise
-        if not begins:
-            sealed[wall.gi_running][_captured.discard, key]
-        return result
-
-    return run
+        hooks.put(graph, name, around(after=ended, failed=ended), is_api=name != "capture_end")

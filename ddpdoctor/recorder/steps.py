@@ -1,14 +1,8 @@
 """Measures training steps: how long each phase of a step took, and how much of it was spent waiting for other ranks.
 
 A step ends at an optimizer's step, else at the end of a backward that reduced gradients (DDP), else at the end of any
-backward, else at a collective that repeats. If several of them take turns, the first one ends the step.
-
-How long a rank waits in each reduction is read from DDP's own timers, which say when the last gradient was ready or the
-first bucket went out. They cost 4 microseconds a step and need no hook in autograd. They can be read at the model's
-next forward. Until then the reduction is pending, and so is its step, even if the step has ended.
-
-DDP's reducer complains about parameters, or still waits for them, by their numbers. They are noted with their names:
-without DETAIL torch's error has only numbers, and for a large model the list is longer than the text that is kept.
+backward, else at a collective that repeats. If several of them take turns, the first one ends the step. The wait in a
+reduction is read from DDP's own timers (4 microseconds a step, no hook in autograd), at the model's next forward.
 """
 
 from __future__ import annotations
@@ -33,7 +27,6 @@ MAX_NESTED = 3
 # A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward.
 _reducing: Any = None
 
-
 # The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then.
 _optimizing: Any = (None, 0, 0)
 
@@ -49,7 +42,6 @@ def optimizer_begins(optimizer: Any) -> None:
 
 
 def stepped(optimizer: Any) -> None:
-    """Note an optimizer's step."""
     global _optimizing
     known, began_ns, waited = _optimizing
     is_in_part = clock.waiting or clock.phases or clock.loading or clock.phase == ring_layout.BACKWARD
@@ -66,37 +58,21 @@ def stepped(optimizer: Any) -> None:
 
 
 def patch_ddp(ddp: Any) -> None:
-    """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
-
     @guarded("steps")
     def time_every_step(ddp: Any) -> None:
-        """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
-
-        If C++ logs INFO, DDP writes its times to stderr every time it takes them, so its sampling rate is left alone.
-        """
+        """Make DDP time each step on CPU, where it is free; but with INFO its C++ would write each time to stderr."""
         if ddp.device_type == "cpu" and os.environ.get("TORCH_CPP_LOG_LEVEL", "") not in ("INFO", "0"):
             ddp._set_ddp_runtime_logging_sample_rate(1)
 
-    def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def waited(began_ns: int, waited_ns: int) -> None:
-            end_wait(began_ns, counts=True)
-            clock.step.buffers += clock.waits[clock.phase] - waited_ns
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            began = 0
-            before_ns = clock.waits[clock.phase]
-            try:
-                began = begin_wait()
-                return original(*args, **kwargs)
-            finally:
-                sealed[wall.gi_running][waited, began, before_ns]
-
-        return wraps(original)(run)
+    def waited(began: Any) -> None:
+        since, waits = began
+        end_wait(since, counts=True)
+        clock.step.buffers += clock.waits[clock.phase] - waits
 
     if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
         hooks.put(ddp, "__init__", around(after=time_every_step))
-    hooks.put(ddp, "forward", _forward)
-    hooks.put(ddp, "_sync_buffers", waiting)
+    hooks.put(ddp, "forward", around(before=_forward_begins, last=_forward_ended))
+    hooks.put(ddp, "_sync_buffers", around(before=lambda *_: (begin_wait(), clock.waits[clock.phase]), last=waited))
 
 
 @guarded("steps")
@@ -104,26 +80,19 @@ def _enter(phase: int) -> int:
     return clock.enter(phase)
 
 
-def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _forward_begins(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
     import torch
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
-            return original(self, *args, **kwargs)
-        try:
-            _enter(ring_layout.FORWARD)
-            _note_input(args, kwargs)
-            return original(self, *args, **kwargs)
-        finally:
-            sealed[wall.gi_running][_forward_ended, self]
-
-    return wraps(original)(forward)
+    if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
+        return None
+    _enter(ring_layout.FORWARD)
+    _note_input(args[0] if args else next(iter(kwargs.values()), None))
+    return ddp
 
 
 @guarded("steps")
-def _note_input(args: Any, kwargs: Any) -> None:
+def _note_input(given: Any) -> None:
     """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
-    given: Any = args[0] if args else next(iter(kwargs.values()), None)
     for _ in range(MAX_NESTED):
         shape = getattr(given, "shape", None)
         if shape is not None:
@@ -145,8 +114,6 @@ def _forward_ended(ddp: Any) -> None:
 
 
 def measured_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch.autograd.backward, which Tensor.backward calls too, as a phase of the step."""
-
     def backward(*args: Any, **kwargs: Any) -> Any:
         nested = clock.phase == ring_layout.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:
@@ -177,7 +144,6 @@ def _backward_ended(began_ns: int) -> None:
 
 
 here.clock = clock
-
 
 FIRST_STEPS = 64
 # The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
@@ -251,7 +217,6 @@ def _settle_without_forward(key: int) -> None:
 
 
 def _settle(reduction: Optional[Reduction]) -> None:
-    """Add the wait in a reduction, if there is one whose times can be read now, to its step."""
     if reduction is None:
         return
     # Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
@@ -289,14 +254,11 @@ def _write_held() -> None:
 
 here.on_end.append(settle_all)
 
-
 MAX_NAMES = 8
 MAX_NAME = 120
-# Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
-# seconds.
+# Nodes of autograd's graph that are searched for a variable. Our choice: noting an error must not take seconds.
 MAX_NODES = 4096
 MAX_VARIABLES = 64
-
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _TWICE = "Expected to mark a variable ready only once"
@@ -316,14 +278,12 @@ def keep_names(ddp: Any) -> None:
 
 
 def will_reduce(ddp: Any) -> None:
-    """Remember which model's gradients will be reduced next."""
     global _to_reduce
     if _to_reduce is None or _to_reduce() is not ddp:
         _to_reduce = weakref.ref(ddp)
 
 
 def model_to_reduce() -> Any:
-    """Return the model whose forward ran last with a reduction to follow, or None."""
     return _to_reduce() if _to_reduce is not None else None
 
 
@@ -368,7 +328,6 @@ def _about_parameters(names: List[str], ddp: Any, what: str) -> Dict[str, Any]:
 
 
 def _numbered(ddp: Any, text: str) -> List[str]:
-    """Return the parameters whose numbers are in an error's text, in the order of the model."""
     known = _names.get(ddp, []) if ddp is not None else []
     if _NUMBERS in text:
         listed = text.split(_NUMBERS, 1)[1].partition(":")[2].partition("\n")[0]

@@ -1,15 +1,8 @@
 """Records what a rank's speed depends on besides its steps, and where the script logs.
 
-That is threads and cores, the framework, DataParallel, Python's garbage collector, and whether the script reduces the
-optimizer's gradients one by one, as a job without DDP does. For that, one early step is looked at: what all_reduce was
-given in it is compared with the gradients that the optimizer uses. Some scripts reduce a copy of each gradient. Copies
-are known by their shapes, if there is one for each gradient, and if DDP reduces nothing.
-
-The time of the garbage collector in the main thread is counted, with the user's line at which it takes most. The
-sampling thread cannot see that line: a collection keeps the GIL until it is over. What Python calls at the start and at
-the end of a collection is C code alone. In a function of ours a signal handler of the script could run, and Python
-would only print what it raises there. So C iterators feed each other. Each is read by ``next``, which happens when
-``getattr`` asks ``_marks`` for "start" or "stop".
+The sampling thread cannot see the line of a garbage collection, which keeps the GIL until it is over. What Python calls
+at its start and end is C code alone: in a function of ours a signal handler of the script could run, and Python would
+only print what it raises there.
 """
 
 from __future__ import annotations
@@ -45,8 +38,6 @@ _built_at: Any = weakref.WeakKeyDictionary()  # by DataParallel that has not tra
 
 
 def patch_data_parallel(module: Any) -> None:
-    """Patch torch.nn.parallel.data_parallel: note where a model is wrapped in DataParallel."""
-
     @guarded("data parallel")
     def built(model: Any) -> None:
         if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
@@ -58,7 +49,7 @@ def patch_data_parallel(module: Any) -> None:
 
 
 @guarded("data parallel")
-def _used(model: Any) -> None:
+def _used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
     """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
     import torch
 
@@ -71,7 +62,6 @@ def _used(model: Any) -> None:
 
 @guarded("surroundings")
 def note_surroundings() -> None:
-    """Write the number of threads and cores, and the frameworks that are loaded."""
     if here.ring is None:
         return
     import torch
@@ -100,7 +90,6 @@ _callback: Any = None
 
 
 def watch_collections() -> None:
-    """Count the time that Python's garbage collector takes in the main thread as a part of the step."""
     global _callback
     if _callback is None:
         _callback = _made_of_c()
@@ -131,10 +120,7 @@ def _made_of_c() -> Any:
 
 
 def _count() -> int:
-    """Return how long the collections of the main thread took since the last call, and count the long ones' lines.
-
-    A line is the innermost of the user's lines that ran into the collection.
-    """
+    """Return the time of the main thread's collections since the last call, and count the long ones' user lines."""
     total = 0
     while _took:
         thread, took_ns = _took.popleft()
@@ -153,7 +139,6 @@ def _count() -> int:
 
 
 def step_ended(number: int) -> None:
-    """Note the line now and then, so that it is known also if the process is killed."""
     global _due
     if number >= _due:
         _due *= 4
@@ -162,7 +147,6 @@ def step_ended(number: int) -> None:
 
 @guarded("collections")
 def note_line() -> None:
-    """Write the line whose collections took most."""
     if _lines:
         here.note("collected", frame=frames.describe(*max(_lines, key=lambda one: _lines[one])))
 
@@ -177,7 +161,6 @@ _reduced_at: Optional[Any] = None
 
 
 def hand_made_reduction(tensor: Any, frame: Any) -> None:
-    """Note the memory of a tensor. Only called in the step that is looked at."""
     global _reduced_at
     if len(_reduced) < MAX_CALLS and hasattr(tensor, "data_ptr"):
         _reduced.append((tensor.data_ptr(), tensor.shape))
@@ -204,13 +187,11 @@ def hand_made_step(optimizer: Any) -> None:
     _reduced_at = None
 
 
-# Names of the loggers that were noted. Only the first use of each counts: TensorBoard's ``add_hparams`` makes a writer
-# for each call.
+# The loggers that were noted, at their first use: TensorBoard's ``add_hparams`` makes a writer for each call.
 _noted: Set[str] = set()
 
 
 def patch_logger(module: Any) -> None:
-    """Patch the module of a logger: note its first writer or run."""
     logger, name, function = _LOGGERS[module.__name__]
     owner = getattr(module, name, None) if name else module
     hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)

@@ -10,7 +10,6 @@ import weakref
 from typing import Any, Callable, Dict
 
 from . import calls, detail, fingerprinting, frames, gradients, groups, hooks, loaders, replicas, steps, surroundings
-from . import mesh as mesh_replicas
 from .errors import noting_errors
 from .state import (
     JOINED_VARIABLE,
@@ -45,7 +44,6 @@ _epochs = itertools.count(1)
 
 
 def count(cell: str, counter: Any) -> None:
-    """Set a cell to the next number."""
     if here.ring is not None:
         here.ring.set(cell, next(counter))
 
@@ -92,7 +90,6 @@ def phase(op: str, *, waits: bool = False, before: Any = None, after: Any = None
 
 
 def patch_groups(module: Any) -> None:
-    """Patch torch.distributed.distributed_c10d: collectives, and making and destroying groups."""
     queries["groups"] = calls.groups_now
     queries["flight_recorder"] = groups.flight_entries_now
     detail.make_safe(module)
@@ -109,10 +106,8 @@ def patch_groups(module: Any) -> None:
             hooks.note(name, found=False)
     # What the evidence about groups is read from.
     world = hooks.part(module, "_world")
-    for name in ("default_pg", "pg_group_ranks", "pg_map", "pg_names"):
-        hooks.has(type(world), name)
-    for name in ("_get_sequence_number_for_group", "_get_backend", "_device_types"):
-        hooks.has(module.ProcessGroup, name)
+    hooks.has(type(world), "default_pg", "pg_group_ranks", "pg_map", "pg_names")
+    hooks.has(module.ProcessGroup, "_get_sequence_number_for_group", "_get_backend", "_device_types")
     native = sys.modules["torch._C._distributed_c10d"]
     hooks.note("flight recorder", any(hasattr(native, name) for name in groups.FLIGHT_RECORDERS))
 
@@ -132,8 +127,7 @@ def _before_destroy(group: Any = None) -> None:
 
 def before_init(*args: Any, **kwargs: Any) -> None:
     names = ("backend", "init_method", "timeout", "world_size", "rank")
-    given = dict(zip(names, args))
-    given.update(kwargs)
+    given = {**dict(zip(names, args)), **kwargs}
     address = store_address()
     init_method = given.get("init_method")
     if isinstance(init_method, str) and init_method.startswith("tcp://"):
@@ -188,14 +182,9 @@ def after_init(*args: Any, **kwargs: Any) -> None:
 
 
 def patch_ddp(module: Any) -> None:
-    """Patch torch.nn.parallel.distributed: construction and forward."""
     ddp = module.DistributedDataParallel
     code = ddp.__init__.__code__
-    positions = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
-
-    def given(name: str, args: Any, kwargs: Any) -> Any:
-        i = positions.get(name, len(args))
-        return kwargs[name] if name in kwargs else args[i] if i < len(args) else None
+    given = calls.Hook("ddp_init", code.co_varnames[: code.co_argcount], None).argument
 
     def before(*args: Any, **kwargs: Any) -> Any:
         mesh = given("device_mesh", args, kwargs)
@@ -225,10 +214,8 @@ def patch_ddp(module: Any) -> None:
     hooks.put(ddp, "_sync_buffers", around(after=buffers_synced))
     # What is called on DDP's reducer and timers, which are C++.
     native = sys.modules["torch._C._distributed_c10d"]
-    for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
-        hooks.has(native.Reducer, name)
-    for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
-        hooks.has(native.Logger, name)
+    hooks.has(native.Reducer, "_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static")
+    hooks.has(native.Logger, "_get_ddp_logging_data", "set_runtime_stats_and_log")
 
 
 def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -244,8 +231,6 @@ def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def patch_autograd(module: Any) -> None:
-    """Put a record around torch.autograd.backward, which Tensor.backward calls too."""
-
     def before(*unused: Any, **also_unused: Any) -> Any:
         replicas.backward_begins()
         loaders.backward_begins()
@@ -259,8 +244,6 @@ def patch_autograd(module: Any) -> None:
 
 
 def patch_optimizer(module: Any) -> None:
-    """Count optimizer steps with torch's global hooks for them."""
-
     @guarded("optimizer step")
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer steps through an inner optimizer
@@ -268,7 +251,6 @@ def patch_optimizer(module: Any) -> None:
             _inner.add(inner)
         began_ns = time.monotonic_ns()
         fingerprinting.before_step(optimizer, args, kwargs)
-        mesh_replicas.before_step(optimizer, args, kwargs)
         gradients.before_step(optimizer, args, kwargs)
         surroundings.hand_made_step(optimizer)
         clock.leave_out(began_ns)
@@ -281,7 +263,6 @@ def patch_optimizer(module: Any) -> None:
         steps.stepped(optimizer)
         began_ns = time.monotonic_ns()
         fingerprinting.after_step(optimizer)
-        mesh_replicas.after_step(optimizer)
         clock.leave_out(began_ns)
 
     if check_every():
@@ -293,17 +274,13 @@ def patch_optimizer(module: Any) -> None:
 
 
 def patch_loader(module: Any) -> None:
-    """Patch torch.utils.data.dataloader: batches and epochs."""
     loaders.patch(module)
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
     hooks.put(module.DataLoader, "__iter__", phase("epoch", after=lambda *a: count("epochs", _epochs)))
-    for name in loaders.FETCHERS:  # its workers will time them
-        hooks.has(sys.modules.get(loaders.FETCH_MODULE), name)
+    hooks.has(sys.modules.get(loaders.FETCH_MODULE), *loaders.FETCHERS)  # its workers will time them
 
 
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``__next__`` of a loader's iterator with a record around it, and a check of the batch."""
-
     @wraps(original)
     def recorded(self: Any) -> Any:
         index, loading = 0, None
@@ -361,24 +338,16 @@ def patch_spawn(module: Any) -> None:
 
 def patch_popen(module: Any) -> None:
     """Note how children of multiprocessing ended. Only their parent learns that."""
-    original = module.Popen.poll
-
-    @wraps(original)
-    def poll(self: Any, *args: Any, **kwargs: Any) -> Any:
-        known = self.returncode is not None
-        code = original(self, *args, **kwargs)
-        if code is not None and not known:
-            _child_ended(self.pid, code)
-        return code
-
-    module.Popen.poll = poll
+    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=_child_polled)
+    module.Popen.poll = running(module.Popen.poll)
 
 
 @guarded("child ends")
-def _child_ended(pid: int, code: int) -> None:
+def _child_polled(child: Any) -> None:
     """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
     global _bad_ends
-    if here.ring is None:
+    pid, code = child.pid, child.returncode
+    if here.ring is None or code is None:
         return
     rings = os.path.join(here.folder, "rings")
     own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
@@ -391,7 +360,7 @@ def _child_ended(pid: int, code: int) -> None:
 
 def patch_dynamo(module: Any) -> None:
     """Make torch.compile skip the recorder's frames, as it skips torch's own."""
-    if hooks.has(module, "SKIP_DIRS") and hooks.has(module, "_recompile_re"):
+    if hooks.has(module, "SKIP_DIRS", "_recompile_re"):
         module.SKIP_DIRS.append(frames.HERE)
         module._recompile_re()
 
@@ -399,32 +368,26 @@ def patch_dynamo(module: Any) -> None:
 def patch_saves(module: Any) -> None:
     """Put a record around ``torch.serialization.save``: ``torch.save``, which distributed checkpoints call too."""
 
-    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            # What is saved into a buffer may be meant for another rank.
-            if not (isinstance(f, (str, os.PathLike)) or hasattr(f, "name")):
-                return original(obj, f, *args, **kwargs)
-            _note_save("save_began_ns")
-            try:
-                result = original(obj, f, *args, **kwargs)
-            finally:
-                sealed[wall.gi_running][_note_save, "save_ended_ns"]
+    def is_file(f: Any) -> bool:  # what is saved into a buffer may be meant for another rank
+        return isinstance(f, (str, os.PathLike)) or hasattr(f, "name")
+
+    def begins(obj: Any, f: Any, *unused: Any, **also_unused: Any) -> Any:
+        return _note_save("save_began_ns", "save_ended_ns") if is_file(f) else None
+
+    def saved(result: Any, obj: Any, f: Any, *unused: Any, **also_unused: Any) -> None:
+        if is_file(f):
             _note_save()
-            return result
 
-        return save
-
-    hooks.put(module, "save", recorded)
+    hooks.put(module, "save", around(before=begins, last=_note_save, then=saved))
 
 
 @guarded("save")
-def _note_save(moment: str = "") -> None:
-    """Note when a save began or ended; without a moment, that it was made."""
-    if here.ring is None or not here.is_rank:
-        return
-    if moment:
-        here.ring.set(moment, time.monotonic_ns())
-    else:
-        here.ring.set("saves", here.ring.get("saves") + 1)
-        here.ring.set("saved_steps", here.ring.get("steps"))
+def _note_save(moment: str = "", following: str = "") -> str:
+    """Note when a save began or ended; without a moment, that it was made. Return the moment to note next."""
+    if here.ring is not None and here.is_rank:
+        if moment:
+            here.ring.set(moment, time.monotonic_ns())
+        else:
+            here.ring.set("saves", here.ring.get("saves") + 1)
+            here.ring.set("saved_steps", here.ring.get("steps"))
+    return following

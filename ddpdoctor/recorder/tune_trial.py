@@ -1,19 +1,8 @@
 """Runs a trial in a rank: switches the settings between steps, measures, and ends all ranks at the same step.
 
-All ranks make the same plan without a message between them: which settings of DDP are tried, and in which order. A
-running DDP model gets other settings by building its reducer anew, as DDP does when it is unpickled.
-
-A launch of a trial can also have one setting from its start, in what the script constructs: a DDP model, a DataLoader,
-torch's threads. That takes no switch in the running job, so it also works under torch.compile or with a communication
-hook, and for what a running job cannot change. Such a launch, and a job whose settings cannot be switched, only
-measure.
-
-A step begins at the first training forward after an optimizer step. All ranks make the same forwards and steps, so they
-switch and end at the same count. Whether a setting was refused is agreed on at the end of each block.
-
-``RANK.jsonl`` in the folder ``tuning`` of the run gets a line when a block begins and another when it ends: after a
-crash it says which setting was being tried. What the script saves during a trial is thrown away: torch.save writes to a
-file without a name.
+All ranks make the same plan without a message: a step begins at the first training forward after an optimizer step. A
+running DDP model gets other settings by building its reducer anew, as when it is unpickled. A launch can also have one
+setting from its start, which works under torch.compile too. After a crash ``RANK.jsonl`` says which was being tried.
 """
 
 from __future__ import annotations
@@ -33,7 +22,7 @@ from .settings import read_settings
 from .state import guarded, here, pass_on
 from .storage.files import make_folder, write_at_once
 from .storage.secrets import hide_in_text
-from .wrappers import around, wraps
+from .wrappers import around, unless, wraps
 
 BASE = "base"  # the settings of the script
 AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
@@ -69,10 +58,7 @@ def choose(settings: List[str], only: str) -> List[str]:
 
 
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
-    """Return (round, setting) for each block. Each round has all settings, in an order of its own.
-
-    ``first`` is the number of the first round.
-    """
+    """Return (round, setting) for each block: each round has all settings in an order of its own, from ``first``."""
     import random
 
     dice, blocks = random.Random(SEED), []  # noqa: S311 - an order, no secret
@@ -98,7 +84,6 @@ NEEDED = (
     "_comm_hooks", "forward_sync_buffers",
 )  # fmt: skip
 
-
 # The settings that the script gave to DDP, and that a switch changes.
 GIVEN = ("_bucket_config", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "forward_sync_buffers")
 
@@ -123,13 +108,7 @@ def why_not(ddp: Any) -> str:
 
 
 def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
-    """Return the settings to try with this model, the script's own first.
-
-    Args:
-        ddp: The model.
-        forwards: Training forwards in each step that all reduce; 0 if it varies, or if the script uses no_sync.
-        has_autocast: Whether the script's forward runs under autocast already.
-    """
+    """Return the settings to try, the script's own first. ``forwards`` of a step all reduce; 0 if that varies."""
     reduced = [p for p in ddp.parameters() if p.requires_grad]
     is_single = all(str(p.dtype) == "torch.float32" for p in reduced)
     caps = choose_caps(sum(p.numel() * p.element_size() for p in reduced), ddp.bucket_bytes_cap)
@@ -154,11 +133,7 @@ def late_settings_for(ddp: Any) -> List[str]:
 
 
 def switch(ddp: Any, given: Dict[str, Any], setting: str) -> None:
-    """Put a setting into effect. It must be called on all ranks at the same step, before that step's first forward.
-
-    Gradients are dropped, since they may be parts of the old reducer's buckets. ``given`` are the settings of the
-    script, by name: ``GIVEN``.
-    """
+    """Put a setting into effect, on all ranks before one forward. Gradients are dropped: they may be old buckets."""
     ddp.reducer._remove_autograd_hooks()
     for parameter in ddp.parameters():
         parameter.grad = None
@@ -198,11 +173,7 @@ _loaders: List[int] = []  # for each loader with other workers than the script g
 
 
 def settings_at_start(models: List[Any]) -> List[str]:
-    """Return the settings to try with models whose reducers cannot be built anew, by what the steps so far showed.
-
-    Bucket caps are those for the largest model. Of the settings that could stop the job, those are left against which
-    no step has shown a reason.
-    """
+    """Return the settings to try from the start, by what the steps so far showed: caps for the largest model."""
     largest = max(
         models, key=lambda ddp: sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
     )
@@ -219,7 +190,6 @@ def settings_at_start(models: List[Any]) -> List[str]:
 
 
 def give_to_ddp(ddp: Any, setting: str) -> None:
-    """Give DDP's constructor a setting."""
     if setting.partition("=")[0] in AT_START:
         hooks.put(ddp, "__init__", functools.partial(_changing, functools.partial(_ddp_arguments, setting)))
 
@@ -238,7 +208,6 @@ def _ddp_arguments(setting: str, unused: Any, names: Any) -> Dict[str, Any]:
 
 
 def patch_loader(module: Any) -> None:
-    """Give the loaders of this rank the number of workers that this launch tries."""
     setting = read_settings(os.environ).tune_setting
 
     def arguments_of(given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
@@ -266,7 +235,6 @@ def _has_batches(given: Dict[str, Any]) -> bool:
 
 
 def why_without_effect(setting: str) -> str:
-    """Return why a setting of this launch is not in effect after its first steps, or "" if it is."""
     import torch
 
     if setting.startswith(WORKERS) and not _loaders:
@@ -339,7 +307,6 @@ class SettingsTrial:
         self.began: List[int] = []
 
     def forward_begins(self, ddp: Any) -> None:
-        """Count a training forward; if it begins a step, switch or end where it is time."""
         import torch
 
         self.forwards += 1
@@ -355,10 +322,8 @@ class SettingsTrial:
                 if self.steps == WARM_UP and not self._keeps_settings(ddp):
                     self._begin(ddp)
                 elif self.steps >= WARM_UP:  # restarts may try what a running job cannot
-                    count = len(self.began)
-                    self.began.append(now_ns(ddp, is_edge=count in (0, MEASURED_IN_LAUNCH)))
-                    if count == MEASURED_IN_LAUNCH:
-                        steps_ns = [after - before for before, after in zip(self.began, self.began[1:])]
+                    steps_ns = self._time_step(ddp, 1, MEASURED_IN_LAUNCH)
+                    if steps_ns:
                         write({"round": 0, "setting": self.fixed or BASE, "steps_ns": steps_ns})
                         leave(self.end)
         elif self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
@@ -379,11 +344,17 @@ class SettingsTrial:
         text = hide_in_text(str(error)[:2000]).split("\n")[0]
         self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
 
+    def _time_step(self, ddp: Any, left_out: int, count: int) -> List[int]:
+        """Note that a step begins. Return what ``count`` steps after the first ones took once all have ended."""
+        began = self.began
+        began.append(now_ns(ddp, is_edge=len(began) + 1 in (left_out, left_out + count)))
+        took = [after - before for before, after in zip(began[left_out - 1 :], began[left_out:])]
+        return took if len(took) == count else []
+
     def _step_of_block_begins(self, ddp: Any) -> None:
-        last = LEFT_OUT + steps_to_measure(self.setting)
-        self.began.append(now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
+        steps_ns = self._time_step(ddp, LEFT_OUT, steps_to_measure(self.setting))
         device_times.is_paused = self.setting not in (BASE, AGAIN) or len(self.began) < LEFT_OUT
-        if len(self.began) == last:
+        if steps_ns:
             number, setting = self.blocks.pop(0)
             if ddp.find_unused_parameters:
                 self.same_used = self.same_used and ddp.reducer._ddp_graph_static()
@@ -392,8 +363,6 @@ class SettingsTrial:
             if on_any_rank(ddp, [bool(self.refused)])[0]:
                 self._drop(setting)
             else:
-                began = self.began
-                steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
                 write({"round": number, "setting": setting, "steps_ns": steps_ns})
             self._try_next(ddp)
 
@@ -440,7 +409,6 @@ class SettingsTrial:
         self._try_next(ddp)
 
     def _try_next(self, ddp: Any) -> None:
-        """Switch to the setting of the next block that no rank refuses."""
         self.began = []
         device_times.is_paused = True
         while self.blocks or self._has_late_blocks(ddp):
@@ -462,7 +430,6 @@ class SettingsTrial:
         self.blocks = [block for block in self.blocks if block[1] != setting]
 
     def _has_late_blocks(self, ddp: Any) -> bool:
-        """Plan once, after all others, the settings that could stop the job. Return whether there are any."""
         if self.has_late:
             return False
         self.has_late = True
@@ -500,10 +467,7 @@ def now_ns(ddp: Any, *, is_edge: bool) -> int:
 
 
 def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
-    """Return for each flag whether it holds on any rank. All ranks must call this at the same step.
-
-    The process group is asked directly: the recorder's hooks would take the call for one of the script.
-    """
+    """Return for each flag whether any rank has it. The group is asked directly, past the recorder's hooks."""
     import torch
     import torch.distributed as dist
 
@@ -525,7 +489,6 @@ GRACE_S = 2.0  # our choice: a rank that is not stuck comes to its own end withi
 
 
 def write(entry: Any) -> None:
-    """Append a line to this rank's file."""
     folder = os.path.join(here.folder, FOLDER)
     make_folder(folder)
     write_at_once(os.path.join(folder, "%s.jsonl" % os.environ.get("RANK", "0")), json.dumps(entry) + "\n")
@@ -577,10 +540,7 @@ def patch_ddp(module: Any) -> None:
 
 
 def patch_optimizer(module: Any) -> None:
-    """Note steps of torch's optimizers. By then torch is there, so its threads can be set.
-
-    It may have been loaded without the launch's environment. The script may set others.
-    """
+    """Note steps of torch's optimizers, and set torch's threads: it may have been loaded without our environment."""
     setting = read_settings(os.environ).tune_setting
     if setting.startswith(THREADS):
         import torch
@@ -602,10 +562,6 @@ def patch_optimizer(module: Any) -> None:
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     import torch
     from torch.utils._pytree import tree_map
-
-    def single(value: Any) -> Any:
-        is_half = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
-        return value.float() if is_half else value
 
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -635,7 +591,8 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             pass_on(error)
             trial.refuse(error)
             return original(self, *args, **kwargs)
-        return tree_map(single, outputs)  # they are those of a forward without it
+        # As those of a forward without it.
+        return tree_map(lambda one: one.float() if getattr(one, "dtype", None) is torch.bfloat16 else one, outputs)
 
     return forward
 
@@ -644,10 +601,7 @@ _thrown_away: Set[str] = set()  # Paths that torch.save was given. What is there
 
 
 def patch_saves(module: Any) -> None:
-    """Divert ``torch.serialization.save``, which ``torch.save`` is, and moves of files that it would have written.
-
-    What is saved into an open file or a buffer is not diverted: it may be meant for another rank, and not for a disk.
-    """
+    """Divert ``torch.save`` to a path, and moves of such files. An open file or a buffer may be meant for a rank."""
 
     def diverted(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -664,21 +618,15 @@ def patch_saves(module: Any) -> None:
 
     hooks.put(module, "save", diverted)
     for name in ("replace", "rename"):
-        hooks.put(os, name, _moved)
+        hooks.put(os, name, unless(_is_move_of_save))
 
 
-def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+def _is_move_of_save(src: Any, dst: Any, *unused: Any, **also_unused: Any) -> bool:
     """Scripts save under another name first. An older file of that name must not take the checkpoint's place."""
-
-    def move(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-        if _thrown_away and _full(src) in _thrown_away:
-            _thrown_away.add(_full(dst))
-        else:
-            original(src, dst, *args, **kwargs)
-
-    move.__name__ = move.__qualname__ = original.__name__
-    move.__doc__ = original.__doc__
-    return move
+    if not _thrown_away or _full(src) not in _thrown_away:
+        return False
+    _thrown_away.add(_full(dst))
+    return True
 
 
 def _full(path: Any) -> str:

@@ -1,11 +1,7 @@
 """Says what a waiting rank's stack shows and the kernel does not, and what works for it and is not on its stack.
 
-That is the lock file that a Python loop polls for, and the store that a rank is connecting to, with the line that set
-its address: torch retries without a message.
-
-asyncio tasks and calls in pools leave no trace on the main thread's stack. A loop that waits shows only ``select``; the
-user's line is in the coroutine that the main task runs. An error in a task that is not awaited, or in a call whose
-result is not asked for, ends nothing and is printed late or never.
+A loop of asyncio that waits shows only ``select``; the user's line is in the coroutine that the main task runs. An
+error in a task that is not awaited, or in a call of a pool whose result nobody asks for, is printed late or never.
 """
 
 from __future__ import annotations
@@ -18,8 +14,8 @@ from collections import deque
 
 from . import frames
 from .errors import frames_of, read_frames, text_of
-from .state import MASTER_VARIABLE, guarded, here, sealed, wall
-from .wrappers import hide_own_frames, wraps
+from .state import MASTER_VARIABLE, guarded, here
+from .wrappers import around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +58,6 @@ def lock() -> Optional[Dict[str, Any]]:
 
 
 def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
-    """Return the lock file that one of the user's functions waits for by sleeping and checking files."""
     if "sleep" not in code.co_names or not LOOKS.intersection(code.co_names):
         return None
     for value in (*frames.values_of(here.main_thread, code), *code.co_consts):
@@ -75,7 +70,6 @@ def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
 
 
 def store() -> Optional[Dict[str, Any]]:
-    """Return the store that the main thread waits for inside ``init_process_group``, or None if it waits for none."""
     stack = frames.of_thread(here.main_thread)[:DEEPEST]
     for depth, (code, _) in enumerate(stack):
         if code.co_name == MAKES_STORE and code.co_filename.endswith(FILE):
@@ -109,8 +103,6 @@ def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
 
 
 def _codes(stack: List[CodeType]) -> Iterator[CodeType]:
-    """Return the user's functions: those on the stack with their nested ones, then those of the user's modules."""
-
     def nested(code: Any) -> Iterator[CodeType]:
         if hasattr(code, "co_consts"):
             yield code
@@ -184,7 +176,6 @@ def awaited(thread: int) -> Frames:
 
 
 def _frames_of_task(task: Any) -> Frames:
-    """Return the lines at which a task, and the task that it awaits, and so on, stand."""
     found: Frames = []
     seen: List[int] = []
     while task is not None and len(seen) < MOST_TASKS and id(task) not in seen:
@@ -218,7 +209,6 @@ def _awaited_by(task: Any, last: Any) -> Iterator[Any]:
 
 
 def lost() -> List[Dict[str, Any]]:
-    """Return the errors that ended tasks and calls in pools, and that nobody has read."""
     found = [dict(entry) for entry in list(_kept) if not entry["read"]]
     tasks = sys.modules.get("asyncio.tasks")
     for task in _all_tasks(tasks) if tasks is not None else ():
@@ -258,35 +248,26 @@ def _entry(who: str, task: Any, error: BaseException) -> Dict[str, Any]:
 
 def patch_loop(module: Any) -> None:
     """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
-    original = module.BaseEventLoop.call_exception_handler
+    loop = module.BaseEventLoop
 
     @guarded("task error")
-    def keep(context: Any) -> None:
+    def keep(unused: Any, context: Any) -> None:
         error, task = context.get("exception"), context.get("task") or context.get("future")
         if error is not None and here.ring is not None:
             _kept.append(_entry("task", task, error))
 
-    @wraps(original)
-    def call_exception_handler(self: Any, context: Any) -> Any:
-        keep(context)
-        return original(self, context)
-
-    module.BaseEventLoop.call_exception_handler = call_exception_handler
+    loop.call_exception_handler = around(before=keep)(loop.call_exception_handler)
 
 
 def patch_futures(module: Any) -> None:
-    """Patch concurrent.futures._base: keep the error of a call in a pool until somebody reads it."""
     _patch(module.Future, "set_exception", ("result", "exception"), lambda future, exception: exception)
 
 
 def patch_pool(module: Any) -> None:
-    """Patch multiprocessing.pool likewise."""
     _patch(module.ApplyResult, "_set", ("get",), lambda result, i, obj: None if obj[0] else obj[1])
 
 
 def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
-    setting = getattr(owner, setter)
-
     @guarded("pool error")
     def keep(self: Any, *args: Any, **kwargs: Any) -> None:
         error = error_of(self, *args, **kwargs)
@@ -295,35 +276,15 @@ def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
             _kept.append(entry)
             self._ddpdoctor_error = entry
 
-    @wraps(setting)
-    def set_error(self: Any, *args: Any, **kwargs: Any) -> Any:
-        keep(self, *args, **kwargs)
-        return setting(self, *args, **kwargs)
+    def mark(holder: Any) -> None:
+        entry = getattr(holder, "_ddpdoctor_error", None)
+        if entry is not None:
+            entry["read"] = 1
 
-    setattr(owner, setter, set_error)
+    def passed(result: Any, holder: Any, *unused: Any, **also_unused: Any) -> None:
+        if isinstance(result, BaseException):
+            mark(holder)
+
+    setattr(owner, setter, around(before=keep)(getattr(owner, setter)))
     for name in readers:
-        setattr(owner, name, _reading(getattr(owner, name)))
-
-
-def _reading(original: Any) -> Any:
-    """Return a method that marks the error of its object as read once it has passed it on."""
-
-    @wraps(original)
-    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = original(self, *args, **kwargs)
-        except BaseException as error:
-            sealed[wall.gi_running][hide_own_frames, error]
-            sealed[wall.gi_running][_mark, self]
-            raise
-        if result is not None and isinstance(result, BaseException):
-            _mark(self)
-        return result
-
-    return read
-
-
-def _mark(holder: Any) -> None:
-    entry = getattr(holder, "_ddpdoctor_error", None)
-    if entry is not None:
-        entry["read"] = 1
+        setattr(owner, name, around(then=passed, failed=mark)(getattr(owner, name)))

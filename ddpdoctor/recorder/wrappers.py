@@ -35,18 +35,29 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def around(before: Any = None, after: Any = None, then: Any = None) -> Callable[[Any], Any]:
+def around(
+    before: Any = None, after: Any = None, then: Any = None, last: Any = None, failed: Any = None
+) -> Callable[[Any], Any]:
     """Return a decorator for a method or a function that calls more. What it calls must not raise.
 
-    ``before`` and ``after`` get the method's object, ``then`` the result and all arguments.
+    ``before`` gets all arguments, ``after`` the method's object, or ``failed`` if it raises, ``then`` the result and
+    all arguments. ``last`` gets what ``before`` returned, unless that is None, in both cases.
     """
 
     def decorate(original: Any) -> Any:
         @wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                before(args[0])
-            result = original(*args, **kwargs)
+            given = before(*args, **kwargs) if before is not None else None
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                sealed[wall.gi_running][hide_own_frames, error]
+                if failed is not None:
+                    sealed[wall.gi_running][failed, args[0]]
+                raise
+            finally:
+                if given is not None:
+                    sealed[wall.gi_running][last, given]
             if after is not None:
                 after(args[0])
             if then is not None:
@@ -58,9 +69,21 @@ def around(before: Any = None, after: Any = None, then: Any = None) -> Callable[
     return decorate
 
 
+def unless(is_met: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a decorator for a function that is not called where ``is_met(*args, **kwargs)``, which must not raise."""
+
+    def decorate(original: Any) -> Any:
+        @wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if is_met(*args, **kwargs) else original(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 @guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
-    """Remove the recorder's frames from a traceback, so that it reads as it would without us."""
     while error.__traceback__ is not None and _is_ours(error.__traceback__):
         error.__traceback__ = error.__traceback__.tb_next
     step = error.__traceback__

@@ -89,7 +89,7 @@ def measure_calls() -> None:
     ranks, tensor = dist.get_world_size(), torch.zeros(1)
     plain = dist.all_reduce.__wrapped__
     wait, plain_wait = dist.Work.wait, dist.Work.wait.__wrapped__
-    nothing = calls.wrap("all_reduce", _call_nothing, "tensor", p2p=False)
+    nothing = calls.wrap("all_reduce", _call_nothing, "tensor")
 
     def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
         def timed(method: Any, call: Callable[[], Any]) -> float:

@@ -1,8 +1,4 @@
-"""Opens the files of a run folder: never a link, a device or a pipe, and private whatever the umask is.
-
-Every process that writes or reads a run folder uses this. It needs only the standard library, because ranks load it
-too.
-"""
+"""Opens the files of a run folder: never a link, a device or a pipe, and private whatever the umask is."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os
 
 
 def open_plain(path: Any, flags: int) -> int:
-    """Open a regular file and return its descriptor. If ``flags`` create the file, only its owner may read it.
-
-    Raises:
-        OSError: the file cannot be opened, or is a link, a pipe, a device or a folder.
-    """
+    """Open a regular file. One that ``flags`` create is private. Raises OSError, also for a link, pipe or folder."""
     try:
         fd = os.open(path, flags | _SAFE, PRIVATE_FILE)
     except OSError as error:
@@ -63,13 +55,7 @@ _mmap: Any = None
 
 
 def map_file(fd: int, size: int, writable: bool = True) -> Any:
-    """Map a file into memory, and hold no file open: the script may need each that its limit allows.
-
-    An ``mmap`` object keeps a copy of the descriptor as long as it lives, and before Python 3.13 cannot do without.
-
-    Raises:
-        OSError: the file cannot be mapped.
-    """
+    """Map a file, and hold no file open: an ``mmap`` keeps a descriptor before Python 3.13. Raises OSError."""
     import mmap
 
     kind = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -93,11 +79,8 @@ def map_file(fd: int, size: int, writable: bool = True) -> Any:
 
 def open_new(path: Any, mode: int = PRIVATE_FILE) -> int:
     """Make a file and open it for reading and writing. An existing file is removed, never written to."""
-    try:
-        fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        os.unlink(path)
-        fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    remove(path)
+    fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:  # noqa: SIM105 - contextlib would have to be loaded
         os.fchmod(fd, mode)
     except OSError:  # a file system without modes
@@ -128,7 +111,6 @@ def write_whole(path: Any, data: str | bytes, mode: int = PRIVATE_FILE) -> None:
 
 
 def remove(path: Any) -> None:
-    """Remove a file if it exists and may be removed."""
     try:  # noqa: SIM105 - contextlib would have to be loaded
         os.unlink(path)
     except OSError:
@@ -146,27 +128,15 @@ def make_folder(path: Any) -> None:
 
 
 def is_folder(path: Any) -> bool:
-    """Return whether the path is a folder and not a link to one."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def is_file(path: Any) -> bool:
-    """Return whether the path is a regular file or a link to one; False if that cannot be told."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+    return os.path.isfile(path)
 
 
 def read_plain(path: Any, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        OSError: the file cannot be read, is no regular file, or holds more than ``most`` bytes.
-    """
+    """Return the content of a file. Raises OSError if it cannot be read, is not regular, or exceeds ``most`` bytes."""
     fd = open_plain(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
         size = os.fstat(fd).st_size
@@ -191,11 +161,7 @@ def check_json(data: bytes) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON. Bytes that are not UTF-8 are replaced.
-
-    Raises:
-        ValueError: the text is damaged, nested too deeply, or has more values than ``check_json`` allows.
-    """
+    """Parse JSON, with bytes that are not UTF-8 replaced. Raises ValueError, also if it is too deep or too large."""
     import json  # here, because in a short-lived Python the import costs more than all writing
 
     try:

@@ -16,11 +16,13 @@ All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds. A reade
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
 import time
 import zlib
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 from .files import make_folder, open_plain, parse_json
@@ -50,8 +52,16 @@ MESH = "mesh "
 
 
 def slot_size(rows: int) -> int:
-    """Return the size in bytes of a record with this many rows."""
     return RECORD_HEAD.size + TEXT_SIZE + rows * FINGERPRINT_SIZE
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def packed(value: Any) -> str:
+    """Return a value as compressed JSON in ASCII, for a note."""
+    return base64.b64encode(zlib.compress(compact(value), 6)).decode("ascii")
 
 
 MIN_SLOTS = 8
@@ -60,13 +70,7 @@ MAX_SLOTS = 128
 
 
 class FingerprintWriter:
-    """A fingerprint file that this process writes.
-
-    It has as many slots as fit into ``most_bytes``, at least ``MIN_SLOTS``, but never more than ``most_slots``.
-
-    Raises:
-        OSError: the file cannot be made, or there is no room for all of it.
-    """
+    """A file that this process writes, of ``MIN_SLOTS`` to ``most_slots`` slots. Raises OSError if there is no room."""
 
     def __init__(
         self, folder: str, name: str, table: Dict[str, Any], pid: int, start_ticks: int, most_bytes: int = MAX_BYTES,
@@ -74,18 +78,18 @@ class FingerprintWriter:
     ) -> None:  # fmt: skip
         make_folder(folder)
         rows = len(table["rows"])
-        packed = zlib.compress(json.dumps(table, separators=(",", ":")).encode("utf-8", "replace"), 6)
+        table_bytes = zlib.compress(compact(table), 6)
         self._size = slot_size(rows)
         self._slots = min(max(MIN_SLOTS, most_bytes // self._size), most_slots)
-        self._slots_at = HEADER_SIZE + (len(packed) + 7) // 8 * 8
+        self._slots_at = HEADER_SIZE + (len(table_bytes) + 7) // 8 * 8
         self.path = os.path.join(folder, name)
         self.total_bytes = self._slots_at + self._slots * self._size
         self._map = allocate(self.path, self.total_bytes)
         self._written = 0
         self._fingerprints_bytes = rows * FINGERPRINT_SIZE
-        self._map[HEADER_SIZE : HEADER_SIZE + len(packed)] = packed
+        self._map[HEADER_SIZE : HEADER_SIZE + len(table_bytes)] = table_bytes
         IDENTITY.pack_into(
-            self._map, 0, MAGIC, VERSION, rows, len(packed), self._slots_at,
+            self._map, 0, MAGIC, VERSION, rows, len(table_bytes), self._slots_at,
             self._size, self._slots, pid, start_ticks,
         )  # fmt: skip
 
@@ -95,7 +99,7 @@ class FingerprintWriter:
             raise ValueError("%d bytes of fingerprints, not %d" % (len(fingerprints), self._fingerprints_bytes))
         index = self._written + 1
         at = self._slots_at + (index - 1) % self._slots * self._size
-        data = json.dumps(text, separators=(",", ":")).encode("ascii", "replace")
+        data = compact(text)
         data = data if len(data) <= TEXT_SIZE else b"{}"
         start = at + RECORD_HEAD.size
         NUMBER.pack_into(self._map, at, 0)
@@ -112,26 +116,20 @@ class FingerprintWriter:
 MAX_TABLE_BYTES = 64 * 2**20
 
 
+@dataclass
 class FingerprintRecord:
     """One record: its index, the number of its step, its time, its text, and the fingerprints of all rows as bytes."""
 
     __slots__ = ("fingerprints", "index", "number", "text", "time_ns")
-
-    def __init__(self, index: int, number: int, time_ns: int, text: Dict[str, Any], fingerprints: bytes) -> None:
-        self.index = index
-        self.number = number
-        self.time_ns = time_ns
-        self.text = text
-        self.fingerprints = fingerprints
+    index: int
+    number: int
+    time_ns: int
+    text: Dict[str, Any]
+    fingerprints: bytes
 
 
 class FingerprintFile:
-    """A fingerprint file and its table.
-
-    Raises:
-        ValueError: the file is no fingerprint file, is damaged, or has another version.
-        OSError: the file cannot be read.
-    """
+    """A fingerprint file and its table. Raises ValueError if it is damaged, OSError if it cannot be read."""
 
     def __init__(self, path: str) -> None:
         with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:

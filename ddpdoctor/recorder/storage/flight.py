@@ -1,6 +1,4 @@
-"""Finds the oldest pending entries of torch's flight recorder. Ranks and readers of dumps share this.
-
-The format is that of FlightRecorderDetail.hpp in torch 2.6 to 2.15. Everything is validated, because dumps are files.
+"""Finds the oldest pending entries of torch's flight recorder, of 2.6 to 2.15 (FlightRecorderDetail.hpp).
 
 Dumps that are pickles are read as plain values, and nothing is ever imported or called. torch writes only dicts, lists,
 tuples, strings, numbers, booleans and None there (jit/serialization/pickler.cpp). Any other opcode raises ValueError.
@@ -49,7 +47,6 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
 
 
 def backend_of(entry: Dict[str, Any]) -> str:
-    """Return the backend that an entry names: "nccl:all_reduce"."""
     return str(entry["profiling_name"]).partition(":")[0]
 
 
@@ -64,10 +61,7 @@ def is_pending(entry: Dict[str, Any]) -> bool:
 
 
 def is_untold(entry: Dict[str, Any]) -> bool:
-    """Return whether torch does not tell if this call has completed: it was retired when it was queued.
-
-    So it is with nccl2 under DETAIL, whose wrapper has no completion hooks (FlightRecorderHook.hpp).
-    """
+    """Return whether torch does not tell if a call is done: nccl2 with DETAIL has no hooks (FlightRecorderHook.hpp)."""
     return entry["state"] == "scheduled" and bool(entry.get("retired")) and backend_of(entry) in HOOKED
 
 
@@ -85,10 +79,7 @@ def _is_sound(entry: Dict[str, Any]) -> bool:
 
 
 def _settled(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Give the parts of a batch the state of the entry that ends it, and drop that entry. Only it has events.
-
-    A part stays "scheduled" forever, so batch_isend_irecv would look pending long after it is done.
-    """
+    """Give the parts of a batch the state of its end, which alone has events: a part stays "scheduled" forever."""
     parts: Dict[Any, Any] = {}
     found = []
     for entry in entries:
@@ -140,22 +131,14 @@ _MARK = object()
 
 
 def parse_plain_pickle(data: bytes) -> Any:
-    """Return the value that a pickle holds.
-
-    Raises:
-        ValueError: the pickle is damaged or too large, or holds more than plain values.
-    """
+    """Return the value that a pickle holds. Raises ValueError if it is damaged, too large, or not plain."""
     stack: list[Any] = []
     _interpret(data, stack)
     return stack.pop()
 
 
 def parse_cut_pickle(data: bytes) -> Any:
-    """Return what can be had of a pickle that ends too early: its containers hold what came before the end.
-
-    Raises:
-        ValueError: nothing can be had, or it holds more than plain values.
-    """
+    """Return what came before the end of a pickle that is cut off. Raises ValueError if nothing did, or not plain."""
     stack: list[Any] = []
     try:
         _interpret(data, stack)
@@ -173,7 +156,6 @@ class _RefusedError(ValueError):
 
 
 def _interpret(data: bytes, stack: list[Any]) -> None:
-    """Run the opcodes up to the end, which leaves the value on the stack."""
     if len(data) > MOST_BYTES:
         raise _RefusedError(f"it has more than {MOST_BYTES} bytes")
     known: dict[int, Any] = {}
@@ -190,7 +172,6 @@ def _interpret(data: bytes, stack: list[Any]) -> None:
 
 
 def _close(stack: list[Any]) -> None:
-    """Put the values that are left on the stack into the containers below them."""
     while len(stack) > 1:
         mark = max((at for at, value in enumerate(stack) if value is _MARK), default=1)
         values = [value for value in stack[mark:] if value is not _MARK]
@@ -205,7 +186,6 @@ def _close(stack: list[Any]) -> None:
 
 
 def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
-    """Put a value on the stack, or values from it into their container."""
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:

@@ -130,7 +130,6 @@ CONTROL_STOPPING = 24
 CONTROL_DUMP_ASKED = 32
 CONTROL_DUMPED = 40  # Offset of the same number once that evidence is saved. The watcher writes it.
 
-
 SAMPLED_STEPS = 256
 LONGEST_STEPS = 64  # kept steps: first the sample, then the longest
 # Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms.
@@ -166,7 +165,6 @@ class RingShape:
 RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256, kept=SAMPLED_STEPS + LONGEST_STEPS)
 CHILD_SHAPE = RingShape(journal_bytes=24 * 1024, slots=32, lines=32)
 
-
 PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
 
@@ -189,11 +187,7 @@ def is_sampled(number: int, bits: int) -> bool:
 
 
 class KeptSteps:
-    """The places of the kept steps.
-
-    When the sample is full, it is halved, and the steps that leave it give their places to new ones. All ranks number
-    their steps alike, so they keep the same ones.
-    """
+    """The places of the kept steps. A full sample is halved. All ranks number steps alike, so they keep the same."""
 
     __slots__ = ("_free", "_longest", "_numbers", "_shortest", "bits")
 
@@ -230,10 +224,7 @@ class KeptSteps:
 
 
 def parts_of(phases_us: Any, waits_us: Any, inside: Any, flags: int) -> List[int]:
-    """Return the times of ``ring_layout.PARTS`` in microseconds. ``inside`` is ``ring_layout.STEP_INSIDE``.
-
-    Times are measured one by one, so a part that is a difference is cut off at 0.
-    """
+    """Return the times of ``PARTS`` in microseconds. A part that is a difference of times is cut off at 0."""
     data, buffers, exposed, optimizer, own, gc = inside[:6]
     before = phases_us[BEFORE] - waits_us[BEFORE] - data - optimizer
     forward = phases_us[FORWARD] - waits_us[FORWARD]

@@ -1,8 +1,7 @@
 """Reads a ring file back, whatever state it is in. ``ring_layout`` describes its layout.
 
-It is a module of its own because no recorded process needs it. The records of calls are read into columns, because a
-rank has thousands of calls and few need decoding. JSON in which ranks name the members of their groups has the same
-thousands of numbers on every rank: such a list is parsed once, and all ranks share the result.
+A rank has thousands of calls, and few need decoding: they are columns. JSON in which ranks name the members of their
+groups has the same thousands of numbers on every rank: such a list is parsed once and shared.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ class RingContent(NamedTuple):
 
 
 def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.RingShape, int, int]:
-    """Return role, shape, pid and start ticks. ``data`` is a ring, or the header of a ring of ``size`` bytes.
-
-    Raises:
-        DamagedRingError: the bytes are no ring of a known version, or its numbers are inconsistent.
-    """
+    """Return role, shape, pid and start ticks of a ring, or of its header with ``size``. Raises DamagedRingError."""
     size = len(data) if size is None else size
     if len(data) < ring_layout.HEADER_SIZE:
         raise DamagedRingError("too short to be a ring")
@@ -83,7 +78,6 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layo
 
 
 def read_cells(data: Any) -> Dict[str, int]:
-    """Return the header's cells by name."""
     version = ring_layout.IDENTITY.unpack_from(data)[1]
     names = ring_layout.CELL_NAMES_OF_VERSION_2 if version == ring_layout.READ_VERSIONS[0] else ring_layout.CELL_NAMES
     return dict(zip(names, struct.unpack_from("<%dQ" % len(names), data, ring_layout.CELLS_OFFSET)))
@@ -237,17 +231,14 @@ class Slots:
         self.numbers: Sequence[int] = range(numbers[0], numbers[-1] + 1) if is_range else numbers
 
     def __len__(self) -> int:
-        """Return how many calls there are."""
         return len(self.which)
 
     def __getitem__(self, at: int) -> CallSlot:
-        """Return one call."""
         return self.kinds[self.which[at]]._replace(
             number=self.numbers[at], started_ns=self.started_ns[at], ended_ns=self.ended_ns[at], seq=self.seqs[at]
         )
 
     def __iter__(self) -> Iterator[CallSlot]:
-        """Yield the calls in order."""
         return map(self.__getitem__, range(len(self)))
 
 
@@ -259,10 +250,7 @@ def bytes_used(claimed: int, count: int) -> int:
 def read_slots(
     data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
 ) -> Slots:
-    """Decode the records of a ring with ``count`` slots. ``data`` has at least the used part.
-
-    Records that are empty, or are in a slot where their number does not belong, are skipped.
-    """
+    """Decode the records of a ring of ``count`` slots. What is empty or in the slot of another number is skipped."""
     written = data[: bytes_used(claimed, count)].rstrip(b"\0")
     whole = written + bytes(-len(written) % ring_layout.SLOT_SIZE)
     words = array("Q", whole)
@@ -304,11 +292,7 @@ _BEFORE, _AFTER = b'"ranks": [', b', "backend":'  # what stands around the membe
 
 
 def parse_group_json(data: bytes) -> Any:
-    """Parse JSON like ``parse_json``; long lists of members in ``groups`` become tuples that others may share.
-
-    Raises:
-        ValueError: see ``parse_json``.
-    """
+    """Parse JSON; long lists of members in ``groups`` become tuples that others may share. Raises ValueError."""
     if len(data) > MOST_BYTES:
         return parse_json(data)
     first, *parts = data.split(_BEFORE)

@@ -22,7 +22,6 @@ MAX_INTERNED = 8192
 # exceptions of the greatest length, and for the end of a process.
 VITAL_BYTES = 96 * 1024
 
-
 _CLAIMED = ring_layout.CELL_OFFSETS["slots_claimed"]
 _DONE = ring_layout.CELL_OFFSETS["calls_done"]
 _STEPS = ring_layout.CELL_OFFSETS["steps_recorded"]
@@ -43,11 +42,7 @@ _now_ns = time.monotonic_ns
 
 
 class Ring:
-    """A ring that this process writes. No method waits for a lock. Disk space is allocated only at the start.
-
-    Raises:
-        OSError: the file cannot be made, or there is no room for all of it.
-    """
+    """A ring that this process writes. No method waits for a lock. Raises OSError if there is no room for all of it."""
 
     def __init__(self, folder: str, role: int, shape: ring_layout.RingShape, pid: int, start_ticks: int) -> None:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
@@ -78,11 +73,9 @@ class Ring:
         self.set("started_wall_ns", time.time_ns())
 
     def set(self, cell: str, value: int) -> None:
-        """Write one cell of the header."""
         ring_layout.CELL.pack_into(self._map, ring_layout.CELL_OFFSETS[cell], value)
 
     def get(self, cell: str) -> int:
-        """Read one cell back."""
         return int(ring_layout.CELL.unpack_from(self._map, ring_layout.CELL_OFFSETS[cell])[0])
 
     def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
@@ -117,18 +110,13 @@ class Ring:
         return self._ids.get(text) or self._remember(text, "s", {"v": text})
 
     def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
-        """Intern a new call site, identified by ``key``; return its number, or 0 if there was no room."""
         return self._remember(key, "c", site)
 
     def known_site(self, key: Any) -> Optional[int]:
-        """Return the number of a call site that was interned before, or None."""
         return self._ids.get(key)
 
     def begin(self, kind: bytes, seq: int = ring_layout.NO_SEQ, began_ns: int = 0, waits: bool = False) -> int:
-        """Record a call before it is made, at ``began_ns`` or now; return its index.
-
-        ``kind`` comes from ``ring_layout.pack_kind``. With ``waits`` the main thread begins to wait for other ranks.
-        """
+        """Record a call at ``began_ns`` or now; return its index. With ``waits`` the main thread begins to wait."""
         index = next(self._indexes)
         try:
             began = began_ns or _now_ns()
@@ -167,7 +155,6 @@ class Ring:
         ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | flags)
 
     def waits(self, since_ns: int) -> None:
-        """Write when the main thread began to wait for other ranks, or 0 if it does not wait."""
         _pack_cell(self._map, _WAIT_SINCE, since_ns)
 
     def step(
@@ -204,7 +191,6 @@ class Ring:
             _pack_cell(self._map, _SAMPLE, self._kept.bits)
 
     def fetched(self, count: int, busy_ns: int, pauses_ns: int, cpu_ns: int = 0) -> None:
-        """Write how many batches this worker has made, how long that took, its pauses, and its processor time."""
         _pack_four_cells(self._map, _FETCHES, count, busy_ns, pauses_ns, cpu_ns)
 
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
@@ -221,7 +207,6 @@ class Ring:
         ring_layout.PLACE_HEAD.pack_into(self._map, ring_layout.PLACE_OFFSET, stamp + 2, len(text))
 
     def remove(self) -> None:
-        """Delete the file, when another ring replaces this one."""
         os.unlink(self.path)
 
     def _drop(self) -> bool:
@@ -242,11 +227,7 @@ class Ring:
 
 
 def allocate(path: str, size: int) -> Any:
-    """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk.
-
-    If the process already made the file before an exec, the file is emptied and reused, because the watcher has it
-    mapped.
-    """
+    """Make a private file with all its blocks: else SIGBUS on a full disk. One from before an exec is used again."""
     fd = open_plain(path, os.O_CREAT | os.O_RDWR)
     try:
         if os.fstat(fd).st_size == size:
@@ -270,14 +251,7 @@ _WORDS = {None: "null", True: "true", False: "false"}
 
 
 def to_json(value: Any) -> str:
-    """Return a value as ASCII JSON without spaces, which ``json.loads`` can read.
-
-    It takes None, booleans, numbers, strings, lists, tuples and dicts, whose keys become strings. Floats that are not
-    finite become null.
-
-    Raises:
-        TypeError: the value holds anything else.
-    """
+    """Return ASCII JSON without spaces. Floats that are not finite become null. Raises TypeError for other types."""
     if isinstance(value, str):
         return _quote(value)
     if value is None or isinstance(value, bool):

@@ -1,14 +1,17 @@
 """Removes secrets from everything that is stored, because users share run folders with colleagues and in issues.
 
 A secret is recognized by its name (``--hf_token``, ``WANDB_API_KEY=``), its place (a password in a URL), its issuer's
-format (``ghp_…``), or its randomness. Names stay; values become ``***``. This module needs only the standard library,
-because ranks use it on the texts of exceptions.
+format (``ghp_…``), or its randomness. Names stay; values become ``***``.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
 
 HIDDEN = "***"
 
@@ -158,12 +161,7 @@ def hide_in_text(text: str) -> str:
     text = _PEM.sub(rf"\1{HIDDEN}\2", text)
     text = _URL_USER.sub(rf"\1:{HIDDEN}@", text)
     # The only name before a host is a token if it has digits, or is longer than a name of a user.
-    text = _URL_TOKEN.sub(
-        lambda found: (
-            found[1] + (HIDDEN if _is_mixed(found[2]) or (len(found[2]) >= 20 and found[2].isalnum()) else found[2])
-        ),
-        text,
-    )
+    text = _hide_last(_URL_TOKEN, text, lambda name: _is_mixed(name) or (len(name) >= 20 and name.isalnum()))
     text = _HOOKS.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
     if _WANDB.search(text):
@@ -172,11 +170,19 @@ def hide_in_text(text: str) -> str:
     text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
     text = _OPTION.sub(_option_shown, text)
     text = _hide_pairs(text)
-    text = _SPOKEN.sub(lambda found: found[1] + (HIDDEN if _is_mixed(found[2]) else found[2]), text)
-    text = _BEARER.sub(
-        lambda found: found[1] + found[2] + (HIDDEN if _is_mixed(found[3]) or len(found[3]) >= 24 else found[3]), text
-    )
-    return _RUN.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
+    text = _hide_last(_SPOKEN, text, _is_mixed)
+    text = _hide_last(_BEARER, text, lambda token: _is_mixed(token) or len(token) >= 24)
+    return _hide_last(_RUN, text, _is_random)
+
+
+def _hide_last(pattern: re.Pattern[str], text: str, is_secret: Callable[[str], bool]) -> str:
+    """Hide the last group of each match, with which it ends, where that is a secret."""
+
+    def shown(found: re.Match[str]) -> str:
+        last = found[found.re.groups]
+        return found[0][: -len(last)] + HIDDEN if is_secret(last) else found[0]
+
+    return pattern.sub(shown, text)
 
 
 def hide_value(name: str, value: str) -> str:
@@ -193,12 +199,12 @@ def _hide_wandb_keys(line: str, before: str) -> str:
     if not _WANDB.search(line) and not is_answer:
         return line
     text, at = f"{before}\n{line}", len(before) + 1
-    return _WANDB_KEY.sub(
-        lambda found: (
-            found[0] if _HASHED.search(text[max(0, at + found.start() - _NEAR) : at + found.start()]) else HIDDEN
-        ),
-        line,
-    )
+
+    def shown(found: re.Match[str]) -> str:
+        start = at + found.start()
+        return found[0] if _HASHED.search(text[max(0, start - _NEAR) : start]) else HIDDEN
+
+    return _WANDB_KEY.sub(shown, line)
 
 
 def _value_shown(option: str, value: str, program: str) -> str:

@@ -248,7 +248,7 @@ def note_models(module, *, with_buffers=True, room=replicas.MAX_ROWS_BYTES):
 
 def pack_names(named):
     rows = [replicas._tensor_row("p", name, tensor) for name, tensor in named]
-    return replicas._packed_rows(rows, replicas._rows_text(rows), replicas.MAX_ROWS_BYTES // 4)
+    return replicas._packed_rows(rows, replicas.MAX_ROWS_BYTES // 4)
 
 
 @CASES

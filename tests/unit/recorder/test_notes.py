@@ -204,7 +204,7 @@ def test_the_collection_at_exit_prints_nothing():
 
 def test_with_the_option_the_steps_of_comparisons_are(monkeypatch):
     monkeypatch.setenv("DDPDOCTOR_CHECK_EVERY", "50")
-    monkeypatch.setattr(schedule._Chosen, "every", 0)
+    monkeypatch.setattr(schedule, "fixed", lambda: 50)
     for is_speed, steps in ((False, [*range(1, 151)]), (True, [1, 2, 4, 8, 16, 32, 50, 100, 150])):
         monkeypatch.setattr(gradients._kept, "is_speed", is_speed)
         left_out = {step: gradients._is_left_out(SimpleNamespace(reductions=step - 1)) for step in range(1, 151)}
@@ -288,10 +288,10 @@ def numbers_in(config):
         patched.setattr(here, "ring", ring)
         world = {"pg_backend_config": {own: config}, "pg_group_ranks": {own: {0: 0, 1: 1}}, "pg_map": {}}
         patched.setattr(groups, "c10d", SimpleNamespace(_world=SimpleNamespace(default_pg=own, **world)))
-        reduce = calls.wrap("all_reduce", all_reduce, "tensor", p2p=False)
+        reduce = calls.wrap("all_reduce", all_reduce, "tensor")
         for device in ("cuda", "cpu", "cpu", "", "cuda"):
             tensor = SimpleNamespace(dtype="torch.float32", shape=(4,), device=SimpleNamespace(type=device))
-            reduce(tensor) if device else calls.wrap("barrier", barrier, None, p2p=False)()
+            reduce(tensor) if device else calls.wrap("barrier", barrier, None)()
         told = [(one["name"], one["enqueued"], one["ranks"]) for one in groups.groups_now()]
         return [f"{slot.group} {slot.seq}" for slot in read_ring_file(ring.path).slots], told
 
@@ -500,11 +500,11 @@ def train(path, *, steps, step_s, costs_s, slower_from=None):
             auto.step(now_s)
             early = number <= LEAST and number & (number - 1) == 0
             if early or (number > LEAST and number >> auto.exponent > (number - 1) >> auto.exponent):
-                auto.taken()
+                auto.taken += 1
                 found.append(number)
         if due[0][-1] == number:
             for auto, cost_s in zip(ranks, costs_s, strict=True):
-                auto.spend(cost_s)
+                auto.spent_s += cost_s
             now_s, spent_s = now_s + max(costs_s), spent_s + max(costs_s)
     return due, now_s, spent_s
 

@@ -281,7 +281,6 @@ def test_a_captured_call_ends_at_once(ring, captures):
             "all_reduce",
             lambda tensor, group, async_op: work,  # noqa: ARG005 - as torch calls them
             "tensor",
-            p2p=False,
         )(torch.ones(1), group=Group(), async_op=True)
     (slot,) = slots(ring)
     assert (slot.op, slot.seq, bool(slot.ended_ns), work.asked) == ("all_reduce", 5, True, 0)

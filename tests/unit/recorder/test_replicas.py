@@ -317,10 +317,11 @@ def constants_of(row):
             of_mesh = ((), {"mesh": own}) if way == "fully_shard" else ((own,), {})
             getattr(api, way)(net.block if part == "block" else net, *of_mesh[0], **of_mesh[1])
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for step in range(3):
-            mesh.before_step(optimizer)
-            mesh.after_step(optimizer)
-            if step == 0 and between:
+        shares = mesh.shares_of(optimizer)
+        for step in (1, 2, 4):
+            shares.take_before(optimizer)
+            shares.take_after(step, optimizer)
+            if step == 1 and between:
                 globals()[between](net)
     return written
 

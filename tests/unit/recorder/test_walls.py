@@ -223,7 +223,7 @@ def test_an_interruption_of_our_own_handling_replaces_no_exception() -> None:
 
 
 WRAPPERS = {
-    "a collective": lambda original: calls.wrap("all_reduce", original, tensor=None, p2p=False),
+    "a collective": lambda original: calls.wrap("all_reduce", original, tensor=None),
     "a wait": calls.wrap_wait,
     "the next batch": training._next_batch,
     "a phase": training.phase("new_group", waits=True),
