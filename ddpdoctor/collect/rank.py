@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.proc import list_names
 from ddpdoctor.collect.recorded import (
     believed,
     device_times,
@@ -38,7 +39,6 @@ from ddpdoctor.collect.recorded import (
     whole_or_0,
 )
 from ddpdoctor.collect.run_files import DAMAGED, read_text
-from ddpdoctor.collect.system import list_names
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     Child,
@@ -65,8 +65,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.collect.run_ranks import Source
-    from ddpdoctor.model.call_log import CallLog
-    from ddpdoctor.model.facts import ControlFlow, JobEnd, NcclLine, Run
+    from ddpdoctor.model.facts import CallLog, ControlFlow, JobEnd, NcclLine, Run
     from ddpdoctor.model.launch import Connecting
     from ddpdoctor.model.node import Node
     from ddpdoctor.recorder.storage import ring_reading

@@ -1,8 +1,6 @@
 """What a rank recorded: how its records are read, its calls, its steps and their times, and what its recorder noted.
 
-Records from notes, answers and watch.json are read field by field, so that a damaged value costs its field and no
-other. A field that is missing or damaged takes its default, or the empty value of its type. A record that lacks a field
-without either, such as an enum, is damaged as a whole. ``model/codec.py`` reads our own files more strictly.
+Notes, answers and watch.json come from processes that may die at any instruction: ``Decoder`` reads them leniently.
 """
 
 from __future__ import annotations
@@ -12,23 +10,22 @@ import binascii
 import json
 import math
 import re
-import typing
 import zlib
 from array import array
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import compress
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.call_log import CallLog, shared_fields
-from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, field_hints
+from ddpdoctor.model.codec import INTEGERS, Decoder, WrongValue
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     AtError,
     Call,
     CallKind,
+    CallLog,
     DeviceState,
     DeviceTime,
     GroupState,
@@ -107,7 +104,6 @@ KEYS: dict[Any, dict[str, str]] = {
     LoaderSeen: {"number": "n", "dataset": "ds", "dataset_digest": "dp", "samples": "N", "batch_size": "bs",
                  "drop_last": "dl", "iterable": "it", "workers": "w", "part_of": "of"},
 }  # fmt: skip
-_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
 # The columns of a ``device_times`` note: group, sequence number, operation, milliseconds.
 _ROWS = ([str, int, str, float], [str, int, str, int])
 # From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source.
@@ -137,24 +133,24 @@ MOST_CHILDREN = 16
 MAX_TEXT_BYTES = 64 * 2**20
 
 
-def read_record(kind: type[Kind], entry: Any, **known: Any) -> Kind:
+def read_record(kind: type[Kind], entry: Any, lost: list[str] | None = None, **known: Any) -> Kind:
     """Return a record from what was written; ``known`` are fields that the caller has read from elsewhere.
+
+    The keys of damaged values are added to ``lost``.
 
     Raises:
         WrongValue: a field that has neither a default nor an empty value is damaged.
     """
-    written = entry if isinstance(entry, dict) else {}
-    found = {
-        name: _read_or(hint, written.get(key, MISSING), default)
-        for name, (key, hint, default) in _fields(kind).items()  # type: ignore[arg-type]
-        if name not in known
-    }
-    return kind(**found, **known)
+    found: Kind = _RECORDS.record(kind, entry if isinstance(entry, dict) else {}, known, lost)
+    return found
 
 
 def read_or_none(kind: type[Kind], entry: Any) -> Kind | None:
     """Return a record, or None if the entry is empty or damaged as a whole."""
-    found: Kind | None = _read_or(kind, entry, None)
+    try:
+        found: Kind = _RECORDS.of(kind)(entry)
+    except WrongValue:
+        return None
     return found
 
 
@@ -178,62 +174,22 @@ def dicts(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
-    """Return the keys whose values are damaged."""
-    read = ((key, _read_or(hint, entry[key], MISSING)) for key, hint, _ in _fields(kind).values() if key in entry)
-    return [key for key, value in read if value is MISSING]
-
-
-def _read_or(hint: Any, value: Any, default: Any) -> Any:
-    try:
-        if value is not MISSING or default is WrongValue:
-            return _read(hint, value)
-    except WrongValue:
-        if default is WrongValue:
-            raise
-    return default
-
-
-def _read(hint: Any, value: Any) -> Any:
-    is_right = value is not None if hint is bool else hint in _EMPTY and type(value) is hint
-    if is_right and (hint is not int or value in INTEGERS):
-        return hint(value)
-    if hint is Frame:
-        if isinstance(value, list) and len(value) == 3:
-            return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
-        parts = [value.get(key) for key in KEYS[Frame].values()] if isinstance(value, dict) else []
-        if [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
-            return _shared_frame(file=parts[0], line=parts[1], function=parts[2], user=bool(parts[3]))
-    members, is_record = typing.get_args(hint), is_dataclass(hint)
-    if is_record and isinstance(value, list) and len(value) == len(_fields(hint)):
-        value = dict(zip(_fields(hint), value, strict=True))
-    if is_record and isinstance(value, dict) and value:
-        return read_record(hint, value)
-    if isinstance(value, list) and members[1:] == (...,):
-        read = (_read_or(members[0], one, MISSING) for one in value)
-        return tuple(one for one in read if one is not MISSING)
-    if type(None) in members:
-        return None if value is None else _read(members[0], value)
-    return decode(hint, value)
+def _read_frame(value: Any) -> Frame:
+    """Return a frame as the recorder writes it, or a user's line as a list of three."""
+    parts = value
+    if isinstance(value, dict):
+        parts = [value.get(key) for key in KEYS[Frame].values()]
+    elif isinstance(value, list) and len(value) == 3:
+        parts = [*value, 1]
+    if isinstance(parts, list) and [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
+        return _shared_frame(file=parts[0], line=parts[1], function=parts[2], user=bool(parts[3]))
+    if not (value and isinstance(value, dict)):
+        raise WrongValue("it is no frame")
+    return read_record(Frame, value)
 
 
 _shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
-
-
-@cache
-def _fields(kind: Any) -> dict[str, tuple[str, Any, Any]]:
-    """Return the key, the type and the default of each field; the default is ``WrongValue`` if there is none."""
-    found = {}
-    keys = KEYS.get(kind, {})
-    for one in fields(kind):
-        hint = field_hints(kind)[one.name]
-        default: Any = one.default
-        if default is MISSING and typing.get_origin(hint) is tuple:
-            default = ()
-        elif default is MISSING:
-            default = None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)
-        found[one.name] = (keys.get(one.name, one.metadata.get("json", one.name)), hint, default)
-    return found
+_RECORDS = Decoder(KEYS, {Frame: _read_frame})
 
 
 def read_errors(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
@@ -425,7 +381,7 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     peer = ranks[place] if place is not None and place < len(ranks) else None
     known = _known_call(entry, log, peer, created_ns)
     if known:
-        shared = shared_fields(known)
+        shared = known.shared()
     else:  # C++ made it: what the entry says about its kind, with dtype and shape of the first input
         sizes: Any = entry.get("input_sizes")
         dtypes: Any = entry.get("input_dtypes")

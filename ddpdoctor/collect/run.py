@@ -28,7 +28,6 @@ from ddpdoctor.collect.run_files import (
     read_watch,
 )
 from ddpdoctor.collect.run_ranks import find_ends, find_ranks, interruption_ns, is_on_one_host, stop_of_others
-from ddpdoctor.model.call_log import CallLog
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
@@ -39,6 +38,7 @@ from ddpdoctor.model.facts import (
     RUN_VERSION,
     BeforeCall,
     Call,
+    CallLog,
     Child,
     ControlFlow,
     HelperError,

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.bounded import ask_one
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.proc import read_environment
-from ddpdoctor.collect.recorded import damaged_fields, read_lacks, read_record, whole_or_0
+from ddpdoctor.collect.recorded import read_lacks, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
 from ddpdoctor.model.pictures import SourceExcerpt
@@ -268,9 +267,10 @@ def parse_watch(watch: Mapping[str, Any]) -> WatchedJob:
     found = {}
     for pid, row in rows.items() if isinstance(rows, dict) else ():
         if isinstance(row, dict) and pid.isascii() and pid.isdecimal() and len(pid) < 20:
-            seen, lost = read_record(WatchedRank, row), sorted(damaged_fields(WatchedRank, row))
+            lost: list[str] = []
+            seen = read_record(WatchedRank, row, lost)
             # ``why`` names the damaged fields, unless it already gives another reason.
-            why = seen.why or f"what the watcher saw of it is damaged ({', '.join(lost)})"
+            why = seen.why or f"what the watcher saw of it is damaged ({', '.join(sorted(lost))})"
             found[int(pid)] = replace(seen, why=why) if lost else seen
     return read_record(WatchedJob, watch, processes=found)
 
@@ -286,7 +286,7 @@ def save_control_flow(folder: Path, job: Job) -> bool:
     """Save the control flow of the files that made the job's calls; return whether there was any to save."""
     with contextlib.suppress(OSError):
         began_s = (folder / "run.json").stat().st_mtime
-        sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
+        sites = [kind.site for rank in job.ranks for kind in rank.recent_calls.kinds]
         sites += [call.site for rank in job.ranks for call in rank.open_calls]
         sites += [
             frame
@@ -376,7 +376,7 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
     ``unchanged_since_s``, seconds since the epoch.
     """
     path = Path(file)
-    reply = ask_side_by_side({"source": lambda: _read(path, unchanged_since_s)}, SOURCE_LIMIT_S)["source"]
+    reply = ask_one(lambda: _read(path, unchanged_since_s), SOURCE_LIMIT_S)
     # Lines of private keys are replaced: one alone does not look like a secret.
     lines, inside = [], False
     for text in reply.value or ():

@@ -13,7 +13,6 @@ from ddpdoctor.collect.live import find_runs, read_live, read_past
 from ddpdoctor.collect.run import job_of, read_saved_run
 from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.diagnose.pictures import describe_state
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import BEST_CLOCKS
 from ddpdoctor.model.errors import UserError
@@ -151,7 +150,7 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     # How long it has been in its call, or if it is in none, since its last one ended
     since_ns = waiting.since(now_ns) if waiting is not None else None
     if since_ns is None:
-        last = max((rank.started_ns or 0, *pack_calls(rank.recent_calls).ended_ns[-1:]))
+        last = max((rank.started_ns or 0, *rank.recent_calls.ended_ns[-1:]))
         since_ns = now_ns - last if last else None
     # The user's line of its call, or else the last one that was seen
     site = waiting.call.site if waiting is not None and waiting.call is not None else None

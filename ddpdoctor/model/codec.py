@@ -21,7 +21,7 @@ import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +29,7 @@ import ddpdoctor.model
 from ddpdoctor.model.reading import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from dataclasses import Field
 
     Convert = Callable[[Any], Any]
@@ -70,7 +70,7 @@ def encode(value: Any) -> Any:
 def decode(kind: type[Kind], plain: Any) -> Kind:
     """Build an instance of a dataclass from the result of ``json.loads``. Raises ``WrongValue``."""
     hint: Any = kind
-    made: Kind = _decoder(hint)(plain)
+    made: Kind = _STRICT.of(hint)(plain)
     return made
 
 
@@ -141,29 +141,154 @@ def _dataclass_encoder(kind: Any) -> Convert:
     return encode_dataclass
 
 
-@cache
-def _decoder(hint: Any) -> Convert:
-    origin = typing.get_origin(hint)
-    if hint in _PLAIN:
-        return _PLAIN[hint]
-    if origin is tuple:
-        return _tuple_decoder(typing.get_args(hint))
-    if origin is dict:
-        return _dict_decoder(_value_hint(hint))
-    if origin in {typing.Union, types.UnionType}:
-        return _union_decoder(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        members = {member.value: member for member in hint}
+class Decoder:
+    """Builds records from plain JSON by their type hints.
 
-        def decode_enum(plain: Any) -> Any:
-            if type(plain) not in {str, int} or plain not in members:
-                raise WrongValue(f"one of {', '.join(map(str, members))} was expected, and it is {_shown(plain)}")
-            return members[plain]
+    With ``keys``, those of fields that have others than their names, it is lenient: a damaged value costs its field or
+    its place in a tuple, and no other. A field that is missing or damaged takes its default, or the empty value of its
+    type. A record that lacks a field without either, such as an enum, is damaged as a whole.
+    """
 
-        return decode_enum
-    if is_dataclass(hint):
-        return _dataclass_decoder(hint)
-    raise TypeError(f"{hint!r} cannot be received")
+    def __init__(self, keys: Mapping[Any, Mapping[str, str]] | None = None, own: Mapping[Any, Convert] = {}) -> None:
+        """``own`` are functions of the caller for some hints."""
+        self._keys = keys
+        self._by_hint: dict[Any, Convert] = dict(own)
+        self._fields = cache(self._read_fields)
+
+    def of(self, hint: Any) -> Convert:
+        """Return the function that builds what a hint says. It raises ``WrongValue``."""
+        if hint not in self._by_hint:
+            origin, members = typing.get_origin(hint), typing.get_args(hint)
+            if hint in _PLAIN:
+                made = _decode_truth if hint is bool and self._keys is not None else _PLAIN[hint]
+            elif origin is tuple:
+                made = self._tuple(members)
+            elif origin is dict:
+                made = _dict_decoder(self.of(_value_hint(hint)))
+            elif origin in {typing.Union, types.UnionType}:
+                made = self._union(hint, members)
+            elif isinstance(hint, type) and issubclass(hint, Enum):
+                made = _enum_decoder({member.value: member for member in hint})
+            elif is_dataclass(hint):
+                made = partial(self._record, hint)
+            else:
+                raise TypeError(f"{hint!r} cannot be received")
+            self._by_hint[hint] = made
+        return self._by_hint[hint]
+
+    def record(self, kind: Any, plain: dict[str, Any], known: Mapping[str, Any], lost: list[str] | None = None) -> Any:
+        """Build a record with the ``known`` fields; keys of damaged values that it can do without go to ``lost``."""
+        made = dict(known)
+        for name, key, decode_one, default in self._fields(kind, tuple(made)):
+            if key in plain:
+                try:
+                    made[name] = decode_one(plain[key])
+                    continue
+                except WrongValue as wrong:
+                    if self._keys is None or default is MISSING:
+                        raise wrong.within(f".{key}") from None
+                    if lost is not None:
+                        lost.append(key)
+            elif default is MISSING:
+                raise WrongValue("it is missing").within(f".{key}")
+            if default is not _OWN_DEFAULT:
+                made[name] = default
+        return kind(**made)
+
+    def _record(self, kind: Any, plain: Any) -> Any:
+        if self._keys is not None and type(plain) is list and len(plain) == len(fields(kind)):
+            plain = dict(zip((key for _, key, _, _ in self._fields(kind, ())), plain, strict=True))
+        if type(plain) is not dict:
+            raise _wrong("an object", plain)
+        # An empty one says nothing, so it is a record only if no field is needed.
+        return (self if plain else _STRICT).record(kind, plain, {})
+
+    def _read_fields(self, kind: Any, known: tuple[str, ...]) -> list[tuple[str, str, Convert, Any]]:
+        """Return name, key, decoder and default of each other field. It is called late: a record may hold itself."""
+        keys, parts = (self._keys or {}).get(kind, {}), []
+        for one in (one for one in fields(kind) if one.name not in known):
+            hint, default = field_hints(kind)[one.name], one.default
+            if default is not MISSING or one.default_factory is not MISSING:
+                default = _OWN_DEFAULT
+            elif self._keys is not None:
+                is_optional = type(None) in typing.get_args(hint)
+                empty = None if is_optional else _EMPTY.get(hint, MISSING)
+                default = () if typing.get_origin(hint) is tuple else empty
+            parts.append((one.name, keys.get(one.name, _json_name(one)), self.of(hint), default))
+        return parts
+
+    def _tuple(self, members: tuple[Any, ...]) -> Convert:
+        is_endless = members[1:] == (...,)
+        is_lenient = is_endless and self._keys is not None
+        decoders = [self.of(member) for member in members if member is not ...]
+
+        def decode_tuple(plain: Any) -> tuple[Any, ...]:
+            if type(plain) is not list:
+                raise _wrong("a list", plain)
+            if not is_endless and len(plain) != len(decoders):
+                raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
+            made = []
+            for at, value in enumerate(plain):
+                try:
+                    made.append(decoders[0 if is_endless else at](value))
+                except WrongValue as wrong:
+                    if not is_lenient:
+                        raise wrong.within(f"[{at}]") from None
+            return tuple(made)
+
+        return decode_tuple
+
+    def _union(self, hint: Any, members: tuple[Any, ...]) -> Convert:
+        if self._keys is not None and type(None) in members:
+            decode_known = self.of(members[0])
+            return lambda plain: None if plain is None else decode_known(plain)
+        by_json = {kind: self.of(member) for kind, member in _by_json_kind(hint).items()}
+        decode_unread = self.of(Unread) if Unread in members else None
+
+        def decode_union(plain: Any) -> Any:
+            if decode_unread is not None and type(plain) is dict and UNREAD_TAG in plain:
+                return decode_unread(plain[UNREAD_TAG])
+            decode_one = by_json.get(type(plain))
+            if decode_one is None:
+                raise _wrong(" or ".join(sorted({_name(kind) for kind in by_json})), plain)
+            return decode_one(plain)
+
+        return decode_union
+
+
+def _dict_decoder(decode_one: Convert) -> Convert:
+    def decode_dict(plain: Any) -> dict[str, Any]:
+        if type(plain) is not dict:
+            raise _wrong("an object", plain)
+        made = {}
+        for name, value in plain.items():
+            try:
+                made[name] = decode_one(value)
+            except WrongValue as wrong:
+                raise wrong.within(f"[{_shown(name)}]") from None
+        return made
+
+    return decode_dict
+
+
+def _enum_decoder(values: dict[Any, Enum]) -> Convert:
+    def decode_enum(plain: Any) -> Any:
+        if type(plain) not in {str, int} or plain not in values:
+            raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_shown(plain)}")
+        return values[plain]
+
+    return decode_enum
+
+
+_STRICT = Decoder()
+_OWN_DEFAULT = object()
+_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
+
+
+def _decode_truth(plain: Any) -> bool:
+    if plain is None:
+        raise _wrong(_name(bool), plain)
+    return bool(plain)
 
 
 def _plain_decoder(kind: type) -> Convert:
@@ -201,87 +326,6 @@ _PLAIN: dict[Any, Convert] = {
     **{kind: _plain_decoder(kind) for kind in (str, int, bool, type(None))},
     float: _decode_float,
 }
-
-
-def _tuple_decoder(members: tuple[Any, ...]) -> Convert:
-    endless = len(members) == 2 and members[1] is ...
-    decoders = [_decoder(member) for member in members[: 1 if endless else None]]
-
-    def decode_tuple(plain: Any) -> tuple[Any, ...]:
-        if type(plain) is not list:
-            raise _wrong("a list", plain)
-        if not endless and len(plain) != len(decoders):
-            raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
-        made: list[Any] = []
-        try:
-            made.extend(
-                map(decoders[0], plain) if endless else (one(value) for one, value in zip(decoders, plain, strict=True))
-            )
-        except WrongValue as wrong:
-            raise wrong.within(f"[{len(made)}]") from None
-        return tuple(made)
-
-    return decode_tuple
-
-
-def _dict_decoder(hint: Any) -> Convert:
-    decode_one = _decoder(hint)
-
-    def decode_dict(plain: Any) -> dict[str, Any]:
-        if type(plain) is not dict:
-            raise _wrong("an object", plain)
-        made = {}
-        for name, value in plain.items():
-            try:
-                made[name] = decode_one(value)
-            except WrongValue as wrong:
-                raise wrong.within(f"[{_shown(name)}]") from None
-        return made
-
-    return decode_dict
-
-
-def _union_decoder(hint: Any) -> Convert:
-    by_json = _by_json_kind(hint)
-    decoders = {kind: _decoder(member) for kind, member in by_json.items()}
-    allows_unread = Unread in typing.get_args(hint)
-    decode_unread = _decoder(Unread)
-
-    def decode_union(plain: Any) -> Any:
-        if allows_unread and type(plain) is dict and UNREAD_TAG in plain:
-            return decode_unread(plain[UNREAD_TAG])
-        decode_one = decoders.get(type(plain))
-        if decode_one is None:
-            raise _wrong(" or ".join(sorted({_name(kind) for kind in decoders})), plain)
-        return decode_one(plain)
-
-    return decode_union
-
-
-def _dataclass_decoder(kind: Any) -> Convert:
-    # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, str, Convert, bool]] = []
-
-    def decode_dataclass(plain: Any) -> Any:
-        if type(plain) is not dict:
-            raise _wrong("an object", plain)
-        if not parts:
-            hints = field_hints(kind)
-            for one in fields(kind):
-                has_default = one.default is not MISSING or one.default_factory is not MISSING
-                parts.append((one.name, _json_name(one), _decoder(hints[one.name]), has_default))
-        made = {}
-        for name, in_json, decode_one, has_default in parts:
-            if in_json in plain:
-                try:
-                    made[name] = decode_one(plain[in_json])
-                except WrongValue as wrong:
-                    raise wrong.within(f".{in_json}") from None
-            elif not has_default:
-                raise WrongValue("it is missing").within(f".{in_json}")
-        return kind(**made)
-
-    return decode_dataclass
 
 
 def _json_name(one: Field[Any]) -> str:

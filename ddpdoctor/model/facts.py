@@ -7,12 +7,17 @@ All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host sh
 from __future__ import annotations
 
 import signal
+from array import array
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import cached_property
+from itertools import compress
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.data import LoaderSeen
@@ -486,6 +491,10 @@ class CallKind:
         """Whether a number above zero is the sequence number of a collective within its group."""
         return bool(self.group) and self.op not in PHASES
 
+    def shared(self) -> dict[str, Any]:
+        """Return the fields that a call shares with others of its kind."""
+        return {name: getattr(self, name) for name in CallKind.__dataclass_fields__}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(CallKind):
@@ -502,6 +511,123 @@ class Call(CallKind):
     device_state: DeviceState | None = None
     # C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None.
     native: bool = False
+
+    @property
+    def kind(self) -> CallKind:
+        """The part of it that it can share with others."""
+        return CallKind(**self.shared())
+
+
+class CallLog(Sequence[Call]):
+    """Thousands of calls in the order in which they began, packed. A ``Call`` is built on access and is not kept.
+
+    The columns are ``which``, ``indexes``, ``numbers``, ``started_ns`` and ``ended_ns``, each with one entry per call.
+    ``which`` is the position in ``kinds``. ``numbers`` is the call's number within the group; for a phase, it is how
+    many collectives had begun (negative if unknown). Times are in nanoseconds.
+    ``ended_ns`` is 0 while a call is open. ``ahead_ns`` is how far the clock of the columns is ahead of that of the
+    calls: logs of a job with thousands of ranks share their columns with the rings instead of copying them.
+    """
+
+    def __init__(self, kinds: tuple[CallKind, ...], columns: Iterable[Sequence[int]], ahead_ns: int = 0) -> None:
+        self.kinds = kinds
+        self.ahead_ns = ahead_ns
+        self._columns = tuple(columns)
+        self.which, self.indexes, self.numbers, self._started_ns, self._ended_ns = self._columns
+
+    @property
+    def started_ns(self) -> Sequence[int]:
+        """When each call began."""
+        ahead_ns = self.ahead_ns
+        return [time_ns - ahead_ns for time_ns in self._started_ns] if ahead_ns else self._started_ns
+
+    @property
+    def ended_ns(self) -> Sequence[int]:
+        """When each call ended, or 0."""
+        ahead_ns = self.ahead_ns
+        return [time_ns and time_ns - ahead_ns for time_ns in self._ended_ns] if ahead_ns else self._ended_ns
+
+    def __len__(self) -> int:
+        """Return the number of calls."""
+        return len(self.which)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> CallLog: ...
+
+    def __getitem__(self, at: int | slice) -> Call | CallLog:
+        """Return one call, or a packed slice of calls."""
+        if isinstance(at, slice):
+            return CallLog(self.kinds, (column[at] for column in self._columns), self.ahead_ns)
+        kind = self.kinds[self.which[at]]
+        number, ended_ns, is_phase = self.numbers[at], self._ended_ns[at], kind.op in PHASES
+        return Call(
+            **kind.shared(),
+            index=self.indexes[at],
+            seq=number if kind.group and not is_phase and number > 0 else None,
+            started_ns=self._started_ns[at] - self.ahead_ns,
+            ended_ns=ended_ns - self.ahead_ns if ended_ns else None,
+            begun=number if is_phase and kind.op != "work_wait" and number >= 0 else None,
+            awaits=number if kind.op == "work_wait" and number > 0 else None,
+        )
+
+    def __iter__(self) -> Iterator[Call]:
+        """Build the calls one after the other."""
+        return map(self.__getitem__, range(len(self)))
+
+    def ended(self) -> CallLog:
+        """Return the calls that have ended."""
+        places, before = self._open_places, len(self) - len(self._open_places)
+        if not places or places[0] == before:  # the first entries of each column, without a copy
+            views = (memoryview(one) if isinstance(one, array) else one for one in self._columns)
+            return CallLog(self.kinds, (view[:before] for view in views), self.ahead_ns)
+        chosen = bytearray(b"\1") * len(self)
+        for at in places:
+            chosen[at] = 0
+        columns = (array("q", compress(column, chosen)) for column in self._columns)
+        return CallLog(self.kinds, columns, self.ahead_ns)
+
+    def open(self) -> tuple[Call, ...]:
+        """Return the calls that have not ended."""
+        return tuple(map(self.__getitem__, self._open_places))
+
+    def shifted(self, ahead_ns: int) -> CallLog:
+        """Return the calls by another clock; that of this log is ``ahead_ns`` ahead of it."""
+        return CallLog(self.kinds, self._columns, self.ahead_ns + ahead_ns)
+
+    @cached_property
+    def _open_places(self) -> list[int]:
+        ended_ns = self._ended_ns if isinstance(self._ended_ns, array) else array("q", self._ended_ns)
+        found: list[int] = []
+        try:
+            while True:
+                found.append(ended_ns.index(0, found[-1] + 1 if found else 0))
+        except ValueError:
+            return found
+
+    @cached_property
+    def counts(self) -> dict[CallKind, int]:
+        """The number of calls of each kind."""
+        return {self.kinds[which]: count for which, count in Counter(self.which).items()}
+
+    @cached_property
+    def last(self) -> dict[CallKind, int]:
+        """The position of the last call of each kind."""
+        return {self.kinds[which]: at for which, at in dict(zip(self.which, range(len(self)), strict=True)).items()}
+
+    def of_kinds(self, wanted: Callable[[CallKind], bool]) -> tuple[Call, ...]:
+        """Return the calls whose kind is wanted."""
+        places = {place for place, kind in enumerate(self.kinds) if wanted(kind)}
+        return tuple(self[at] for at, which in enumerate(self.which) if which in places) if places else ()
+
+    def last_of_kinds(self, wanted: Callable[[CallKind], bool]) -> Call | None:
+        """Return the last call whose kind is wanted."""
+        at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
+        return None if at is None else self[at]
+
+
+NO_CALLS = CallLog((), ((),) * 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -682,8 +808,7 @@ class Rank:
     open_calls: tuple[Call, ...] = ()
     # The last collectives that completed on the device, oldest first; empty if torch does not time them.
     device_times: tuple[DeviceTime, ...] = ()
-    # Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``.
-    recent_calls: Sequence[Call] = ()
+    recent_calls: CallLog = NO_CALLS  # ended calls that the ring still holds, oldest first
     groups: tuple[GroupState, ...] = ()
     samples: tuple[StackSample, ...] = ()
     children: tuple[Child, ...] = ()

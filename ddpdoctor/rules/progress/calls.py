@@ -14,7 +14,6 @@ from itertools import compress, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import group_alike, grouped, majority_of, outvoted
 from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective
@@ -163,9 +162,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         _fill(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            entry = TimelineEntry(
-                state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
-            )
+            entry = TimelineEntry(state.rank.rank, call.kind, native=False, place=call.index, unrecorded=call.native)
             entries.setdefault(call.seq, entry)
     kinds = {id(event.kind): event for event in reversed(events)}
     first_places: dict[Hashable, int] = {}
@@ -186,7 +183,7 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
     """Return the records of a group that have a number, in the order in which they began."""
-    log = pack_calls(state.rank.recent_calls)[-most:]
+    log = state.rank.recent_calls[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
@@ -194,7 +191,7 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
     group = own_state(state.rank, name)
     for call in state.rank.open_calls:
-        kind = kind_of(call)
+        kind = call.kind
         if call.device_state is not None or not _uses(kind, name, state):
             continue  # a call on a device was recorded before
         number = call.seq if call.seq is not None else call.begun
@@ -487,7 +484,7 @@ def find_misread(
     """
     dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
     for number, state in states.items():
-        for kind in pack_calls(state.rank.recent_calls).counts:
+        for kind in state.rank.recent_calls.counts:
             if kind.op in EVEN_SHAPE and kind.site is not None and kind.dtype is not None and not kind.failed:
                 key = (kind.op, kind.site, kind.shape, kind.group)
                 dtypes.setdefault(key, {}).setdefault(number, set()).add(kind.dtype)
@@ -550,7 +547,7 @@ def _with_unnumbered(
         if state.doing is not Activity.NATIVE or call is None or not counts or mine is None or mine.group != group:
             found.append(line)
             continue
-        entry = TimelineEntry(line.rank, kind_of(call), native=True, place=call.index)
+        entry = TimelineEntry(line.rank, call.kind, native=True, place=call.index)
         above = recorded_seq(state.rank, group.name)
         missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
 from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective
@@ -85,7 +84,7 @@ def native_group(state: RankState) -> str:
     if call is None or call.op != "backward" or len({model.group for model in state.rank.models} | {noted}) == 1:
         return noted
     others = {model.group for model in state.rank.models} - {noted}
-    log = pack_calls(state.rank.recent_calls)
+    log = state.rank.recent_calls
     known = {
         name: max((log.numbers[at] for kind, at in log.last.items() if kind.group == name), default=0)
         for name in sorted(others)
@@ -132,7 +131,7 @@ def own_state(rank: Rank, name: str) -> GroupState | None:
 
 def recorded_seq(rank: Rank, name: str) -> int:
     """Return the number of the rank's last recorded collective in the group, or 0 if there is none."""
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     ended = [
         log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
         for kind, at in log.last.items()
@@ -235,7 +234,7 @@ def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
 
 def groups_made(rank: Rank) -> int:
     """Return how often a rank has called ``new_group``."""
-    ended = sum(count for kind, count in pack_calls(rank.recent_calls).counts.items() if kind.op == "new_group")
+    ended = sum(count for kind, count in rank.recent_calls.counts.items() if kind.op == "new_group")
     return ended + sum(call.op == "new_group" for call in rank.open_calls)
 
 
