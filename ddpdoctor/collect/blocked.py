@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.connections import Socket, find_listener, read_connections, read_rows
 from ddpdoctor.collect.limits import is_shared
-from ddpdoctor.collect.proc import read_command, read_environment
+from ddpdoctor.collect.proc import list_names, list_pids, read_command, read_environment, read_link, read_text
 from ddpdoctor.collect.recorded import ended_child, lock_of
-from ddpdoctor.collect.system import list_names, list_pids, read_link, read_text
 from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LockKind, Owner, ProcessCauses
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.system import list_pids, read_link, read_text
+from ddpdoctor.collect.proc import list_pids, read_link, read_text
 from ddpdoctor.model.facts import Connection, Connections
 
 if TYPE_CHECKING:

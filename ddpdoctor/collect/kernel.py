@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.proc import Process, read_process
+from ddpdoctor.collect.proc import Process, read_link, read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.system import System, read_link
+from ddpdoctor.collect.system import System
 from ddpdoctor.model.node import GpuOnBus, KernelView, Pci, PciDevice, StuckProcess, Xid
 from ddpdoctor.model.reading import NotRead, Unread, Why
 

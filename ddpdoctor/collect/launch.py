@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.system import read_link
+from ddpdoctor.collect.proc import read_link
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import (
     EXCHANGE_PORT,

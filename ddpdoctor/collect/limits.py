@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.bounded import ask_one
 from ddpdoctor.collect.kernel import memory_nodes, parse_cpu_list
-from ddpdoctor.collect.proc import descendants, read_processes, read_status
-from ddpdoctor.collect.system import UNLIMITED, System, read_text
+from ddpdoctor.collect.proc import below, by_parent, read_processes, read_status, read_text
+from ddpdoctor.collect.system import UNLIMITED, System
 from ddpdoctor.model.facts import Space
 from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -311,12 +311,12 @@ def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
 
 def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
     """Return one file system; if it does not answer, ``error`` says so."""
-    size = ask_side_by_side({path: lambda: (system.calls.statvfs(path), system.calls.writable(path))}, LIMIT_S)[path]
+    size = ask_one(lambda: (system.calls.statvfs(path), system.calls.writable(path)), LIMIT_S)
     (total, free), writable = size.value or ((0, 0), False)
     speed = None
     if deep and writable and system.live:
         most = min(MAX_WRITE_BYTES, free // FREE_SHARE)
-        speed = ask_side_by_side({path: lambda: measure_writing(path, most)}, WRITE_LIMIT_S)[path].value
+        speed = ask_one(lambda: measure_writing(path, most), WRITE_LIMIT_S).value
     error = None if size.error is None else size.error.strerror or str(size.error)
     return Volume(
         path=path, purpose=purpose, fstype=mount_of(system, path)[1], total_bytes=total, free_bytes=free,
@@ -468,8 +468,8 @@ def own_pids(system: System) -> set[int]:
     processes = read_processes(system.path("/proc"))
     own = system.text_or("/proc/self/cmdline")
     ranks = [process for process in processes.values() if system.text_or(f"/proc/{process.pid}/cmdline") == own]
-    below = {child.pid for rank in ranks for child in descendants(rank.pid, processes)}
-    return {rank.pid for rank in ranks} | {rank.ppid for rank in ranks} | below
+    children = by_parent(processes)
+    return {pid for rank in ranks for pid in (rank.pid, rank.ppid, *(child.pid for child in below(rank.pid, children)))}
 
 
 def read_governors(system: System) -> tuple[Governor, ...]:

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.bounded import ask_one, ask_side_by_side
 from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
 from ddpdoctor.collect.kernel import BUS_ID
 from ddpdoctor.collect.launch import text
+from ddpdoctor.collect.proc import list_pids, read_link
 from ddpdoctor.collect.software import read_driver
-from ddpdoctor.collect.system import list_pids, read_link
 from ddpdoctor.model.launch import parse_endpoint
 from ddpdoctor.model.node import (
     FirewallChain,
@@ -226,7 +226,7 @@ def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> b
     master = master_name(system.env)
     if not master or master == "localhost":
         return True
-    reply = ask_side_by_side({"master": lambda: system.calls.resolve(master)}, LOOKUP_LIMIT_S)["master"]
+    reply = ask_one(lambda: system.calls.resolve(master), LOOKUP_LIMIT_S)
     own = {str(ipaddress.ip_interface(address).ip) for interface in addresses.values() for address in interface}
     return any(address in own or ipaddress.ip_address(address).is_loopback for address in reply.value or ())
 

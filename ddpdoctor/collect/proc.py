@@ -1,4 +1,4 @@
-"""Reads processes from /proc: state, parents, I/O, and how one that is not our child has ended."""
+"""Reads files that may be gone, and processes from /proc: state, parents, I/O, how one that is no child has ended."""
 
 from __future__ import annotations
 
@@ -10,12 +10,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.system import list_pids, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys.
+MOST_CHARACTERS = 4 * 2**20 - 1
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, or an empty string if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except OSError:
+        return ""
+
+
+def read_link(path: Path) -> str:
+    """Return where a link leads, or an empty string if it cannot be read."""
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names in a folder, or [] if it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and nobody needs their paths
+    except OSError:
+        return []
+
+
+def list_pids(proc: Path) -> list[int]:
+    """Return the pids of all processes that can be seen."""
+    return sorted(int(name) for name in list_names(proc) if name.isdecimal())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import start_torch_child, wait_for_program
+from ddpdoctor.collect.bounded import TORCH_PROBE, start_module, wait_for_program
 from ddpdoctor.model.launch import hide_login, is_listed
 from ddpdoctor.model.node import ConfFile, Software, TorchBuild
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -199,7 +199,7 @@ def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))
     if not system.live:
         raise NotRead(Unread(why=Why.ABSENT, reason="a recorded machine cannot import torch"))
-    child = plan.torch_child if plan.torch_child is not None else start_torch_child(system.env)
+    child = plan.torch_child if plan.torch_child is not None else start_module((TORCH_PROBE,), system.env)
     return wait_for_torch(child, CHILD_LIMIT_S)
 
 

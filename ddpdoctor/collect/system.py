@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import ask_side_by_side, start_bound_program, wait_for_program
+from ddpdoctor.collect.bounded import ask_side_by_side, start_program, wait_for_program
+from ddpdoctor.collect.proc import list_names
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -28,41 +29,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.bounded import ChildEnd, ChildProcess
     from ddpdoctor.model.node import NodeProcess
-
-
-# Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys.
-MOST_CHARACTERS = 4 * 2**20 - 1
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text, or an empty string if it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MOST_CHARACTERS)
-    except OSError:
-        return ""
-
-
-def read_link(path: Path) -> str:
-    """Return where a link leads, or an empty string if it cannot be read."""
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def list_names(folder: Path) -> list[str]:
-    """Return the names in a folder, or [] if it cannot be read."""
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and nobody needs their paths
-    except OSError:
-        return []
-
-
-def list_pids(proc: Path) -> list[int]:
-    """Return the pids of all processes that can be seen."""
-    return sorted(int(name) for name in list_names(proc) if name.isdecimal())
-
 
 UNLIMITED = -1  # the value of resource.RLIM_INFINITY
 _STA_UNSYNC = 0x40  # a bit of adjtimex's status, from linux/timex.h
@@ -180,7 +146,7 @@ class SystemCalls:
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
-        ended = wait_for_program(start_bound_program([path, *command[1:]]), limit_s)
+        ended = wait_for_program(start_program([path, *command[1:]], is_bound=True), limit_s)
         if ended.status is None:
             raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s")
         return ended

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.system import read_text
+from ddpdoctor.collect.proc import read_text
 from ddpdoctor.model.bandwidth import Collective, Wrong
 from ddpdoctor.probes.bandwidth.plan import ALWAYS_IN_PLACE, DTYPES
 

@@ -28,11 +28,11 @@ from ddpdoctor.collect.kernel import find_stuck, read_stuck
 from ddpdoctor.collect.launch import read_identity
 from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
-from ddpdoctor.collect.proc import read_exit_code
+from ddpdoctor.collect.proc import read_exit_code, read_text
 from ddpdoctor.collect.rank import parse_stacks, split_dump
 from ddpdoctor.collect.run_files import End, WatchedJob, parse_watch
 from ddpdoctor.collect.run_ranks import Source, find_ends, interruption_ns, stop_of_others
-from ddpdoctor.collect.system import ReadingPlan, System, read_text
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.facts import LostChild
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
