@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.limits import NODES, memory_nodes, parse_cpu_list
 from ddpdoctor.collect.proc import Process, read_link, read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
 from ddpdoctor.collect.system import System
@@ -172,7 +173,6 @@ DEVICES = "/sys/bus/pci/devices"
 DRIVER = "/proc/driver/nvidia/gpus"
 DRIVER_LIMIT_S = 1.0  # to answer, the driver takes a lock that a hanging GPU may hold
 
-NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
 NVIDIA = 0x10DE
 NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
 GPU_VENDORS = frozenset({NVIDIA, 0x1002})
@@ -271,17 +271,6 @@ def parse_speed(text: str) -> float | None:
     return float(speed[1]) if speed else None
 
 
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs in "0-3,8,10-11", or () for any other text."""
-    cpus: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            return ()
-        cpus += range(int(first), int(last or first) + 1)
-    return tuple(cpus)
-
-
 def parse_acs(config: bytes) -> bool | None:
     """Return whether ACS redirects in a bridge's configuration space, or None if we may read only its header."""
     if len(config) <= CONFIG_SHOWN_TO_ALL:
@@ -308,11 +297,6 @@ def _is_virtual(system: System) -> bool:
     product = system.text_or("/sys/class/dmi/id/product_name").lower()
     machine = f"{system.text_or('/sys/class/dmi/id/sys_vendor')} {product}".lower()
     return any(name in machine for name in HYPERVISORS) and not product.endswith(".metal")
-
-
-def memory_nodes(system: System) -> tuple[str, ...]:
-    """Return the memory nodes of the machine."""
-    return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
 
 
 def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:

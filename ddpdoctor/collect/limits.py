@@ -18,12 +18,10 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_one
-from ddpdoctor.collect.kernel import memory_nodes, parse_cpu_list
-from ddpdoctor.collect.proc import below, by_parent, read_processes, read_status, read_text
+from ddpdoctor.collect.proc import below, by_parent, read_processes
 from ddpdoctor.collect.system import UNLIMITED, System
 from ddpdoctor.model.facts import Space
 from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
@@ -31,6 +29,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from ddpdoctor.collect.system import ReadingPlan
 
@@ -44,15 +43,17 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
 
     Processes and threads are counted from /proc/PID/status; in a container, these are the container's own.
     """
-    proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
-    uid, user_threads, loader_workers = _uid(read_status("self", proc)), None, 0
-    if uid is not None:
-        statuses = [read_status(name, proc) for name in system.names("/proc") if name.isdecimal()]
-        user_threads = sum(int(status.get("Threads", "0")) for status in statuses if _uid(status) == uid)
-        loader_workers = sum(status.get("Name") == LOADER_WORKER for status in statuses)
+    statuses = [
+        system.text_or(f"/proc/{pid}/status") for pid in ("self", *filter(str.isdecimal, system.names("/proc")))
+    ]
+    own, *others = [dict(re.findall(r"^(\w+):\s+(\S+)", status, re.MULTILINE)) for status in statuses]
+    user = own.get("Uid")  # the real user id, because the limit applies to that user
+    uid = int(user) if user else None
+    user_threads = sum(int(one.get("Threads", "0")) for one in others if one.get("Uid") == user) if user else None
+    loader_workers = sum(one.get("Name") == LOADER_WORKER for one in others) if user else 0
     tasks = []
-    for folder in cgroup_folders("pids", proc, groups):
-        most, current = _file_number(folder / "pids.max"), _file_number(folder / "pids.current")
+    for folder in cgroup_folders("pids", system):
+        most, current = (system.number_or_none(f"{folder}/{name}") for name in ("pids.max", "pids.current"))
         if most is not None and current is not None:
             tasks.append((most, current))
     task_limit = min(tasks, key=lambda task: task[0] - task[1], default=None)
@@ -63,14 +64,14 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         memory = psutil.virtual_memory()
         swap_bytes = psutil.swap_memory().total
         sizes = {"MemTotal": memory.total, "MemAvailable": memory.available, "SwapTotal": swap_bytes}
-    limit = read_memory_limit(proc, groups)
+    limit = read_memory_limit(system)
     cpus = system.calls.cpus()
     return Limits(
         nofile=_limit(system, "NOFILE"), memlock=_limit(system, "MEMLOCK"), nproc=_limit(system, "NPROC"),
         user_processes=user_threads, pids_max=task_limit[0] if task_limit is not None else None,
         pids_current=task_limit[1] if task_limit is not None else None,
         cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
-        cpus_allowed=cpus, cpu_quota=read_cpu_quota(proc, groups), memory_total_bytes=sizes.get("MemTotal"),
+        cpus_allowed=cpus, cpu_quota=read_cpu_quota(system), memory_total_bytes=sizes.get("MemTotal"),
         memory_available_bytes=sizes.get("MemAvailable"), swap_total_bytes=sizes.get("SwapTotal"),
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
@@ -99,14 +100,8 @@ def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - al
     return Clock(synchronized=not unsynchronized, offset_s=None)
 
 
-def _uid(status: dict[str, str]) -> int | None:
-    """Return the real user id, because the limit applies to that user."""
-    match = re.match(r"\d+", status.get("Uid", ""))
-    return int(match.group()) if match else None
-
-
-CGROUPS = Path("/sys/fs/cgroup")
-PROC = Path("/proc")
+CGROUPS = "/sys/fs/cgroup"
+HERE = System()
 # More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63.
 UNLIMITED_BYTES = 1 << 60
 
@@ -118,80 +113,74 @@ class MemoryLimit(Space):
     oom_kills: int | None
 
 
-def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
+def cgroup_folders(controller: str, system: System) -> tuple[str, ...]:
     """Return the existing folders for a controller: this process's own group first, then those above it.
 
     For a path that leads out of the namespace, there is only the top.
     """
-    folders: list[Path] = []
-    for line in read_text(proc / "self" / "cgroup").splitlines():
+    folders: list[str] = []
+    for line in system.text_or("/proc/self/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0":
-            tops = [cgroups, cgroups / "unified"]
+            tops = [CGROUPS, f"{CGROUPS}/unified"]
         elif controller in controllers.split(","):
-            tops = [cgroups / controller, cgroups / controllers]
+            tops = [f"{CGROUPS}/{controller}", f"{CGROUPS}/{controllers}"]
         else:
             continue
         parts = [part for part in path.split("/") if part]
         if ".." in parts:
             parts = []
-        folders += [top.joinpath(*parts[:count]) for top in tops for count in range(len(parts), -1, -1)]
-    return tuple(dict.fromkeys(folder for folder in [*folders, cgroups] if folder.is_dir()))
+        folders += ["/".join((top, *parts[:count])) for top in tops for count in range(len(parts), -1, -1)]
+    return tuple(dict.fromkeys(folder for folder in [*folders, CGROUPS] if system.path(folder).is_dir()))
 
 
-def _oom_kills(folder: Path) -> int | None:
+def _oom_kills(folder: str, system: System) -> int | None:
     """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
-    for name in ("memory.events", "memory.oom_control"):
-        match = re.search(r"^oom_kill (\d+)$", read_text(folder / name), re.MULTILINE)
-        if match:
-            return int(match.group(1))
-    return None
+    texts = (system.text_or(f"{folder}/{name}") for name in ("memory.events", "memory.oom_control"))
+    found = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    return next((int(match[1]) for match in found if match), None)
 
 
-def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+def read_oom_kills(system: System = HERE) -> int | None:
     """Return how often the kernel has killed a process of our group for memory, or None if that cannot be read."""
-    counts = map(_oom_kills, cgroup_folders("memory", proc, cgroups))
+    counts = (_oom_kills(folder, system) for folder in cgroup_folders("memory", system))
     return next((count for count in counts if count is not None), None)
 
 
-def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
+def read_memory_limit(system: System = HERE) -> MemoryLimit | None:
     """Return the memory limit that leaves the least, or None if there is no limit."""
     limits = []
-    for folder in cgroup_folders("memory", proc, cgroups):
-        limit = _file_number(folder / "memory.max") or _file_number(folder / "memory.limit_in_bytes")
+    for folder in cgroup_folders("memory", system):
+        limit, used = (
+            system.number_or_none(f"{folder}/memory.{new}") or system.number_or_none(f"{folder}/memory.{old}_in_bytes")
+            for new, old in (("max", "limit"), ("current", "usage"))
+        )
         if limit is None or limit >= UNLIMITED_BYTES:
             continue
-        used = _file_number(folder / "memory.current") or _file_number(folder / "memory.usage_in_bytes") or 0
         # The kernel drops inactive page cache when a job needs memory. In version 1, "total_" has child groups too.
-        stat = read_text(folder / "memory.stat")
+        stat = system.text_or(f"{folder}/memory.stat")
         name = "total_inactive_file" if re.search("^total_", stat, re.MULTILINE) else "inactive_file"
         cache = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE)
-        used_bytes = max(0, used - (int(cache.group(1)) if cache else 0))
-        limits.append(MemoryLimit(limit_bytes=limit, used_bytes=used_bytes, oom_kills=_oom_kills(folder)))
+        used_bytes = max(0, (used or 0) - (int(cache[1]) if cache else 0))
+        limits.append(MemoryLimit(limit_bytes=limit, used_bytes=used_bytes, oom_kills=_oom_kills(folder, system)))
     return min(limits, key=lambda limit: limit.limit_bytes - limit.used_bytes, default=None)
 
 
-def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
+def read_cpu_quota(system: System) -> float | None:
     """Return the CPU quota in CPUs, or None if there is no quota."""
     quotas = []
-    for folder in cgroup_folders("cpu", proc, cgroups):
-        words = read_text(folder / "cpu.max").split() or [
-            read_text(folder / "cpu.cfs_quota_us").strip(),
-            read_text(folder / "cpu.cfs_period_us").strip(),
+    for folder in cgroup_folders("cpu", system):
+        words = system.text_or(f"{folder}/cpu.max").split() or [
+            system.text_or(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period")
         ]
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
 
 
-def _file_number(path: Path) -> int | None:
-    text = read_text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def read_machine(proc: Path = PROC) -> Space | None:
+def read_machine(system: System = HERE) -> Space | None:
     """Return the machine's total memory, and how much of it is not available."""
-    sizes = parse_meminfo(read_text(proc / "meminfo"))
+    sizes = parse_meminfo(system.text_or("/proc/meminfo"))
     total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
     return None if total is None or available is None else Space(limit_bytes=total, used_bytes=total - available)
 
@@ -204,7 +193,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 def read_shared() -> Space | None:
     """Return the size and use of /dev/shm, or None if it does not exist or has no limit."""
     try:
-        total, free = System().calls.statvfs(SHARED)
+        total, free = HERE.calls.statvfs(SHARED)
     except OSError:
         return None
     return Space(limit_bytes=total, used_bytes=total - free) if total else None
@@ -216,6 +205,25 @@ MEMORY_READERS: dict[str, Callable[[], Space | None]] = {
     "machine": read_machine,
     "shared_memory": read_shared,
 }
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the CPUs in "0-3,8,10-11", or () for any other text."""
+    cpus: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return ()
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
+
+
+NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
+
+
+def memory_nodes(system: System) -> tuple[str, ...]:
+    """Return the memory nodes of the machine."""
+    return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
 
 
 SHARED = "/dev/shm"  # noqa: S108 - only read
@@ -344,9 +352,9 @@ def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> floa
 SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
 
 
-def is_shared(path: Path, system: System | None = None) -> bool:
+def is_shared(path: Path, system: System = HERE) -> bool:
     """Return whether a path is on a file system that other hosts may use."""
-    kind = mount_of(system or System(), str(path))[1] or ""
+    kind = mount_of(system, str(path))[1] or ""
     return kind.removeprefix("fuse.") in SHARED_FILE_SYSTEMS
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.bounded import ask_side_by_side, start_program, wait_for_program
-from ddpdoctor.collect.proc import list_names
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -204,7 +203,10 @@ class System:
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return the sorted names in a folder, or () if it cannot be read."""
-        return tuple(sorted(list_names(self.path(folder))))
+        try:
+            return tuple(sorted(os.listdir(self.path(folder))))  # noqa: PTH208 - only names are needed
+        except OSError:
+            return ()
 
     def exists(self, name: str) -> bool:
         """Return whether a path exists; a dangling link counts."""

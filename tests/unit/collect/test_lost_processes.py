@@ -225,12 +225,11 @@ def oom_kills(row):
     """A row has the control groups of a process, and a file of one of them."""
     groups, file, text = row
     with tempfile.TemporaryDirectory() as folder:
-        proc_folder, path = Path(folder) / "proc", Path(folder) / "sys" / file
-        for place in (proc_folder / "self", path.parent):
-            place.mkdir(parents=True)
-        (proc_folder / "self" / "cgroup").write_text(groups)
-        path.write_text(text)
-        return read_oom_kills(proc_folder, Path(folder) / "sys")
+        system = System(root=Path(folder))
+        for name, written in (("/proc/self/cgroup", groups), (f"/sys/fs/cgroup/{file}", text)):
+            system.path(name).parent.mkdir(parents=True)
+            system.path(name).write_text(written)
+        return read_oom_kills(system)
 
 
 # Processes that hang in the driver: two looks, and what tells a moment's sleep from a hang.
