@@ -1,11 +1,8 @@
 """Reads what a process waits for: its system call, locks, ended children, commands that it runs.
 
 We may read /proc/PID/syscall only for processes that we may trace: those of our own user and, with Yama's
-ptrace_scope 1, only those that we started. The watcher started the ranks.
-
-A line of /proc/locks is "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF". A "->" after the number means that the
-process waits for the lock of that number. The kernel shows no path, so we match device and inode with the process's
-open files.
+ptrace_scope 1, only those that we started. /proc/locks has "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF"; a "->"
+after the number means that the process waits for that lock. The file is found by device and inode.
 """
 
 from __future__ import annotations
@@ -172,7 +169,6 @@ def locks_of_others(pid: int, family: frozenset[int], lines: tuple[LockLine, ...
 
 
 def _path_of(line: LockLine, pid: int) -> str | None:
-    """Return the path of a file that a process has open."""
     folder = PROC / str(pid) / "fd"
     for path in map(folder.joinpath, list_names(folder)):
         try:
@@ -235,7 +231,6 @@ def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -
 
 
 def _has_open(pid: int, seen: os.stat_result) -> bool | None:
-    """Return whether a process has the file open, or None if we may not read that."""
     folder = PROC / str(pid) / "fd"
     try:
         numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed

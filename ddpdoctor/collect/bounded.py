@@ -1,7 +1,4 @@
-"""Runs what may hang, each with a time limit: calls in threads, which are left behind, and child processes.
-
-Parts of ddpdoctor run as child processes because they may hang in the kernel, where no signal ends them.
-"""
+"""Runs what may hang, each with a time limit: calls in threads, which are left behind, and child processes."""
 
 from __future__ import annotations
 

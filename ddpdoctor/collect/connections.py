@@ -1,9 +1,8 @@
 """Reads TCP connections: which addresses a process uses, which do not get their data through, what each has received.
 
-/proc/PID/net/tcp has all connections of the network namespace; the inodes of a process's sockets say which are its own.
-Sent data stay in the send queue until the peer acknowledges them, and the kernel counts its retries. The count
-distinguishes a dead link from a peer that only reads slowly. What a connection has received is not in /proc, whose
-/proc/PID/io leaves out recv(2); the kernel's socket diagnostics (sock_diag(7)) have it.
+Sent data stay in the send queue until the peer acknowledges them, and the kernel counts its retries, which
+distinguishes a dead link from a slow reader. /proc/PID/io leaves out recv(2); the kernel's socket diagnostics
+(sock_diag(7)) have it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Socket:
 
     @property
     def port(self) -> int:
-        """The local port."""
         return int(self.local.rpartition(":")[2])
 
 
@@ -190,7 +188,6 @@ def _dump(asked: socket.socket, family: int) -> list[Received]:
 
 
 def _parse(message: bytes, family: int) -> list[Received]:
-    """Return the connection in a message, or [] if the kernel does not say what it has received."""
     local_port, remote_port = struct.unpack_from("!HH", message, _PORTS)
     (inode,) = struct.unpack_from("=I", message, _INODE)
     size = 16 if family == socket.AF_INET6 else 4

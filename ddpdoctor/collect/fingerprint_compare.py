@@ -1,7 +1,4 @@
-"""Compares the fingerprints of this host's ranks point by point, while the ranks are still writing.
-
-Ranks can be at different points, so their records are paired by the number of the point.
-"""
+"""Compares the fingerprints of this host's ranks while they write, paired by the number of the point."""
 
 from __future__ import annotations
 
@@ -88,7 +85,6 @@ class StreamSeen:
     """The results for one stream so far. Points must come in order, each once."""
 
     def __init__(self, key: StreamKey) -> None:
-        """Begin with nothing compared."""
         self.key = key
         self.ranks: set[int] = set()
         self.compared = 0
@@ -132,10 +128,7 @@ class StreamSeen:
         return len(self.differences) > known
 
     def stream(self, writers: Iterable[int]) -> Stream:
-        """Return the results so far; ``writers`` are the ranks that wrote anything about this model.
-
-        Values that are missing or invalid take their defaults.
-        """
+        """Return the results so far; ``writers`` are the ranks that wrote anything about this model."""
         points = self._kept | dict([self._last] if self._last else [])
 
         tensors = 0
@@ -156,7 +149,6 @@ class StreamSeen:
         )  # fmt: skip
 
     def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
-        """Update the state that later points are compared with."""
         number, texts = point
         if not self.compared:
             self._kept[number] = texts
@@ -196,15 +188,13 @@ class Paired:
     """One stream: the points that wait for more ranks, and the results for all earlier points."""
 
     def __init__(self, key: StreamKey, index: NodeIndex | None = None) -> None:
-        """Begin without ranks; ``index`` keeps all points for other nodes."""
         self.key = key
         self._index = index
         self.seen = StreamSeen(key)
         self.columns: dict[int, RankColumn] = {}
         self._pending: dict[int, dict[int, Written]] = {}
         self._settled = -1
-        self._left: set[int] = set()
-        """Ranks that we do not wait for until they write again."""
+        self._left: set[int] = set()  # ranks that we do not wait for until they write again
         self._waits_for_new = True
 
     def read(self, *, closing: bool) -> bool:
@@ -219,10 +209,7 @@ class Paired:
         return any_read
 
     def settle(self, *, others_may_come: bool) -> None:
-        """Compare the points that have all their ranks.
-
-        ``others_may_come``: a rank that has not written to this stream yet may still do so.
-        """
+        """Compare the points that have all their ranks; ``others_may_come`` that have not written here yet."""
         if others_may_come and self._waits_for_new:
             return
         for number in sorted(self._pending):
@@ -364,7 +351,6 @@ class Comparer:
                 break
 
     def _paths(self) -> list[Path]:
-        """Return the files of the known processes, those of each process in the order of their creation."""
         paths = []
         for path in self._folder.glob("*.prints"):
             numbers = path.stem.split("-")

@@ -1,8 +1,4 @@
-"""Compares the replicas of all nodes by root hashes, and by fingerprints for the points where the hashes differ.
-
-A node's own comparison was saved by the watcher, or is made from the ranks' files. Those of several nodes are combined
-from the run folder of the reporting node.
-"""
+"""Compares the replicas of all nodes by root hashes, and by fingerprints for the points where the hashes differ."""
 
 from __future__ import annotations
 
@@ -67,7 +63,6 @@ class JointStream:
         return False
 
     def ranks(self) -> set[int]:
-        """Return the ranks that any node has reported."""
         return self.own.ranks.union(*(reported.ranks for reported in self.reported.values()))
 
     def judge(self, member: int, now_s: float) -> None:
@@ -125,15 +120,12 @@ class Joint:
     """The comparison of one attempt over all nodes. It runs on the first node."""
 
     def __init__(self, own: NodeIndex, allowed: Sequence[str]) -> None:
-        """Compare with ``own``, this node's index; tensors whose names match ``allowed`` may differ."""
         self._own = own
         self._rows_read = RowsRead(allowed)
         self._streams: dict[str, JointStream] = {}
         self._wanted: set[str] = set()
-        self.turn = 0
-        """How often we asked for contents."""
-        self.unread: dict[int, str] = {}
-        """By node, why its contents could not be read."""
+        self.turn = 0  # how often we asked for contents
+        self.unread: dict[int, str] = {}  # by node, why its contents could not be read
 
     def hear(self, member: int, reported: Iterable[StreamRoot], now_s: float) -> None:
         """Store and compare another node's reports about its streams."""
@@ -172,7 +164,6 @@ class Joint:
                     self.unread[member] = str(error) or type(error).__name__
 
     def found(self) -> NodeStreams:
-        """Return the result over all nodes so far."""
         streams = []
         for joint in self._streams.values():
             if joint.reported:
@@ -297,7 +288,6 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
 
 
 def _continued(before: Stream, after: Stream) -> Stream:
-    """Return the result of two consecutive ranges of points."""
     differences = list(before.differences)
     known = {difference.what for difference in differences}
     for difference in after.differences:

@@ -1,7 +1,6 @@
 """Reads NVIDIA's GPUs by NVML, in a child process, because a dead GPU can leave the caller in a sleep that never ends.
 
-Only this file imports pynvml. Each query is independent: an unsupported one gives None. With --deep, every GPU also
-gets some work, each in its own process, because that may hang or crash.
+Each query is independent: an unsupported one gives None. With --deep, every GPU also gets some work in a process.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class NvmlError(Exception):
     """NVML returned an error; ``name`` is NVML's name for it, such as "GPU_IS_LOST"."""
 
     def __init__(self, name: str) -> None:
-        """Keep the name."""
         super().__init__(name)
         self.name = name
 
@@ -48,7 +46,6 @@ class Nvml:
     """Wraps pynvml or a recording of it; all errors become ``NvmlError``."""
 
     def __init__(self, module: ModuleType | Any) -> None:
-        """Wrap the module."""
         self._module = module
         names = (name for name in dir(module) if name.startswith("NVML_ERROR_"))
         self._error_names = {getattr(module, name): name.removeprefix("NVML_ERROR_") for name in names}
@@ -90,7 +87,6 @@ class Kin:
     """The processes of the job that this process belongs to."""
 
     def __init__(self, system: System) -> None:
-        """Read the ancestors of this process."""
         self._system = system
         pid = int((system.text_or("/proc/self/stat").split() or ["0"])[0])
         self._own = (pid, *self._above(pid))
@@ -99,7 +95,6 @@ class Kin:
         self._job = self._job_of("self")
 
     def name(self, pid: int) -> str | None:
-        """Return a process's name, or None if we cannot see it."""
         return self._system.text_or(f"/proc/{pid}/comm") or None
 
     def ours(self, pid: int) -> bool:

@@ -1,8 +1,4 @@
-"""Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus.
-
-On the bus it reads GPUs, NVSwitches, network cards, the bridges above them, and the IOMMU's mode. A process that hangs
-inside the NVIDIA driver cannot be killed by any signal.
-"""
+"""Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus."""
 
 from __future__ import annotations
 

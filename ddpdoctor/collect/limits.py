@@ -1,13 +1,7 @@
-"""Reads the limits that the shell, the control groups and the machine set for a job: processors, memory, disks, time.
+"""Reads the limits that the shell, the control groups and the machine set for a job, and how busy others keep it.
 
-Control groups are read in versions 1 and 2. /proc/self/cgroup names the group, and every group above it also limits it.
-In a container with its own cgroup namespace, the path is "/". In one without, it is the host's path, and only the
-mount's top exists.
-
-How busy other work keeps the processors: the kernel counts the idle time of every processor (/proc/stat), and the rest
-of a short window is work. From that we subtract the work of our own processes (/proc/PID/task/TID/stat, which names the
-processor that a thread last ran on). The result includes neighbors in other containers and virtual machines, whose
-processes we cannot see.
+/proc/self/cgroup names the group, and every group above it also limits it. In a container with its own cgroup
+namespace, the path is "/". In one without, it is the host's path, and only the mount's top exists.
 """
 
 from __future__ import annotations
@@ -135,7 +129,6 @@ def cgroup_folders(controller: str, system: System) -> tuple[str, ...]:
 
 
 def _oom_kills(folder: str, system: System) -> int | None:
-    """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
     texts = (system.text_or(f"{folder}/{name}") for name in ("memory.events", "memory.oom_control"))
     found = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
     return next((int(match[1]) for match in found if match), None)

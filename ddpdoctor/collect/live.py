@@ -14,21 +14,9 @@ from ddpdoctor.collect import proc
 from ddpdoctor.collect.recorded import read_first_step
 from ddpdoctor.collect.run import SavedRun, job_of, read_run_folder
 from ddpdoctor.collect.run_files import load
+from ddpdoctor.model import facts
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import (
-    END_NAME,
-    MEMBERS_NAME,
-    RECORD_NAME,
-    REPLICAS_NAME,
-    JobEnd,
-    Life,
-    NodeSeen,
-    NodesSeen,
-    Presence,
-    RecordPlace,
-    Run,
-)
 from ddpdoctor.model.live import PassSeen
 from ddpdoctor.recorder.storage.files import is_file, is_folder
 
@@ -37,7 +25,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.rank import RunFolder
     from ddpdoctor.model.data import LoaderSeen
-    from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RUN_MARK = "run.json"
@@ -55,21 +42,17 @@ class LiveRun:
     """A job as it is now."""
 
     folder: Path  # where the record is: the run folder, or a local one while the job runs
-    run: Run
-    job: Job
+    run: facts.Run
+    job: facts.Job
     is_running: bool | None  # Whether `wrap` runs. None: it runs on another host, if it does.
-    end: JobEnd | None  # how the job ended, or its state when a hang was reported; None if neither happened
-    members: NodesSeen | None
+    end: facts.JobEnd | None  # how the job ended, or its state when a hang was reported; None if neither happened
+    members: facts.NodesSeen | None
     replicas: Consistency | None
     memory_bytes: dict[tuple[str, int], int]  # the resident memory of each process on this host, by its host and pid
 
 
 def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
-    """Read a job as it is now. Without others, only the member that records in this folder is read.
-
-    Raises:
-        UserError: the folder is not a run folder, or is damaged.
-    """
+    """Read a job as it is now, or only the member that records in this folder; raises ``UserError``."""
     here = socket.gethostname()
     own_dir = _own_dir(run_dir, here)
     folder = find_record(own_dir, here)
@@ -79,12 +62,14 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
         if path != own_dir:
             with suppress(UserError):
                 others[int(path.name)] = _for_now(read_run_folder(find_record(path, here), kept=False))
-    members = load(NodesSeen, folder / MEMBERS_NAME)
+    members = load(facts.NodesSeen, folder / facts.MEMBERS_NAME)
     if members is None and others:  # none has written yet what it knows of all
         number = int(own_dir.name) if own_dir.parent.name == NODES else 0
         hosts = {number: own.run.host, **{other: found.run.host for other, found in others.items()}}
-        nodes = (NodeSeen(number=one, host=host, presence=Presence.HERE) for one, host in sorted(hosts.items()))
-        members = NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
+        nodes = (
+            facts.NodeSeen(number=one, host=host, presence=facts.Presence.HERE) for one, host in sorted(hosts.items())
+        )
+        members = facts.NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
     job = job_of(SavedRun(own=own, members=members, others=others))
     # The processes that recorded something, by host and pid
     owners = {
@@ -99,27 +84,26 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     ranks = tuple(_as_now(rank, here, owners, processes) for rank in job.ranks)
     job = replace(job, now_ns=now_ns, ended=False, ranks=ranks)
     has_watcher = own.run.watcher_pid is not None
-    alive = is_here and (is_watched(own.run) if has_watcher else any(rank.life is Life.RUNNING for rank in ranks))
+    alive = is_here and (is_watched(own.run) if has_watcher else any(rank.life is facts.Life.RUNNING for rank in ranks))
     return LiveRun(
-        folder=folder, run=own.run, job=job, is_running=alive if is_here else None, end=load(JobEnd, folder / END_NAME),
-        members=members, replicas=load(Consistency, folder / REPLICAS_NAME),
+        folder=folder, run=own.run, job=job, is_running=alive if is_here else None,
+        end=load(facts.JobEnd, folder / facts.END_NAME), members=members,
+        replicas=load(Consistency, folder / facts.REPLICAS_NAME),
         memory_bytes={key: process.rss_bytes for key, process in processes.items() if process is not None},
     )  # fmt: skip
 
 
 def _own_dir(run_dir: Path, here: str) -> Path:
-    """Return the folder of the member whose view is shown: the first one, or if it is elsewhere, one of this host."""
-    if (run_dir / RUN_MARK).is_file() or (run_dir / RECORD_NAME).is_file():
+    if (run_dir / RUN_MARK).is_file() or (run_dir / facts.RECORD_NAME).is_file():
         return run_dir
     for path in _member_dirs(run_dir):
-        run, place = load(Run, path / RUN_MARK), load(RecordPlace, path / RECORD_NAME)
+        run, place = load(facts.Run, path / RUN_MARK), load(facts.RecordPlace, path / facts.RECORD_NAME)
         if here in {run.host if run is not None else "", place.host if place is not None else ""}:
             return path
     return run_dir
 
 
 def _member_dirs(run_dir: Path) -> list[Path]:
-    """Return the folders of further members, by number."""
     found = [path for path in (run_dir / NODES).glob("*") if path.name.isascii() and path.name.isdecimal()]
     return sorted((path for path in found if is_folder(path)), key=lambda path: int(path.name))
 
@@ -129,17 +113,17 @@ def find_record(run_dir: Path, here: str) -> Path:
 
     A run folder from elsewhere may name any folder of this host, so the record must name the run folder, too.
     """
-    place = load(RecordPlace, run_dir / RECORD_NAME)
+    place = load(facts.RecordPlace, run_dir / facts.RECORD_NAME)
     if place is None or place.host != here or not is_folder(Path(place.folder)):
         return run_dir
-    record = load(Run, Path(place.folder) / RUN_MARK)
+    record = load(facts.Run, Path(place.folder) / RUN_MARK)
     with suppress(OSError):
         if record is not None and record.run_dir and Path(record.run_dir).samefile(run_dir):
             return Path(place.folder)
     return run_dir
 
 
-def is_watched(run: Run) -> bool:
+def is_watched(run: facts.Run) -> bool:
     """Return whether the process of `wrap` that started a job on this host still runs; True if it is not known."""
     if run.watcher_pid is None:
         return True
@@ -154,19 +138,19 @@ def _for_now(folder: RunFolder) -> RunFolder:
 
 
 def _as_now(
-    rank: Rank,
+    rank: facts.Rank,
     here: str,
     owners: dict[tuple[str, int], RingContent],
     processes: dict[tuple[str, int], proc.Process | None],
-) -> Rank:
+) -> facts.Rank:
     """Return a rank with what /proc says now in the place of what the watcher saw when it last took evidence."""
     key = (rank.host, rank.pid or 0)
     rank = replace(rank, proc_state=None, cpu_share=None, frozen_since_ns=None)
-    if rank.life is not Life.RUNNING or rank.host != here or key not in owners:
+    if rank.life is not facts.Life.RUNNING or rank.host != here or key not in owners:
         return rank
     found = processes.get(key)
     if found is None or found.start_ticks != owners[key].start_ticks or found.state in "ZX":
-        return replace(rank, life=Life.GONE, ended_ns=owners[key].cells["heartbeat_ns"])
+        return replace(rank, life=facts.Life.GONE, ended_ns=owners[key].cells["heartbeat_ns"])
     return replace(rank, proc_state=found.state if found.state in FROZEN else None)
 
 
@@ -187,7 +171,7 @@ class Past:
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders at or below a folder, without those of further members of a run that is there too."""
     found = sorted(set(_marked(folder, LEVELS)))[:MOST_RUNS]
-    runs = [load(Run, path / RUN_MARK) for path in found]
+    runs = [load(facts.Run, path / RUN_MARK) for path in found]
     first = [path for path, run in zip(found, runs, strict=True) if run is None or not run.node_rank]
     return first or found
 
@@ -207,11 +191,7 @@ def _marked(folder: Path, levels: int) -> Iterable[Path]:
 
 
 def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
-    """Return how far one attempt of a run came.
-
-    Raises:
-        UserError: the run folder is damaged.
-    """
+    """Return how far one attempt of a run came; raises ``UserError``."""
     job = job_of(saved, None if is_last else attempt)
     contents = [saved.own.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
@@ -233,7 +213,7 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
     )  # fmt: skip
 
 
-def _steps_of(rank: Rank) -> int:
+def _steps_of(rank: facts.Rank) -> int:
     times = rank.step_times
     return rank.steps or (times.numbers[-1] if times is not None and times.numbers else 0)
 

@@ -21,19 +21,8 @@ from ddpdoctor.collect.kernel import BUS_ID
 from ddpdoctor.collect.launch import text
 from ddpdoctor.collect.proc import list_pids, read_link
 from ddpdoctor.collect.software import read_driver
+from ddpdoctor.model import node
 from ddpdoctor.model.launch import parse_endpoint
-from ddpdoctor.model.node import (
-    FirewallChain,
-    Gid,
-    Interface,
-    Lookup,
-    Names,
-    Network,
-    PortUse,
-    Rdma,
-    RdmaDevice,
-    RdmaPort,
-)
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -54,11 +43,11 @@ IFF_LOOPBACK = 0x8
 LAST = 1 << 30  # sorts interfaces without an index after all others
 
 
-def read_network(system: System, _plan: ReadingPlan) -> Network:
+def read_network(system: System, _plan: ReadingPlan) -> node.Network:
     """Read interfaces, routes, ports and the packet filter; on a Mac, only interfaces and the port."""
     addresses = read_addresses(system)
     local_ports = system.text_or("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return Network(
+    return node.Network(
         interfaces=_interfaces(system, addresses),
         default_interface=read_default_interface(system),
         ipv6_disabled=_flag(system.number_or_none("/proc/sys/net/ipv6/conf/all/disable_ipv6")),
@@ -73,7 +62,7 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else number == 1
 
 
-def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
+def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[node.Interface, ...]:
     """Return sysfs's interfaces in the kernel's order, then aliases such as eth0:1; without sysfs, those of psutil."""
     names = system.names(FOLDER)
     names = tuple(name for name in names if system.exists(f"{FOLDER}/{name}/flags"))  # bonding_masters is a file
@@ -83,7 +72,7 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         except OSError:
             return ()
         return tuple(
-            Interface(
+            node.Interface(
                 name=name, up=up, operstate="up" if up else "down", carrier=None, loopback=name.startswith("lo"),
                 virtual=False, mtu=mtu, speed_mb_s=speed_mb_s or None, addresses=addresses.get(name, ()), link_type=0,
             )
@@ -98,7 +87,7 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
         target = read_link(system.path(f"{FOLDER}/{device}"))
         interfaces.append(
-            Interface(
+            node.Interface(
                 name=name,
                 up=bool(flags & IFF_UP),
                 operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
@@ -135,7 +124,7 @@ REVERSED = 4  # how many of this host's own addresses we look up at most
 _REVERSE = "reverse of "
 
 
-def read_names(system: System, plan: ReadingPlan) -> Names:
+def read_names(system: System, plan: ReadingPlan) -> node.Names:
     """Look up all names in parallel, for two seconds at most."""
     hostname = system.calls.hostname()
     names = {"own": hostname, "master": master_name(system.env), "head": plan.head}
@@ -149,19 +138,19 @@ def read_names(system: System, plan: ReadingPlan) -> Names:
         asked[f"{_REVERSE}{address}"] = lambda address=address: (system.calls.reverse(address),)  # type: ignore[misc]
     asked["full name"] = lambda: (system.calls.fqdn(),)
     replies = ask_side_by_side(asked, LOOKUP_LIMIT_S)
-    lookups: dict[str, Lookup] = {}
+    lookups: dict[str, node.Lookup] = {}
     for use, name in names.items():
         if name:
             reply = replies[use]
             error = None if reply.error is None else reply.error.strerror or str(reply.error)
-            lookups[use] = Lookup(
+            lookups[use] = node.Lookup(
                 name=name,
                 addresses=reply.value or (),
                 error=f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error,
                 timed_out=reply.timed_out,
                 duration_s=round(reply.duration_s, 3),
             )
-    return Names(
+    return node.Names(
         hostname=hostname,
         fqdn=next(iter(replies["full name"].value or ()), None),
         own=lookups["own"],
@@ -189,7 +178,7 @@ SHOWN = 120  # how many characters of a command line we keep
 NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
 
 
-def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
+def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> node.PortUse | Unread:
     """Try to bind MASTER_PORT, if this host would serve the store and this job does not already serve it."""
     given = text(system.env, "MASTER_PORT", "PET_MASTER_PORT")
     if not given:
@@ -206,16 +195,16 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
     port = int(given)
     error = _bind(system, port, reuse=False)
     if error is None:
-        return PortUse(port=port, free=True)
+        return node.PortUse(port=port, free=True)
     if error.errno != errno.EADDRINUSE:
-        return PortUse(port=port, error=error.strerror or str(error))
+        return node.PortUse(port=port, error=error.strerror or str(error))
     if _bind(system, port, reuse=True) is None:
         closed = any((row.port, row.state) == (port, TIME_WAIT) for row in read_own_rows(system))
-        return PortUse(port=port, free=True, time_wait=closed)
+        return node.PortUse(port=port, free=True, time_wait=closed)
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
         return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
-    return PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
+    return node.PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
 
 
 def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
@@ -313,7 +302,7 @@ class _Chain:
     rules: list[str] = field(default_factory=list)
 
 
-def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
+def read_firewall(system: System) -> tuple[node.FirewallChain, ...] | Unread:
     """Return the chains that refuse incoming packets, from nft and iptables-save, or why we cannot list the rules."""
     commands = {command[0]: partial(system.calls.run, command, LIMIT_S) for command in (NFT, IPTABLES)}
     replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit ends it first
@@ -345,7 +334,7 @@ def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
     return (*iptables, *(chain for chain in nft if not (iptables and chain.name == "nft ip filter INPUT")))
 
 
-def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
+def _refusing(tool: str, tables: Tables) -> Iterator[node.FirewallChain]:
     for table, chains in tables.items():
         manager = "ufw" if any(name.startswith("ufw-") for name in chains) else ""
         if "firewalld" in table or "INPUT_ZONES" in chains:
@@ -358,13 +347,12 @@ def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
             if chain.incoming and refusal:
                 rules = _reached(chains, name)
                 accepts = tuple(rule for rule in rules if _ACCEPT.search(rule) and not _NOT_NEW.search(rule))
-                yield FirewallChain(
+                yield node.FirewallChain(
                     name=f"{tool} {table} {name}", refusal=refusal, accepts=accepts[:MAX_ACCEPTS], manager=manager
                 )
 
 
 def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
-    """Yield the rules of a chain and of all chains that it can jump to."""
     todo, seen = [first], {first}
     while todo:
         for rule in chains[todo.pop(0)].rules:
@@ -389,7 +377,6 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def _parse_iptables(text: str) -> Tables:
-    """Return the filter table's chains from the output of iptables-save."""
     chains: dict[str, _Chain] = {}
     table = ""
     for line in text.splitlines():
@@ -426,7 +413,7 @@ CAP_IPC_LOCK = 14
 Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
 
 
-def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
+def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> node.Rdma:  # noqa: ARG001
     """Read all RDMA devices; if any port is up, read the error counters twice."""
     names = system.names(DEVICES)
     if not names:
@@ -457,7 +444,7 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     else:
         # Red Hat's kernel 4.18 has the RDMA core of later kernels.
         has_dmabuf = None if ".el8" in release else False
-    return Rdma(
+    return node.Rdma(
         devices=tuple(_read_device(system, name, first, later) for name in names),
         peermem=bool(modules & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES),
         dmabuf=has_dmabuf,
@@ -469,7 +456,6 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
 
 
 def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
-    """Ask all ports in parallel; one that does not answer has no counters."""
 
     def read(folder: str) -> dict[str, int]:
         values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
@@ -480,12 +466,12 @@ def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
     return {folder: reply.value or {} for folder, reply in replies.items()}
 
 
-def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:
+def _read_device(system: System, name: str, first: Counters, later: Counters) -> node.RdmaDevice:
     folder = f"{DEVICES}/{name}"
     bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - only the name is needed
     ports = sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal())
     verbs = system.names(VERBS)
-    return RdmaDevice(
+    return node.RdmaDevice(
         name=name, bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
         board=system.text_or(f"{folder}/board_id") or None, firmware=system.text_or(f"{folder}/fw_ver") or None,
         ports=tuple(_read_port(system, name, port, first, later) for port in ports),
@@ -494,7 +480,7 @@ def _read_device(system: System, name: str, first: Counters, later: Counters) ->
     )  # fmt: skip
 
 
-def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> RdmaPort:
+def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> node.RdmaPort:
     folder = f"{DEVICES}/{device}/ports/{number}"
     rate = system.text_or(f"{folder}/rate")
     rate_gb_s = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)  # "400 Gb/sec (4X NDR)"
@@ -504,8 +490,8 @@ def _read_port(system: System, device: str, number: int, first: Counters, later:
         if gid.strip("0:"):  # a table has hundreds of empty entries, whose attributes cannot be read
             kind = system.text_or(f"{folder}/gid_attrs/types/{index}")
             netdev = system.text_or(f"{folder}/gid_attrs/ndevs/{index}") or None
-            gids.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
-    return RdmaPort(
+            gids.append(node.Gid(index=index, gid=gid, type=kind, netdev=netdev))
+    return node.RdmaPort(
         device=device, port=number, state=_worded(system, f"{folder}/state"),
         phys_state=_worded(system, f"{folder}/phys_state"),
         link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),

@@ -161,7 +161,6 @@ def read_rank(source: Source, context: RankContext) -> Rank:
 def _with_ring(
     rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext, watched: WatchedRank
 ) -> Rank:
-    """Add what the process itself recorded."""
     log, notes, cells, raised = read_log(content.slots), content.notes, content.cells, read_errors(content.notes)
     last = {str(note.get("k")): note for note in notes}  # the last note of each kind
     evidence = {} if watched.dumps else read_answer(context.run.answers, content.pid, content.start_ticks)
@@ -218,7 +217,6 @@ def _ended_by_thread(
 def _with_stacks(
     rank: Rank, content: ring_reading.RingContent, context: RankContext, watched: WatchedRank, evidence: dict[str, Any]
 ) -> Rank:
-    """Add the stacks that the process wrote, by itself or at a signal."""
     process = find_note(content.notes, "process")
     main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
     path = context.run.path / "evidence" / f"{content.pid}-{content.start_ticks}"
@@ -317,8 +315,8 @@ def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
     found = []
     for child in watched.children:
         content = context.run.contents.get(child.pid)
-        recorded = content is not None and content.start_ticks == child.ticks
-        samples = read_samples(read_answer(context.run.answers, child.pid, child.ticks)) if recorded else ()
+        is_recorded = content is not None and content.start_ticks == child.ticks
+        samples = read_samples(read_answer(context.run.answers, child.pid, child.ticks)) if is_recorded else ()
         # It waits for work if its last sample has a queue's frame below the last user frame.
         stacks = [stack.frames for sample in samples[-1:] for stack in sample.stacks if stack.is_main]
         below = itertools.takewhile(lambda frame: not frame.user, reversed(stacks[0] if stacks else ()))

@@ -18,6 +18,7 @@ from itertools import compress
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddpdoctor.model import steps
 from ddpdoctor.model.codec import INTEGERS, Decoder, WrongValue
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
@@ -41,35 +42,9 @@ from ddpdoctor.model.facts import (
     signal_name,
 )
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.model.steps import (
-    CoreTime,
-    DataParallelSeen,
-    DeviceSteps,
-    FetchTimes,
-    GradientTimes,
-    HandReduced,
-    LineSeen,
-    PartTotal,
-    Phase,
-    Speed,
-    StepEnd,
-    StepParts,
-    StepTimes,
-    Surroundings,
-)
 from ddpdoctor.model.words import dtype_name, grouped, op_name
-from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage import flight, ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import read_plain
-from ddpdoctor.recorder.storage.flight import (
-    HOOKED,
-    MOST_BYTES,
-    backend_of,
-    chosen,
-    is_pending,
-    is_untold,
-    op_of,
-    parse_plain_pickle,
-)
 from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
@@ -93,9 +68,9 @@ KEYS: dict[Any, dict[str, str]] = {
     NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},
     AtError: {"memory": "resident"},
     StoreSought: {"of_agent": "agent", "set_at": "set"},
-    DataParallelSeen: {"site": "frame"},
-    HandReduced: {"site": "frame"},
-    GradientTimes: {"number": "n", "cap_bytes": "cap", "static_graph": "static", "bucket_view": "view",
+    steps.DataParallelSeen: {"site": "frame"},
+    steps.HandReduced: {"site": "frame"},
+    steps.GradientTimes: {"number": "n", "cap_bytes": "cap", "static_graph": "static", "bucket_view": "view",
                     "syncs_buffers": "buffers"},
     EpochCall: {"time_ns": "at"},
     EpochSeen: {"number": "p", "set_epoch": "e", "batches": "b", "drawn": "d", "total": "t", "xor": "x", "order": "o",
@@ -109,10 +84,10 @@ _ROWS = ([str, int, str, float], [str, int, str, int])
 # From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source.
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
 ENDS = {
-    ring_layout.STEP_COLLECTIVE: StepEnd.COLLECTIVE,
-    ring_layout.STEP_BACKWARD: StepEnd.BACKWARD,
-    ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
-    ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
+    ring_layout.STEP_COLLECTIVE: steps.StepEnd.COLLECTIVE,
+    ring_layout.STEP_BACKWARD: steps.StepEnd.BACKWARD,
+    ring_layout.STEP_OPTIMIZER: steps.StepEnd.OPTIMIZER,
+    ring_layout.STEP_REDUCED: steps.StepEnd.REDUCTION,
 }
 MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
 FETCH_CELLS = 4
@@ -134,12 +109,9 @@ MAX_TEXT_BYTES = 64 * 2**20
 
 
 def read_record(kind: type[Kind], entry: Any, lost: list[str] | None = None, **known: Any) -> Kind:
-    """Return a record from what was written; ``known`` are fields that the caller has read from elsewhere.
+    """Return a record from what was written, with the ``known`` fields; keys of damaged values go to ``lost``.
 
-    The keys of damaged values are added to ``lost``.
-
-    Raises:
-        WrongValue: a field that has neither a default nor an empty value is damaged.
+    Raises ``WrongValue`` if a field that has neither a default nor an empty value is damaged.
     """
     found: Kind = _RECORDS.record(kind, entry if isinstance(entry, dict) else {}, known, lost)
     return found
@@ -304,17 +276,17 @@ class Recorded:
     @property
     def untold(self) -> dict[str, Any] | None:
         """The last call of which torch does not tell whether it has completed, or None if torch tells."""
-        return next(filter(is_untold, self.entries), None)
+        return next(filter(flight.is_untold, self.entries), None)
 
 
 def read_flight(evidence: dict[str, Any]) -> Recorded:
     """Return the flight recorder's entries from a rank's answer; earlier versions wrote a bare list of entries."""
     body = evidence.get("flight_recorder")
     if not isinstance(body, dict):
-        return Recorded(entries=tuple(chosen(body)))
+        return Recorded(entries=tuple(flight.chosen(body)))
     wall, at = body.get("wall_ns"), body.get("at")
     ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
-    entries = chosen(body.get("entries"))
+    entries = flight.chosen(body.get("entries"))
     timed, idle = body.get("timed") == 1 or _shows_times(entries), body.get("idle")
     idle = bool(idle) if idle in (0, 1) else None
     return Recorded(entries=tuple(entries), wall_ahead_ns=ahead, timed=timed, idle=idle)
@@ -324,12 +296,12 @@ def read_dump(folder: Path, content: RingContent) -> Recorded | None:
     """Return what torch dumped when it aborted a process, or None if there is no readable dump."""
     for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
         try:
-            body = parse_plain_pickle(read_plain(path, MOST_BYTES))
+            body = flight.parse_plain_pickle(read_plain(path, flight.MOST_BYTES))
         except (OSError, ValueError):
             continue
         if isinstance(body, dict):
             ahead_ns = content.cells["started_wall_ns"] - content.cells["started_ns"]
-            entries = chosen(body.get("entries"))
+            entries = flight.chosen(body.get("entries"))
             return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=_shows_times(entries))
     return None
 
@@ -346,7 +318,7 @@ def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupSt
     the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
     Where torch does not tell what has completed, the last call counts as long as its device has work.
     """
-    pending = [entry for entry in recorded.entries if is_pending(entry)]
+    pending = [entry for entry in recorded.entries if flight.is_pending(entry)]
     untold = recorded.untold if recorded.idle is False else None
     if untold is not None and all(entry["time_created_ns"] < untold["time_created_ns"] for entry in pending):
         pending.append(untold)
@@ -375,7 +347,7 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     group, ahead_ns = entry["process_group"][0], recorded.wall_ahead_ns
     created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
     # The global rank of the peer, or None for any source or if the group's ranks are unknown
-    match = _POINT_TO_POINT.fullmatch(op_of(entry))
+    match = _POINT_TO_POINT.fullmatch(flight.op_of(entry))
     place = int(match[2]) if match is not None and match[2].isdigit() else None
     ranks = next((state.ranks for state in groups if state.name == group), ())
     peer = ranks[place] if place is not None and place < len(ranks) else None
@@ -396,8 +368,8 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     state = DeviceState.SCHEDULED if is_scheduled else DeviceState.UNKNOWN
     if entry["state"] == "started":
         state = DeviceState.STARTED
-    elif backend_of(entry) in HOOKED:
-        state = DeviceState.UNTOLD if is_untold(entry) else DeviceState.UNTIMED
+    elif flight.backend_of(entry) in flight.HOOKED:
+        state = DeviceState.UNTOLD if flight.is_untold(entry) else DeviceState.UNTIMED
     return Call(
         **{**shared, "group": group, "is_async": False, "failed": False, "thread_is_main": True},
         index=index,
@@ -410,7 +382,7 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
 
 
 def _op(entry: dict[str, Any]) -> str:
-    name = op_of(entry)
+    name = flight.op_of(entry)
     match = _POINT_TO_POINT.fullmatch(name)
     return match[1] if match else op_name(name)
 
@@ -421,7 +393,7 @@ def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_n
     For a send or receive, that is the last one with this peer that began before the entry was made.
     """
     op, group, number = _op(entry), entry["process_group"][0], entry.get("collective_seq_id")
-    single = op.removesuffix("_single") if backend_of(entry) in HOOKED else None
+    single = op.removesuffix("_single") if flight.backend_of(entry) in flight.HOOKED else None
     kinds = set()
     for place, kind in enumerate(log.kinds):
         if entry["is_p2p"]:
@@ -438,7 +410,7 @@ def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_n
     return None
 
 
-def read_steps(content: RingContent) -> StepTimes | None:
+def read_steps(content: RingContent) -> steps.StepTimes | None:
     """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
     columns = content.steps
     if not columns:
@@ -446,7 +418,7 @@ def read_steps(content: RingContent) -> StepTimes | None:
     group, kind = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
     alike = [row == (group, kind) for row in zip(columns[_GROUP], columns[_FLAGS], strict=True)]
     kept = columns if all(alike) else [array(column.typecode, compress(column, alike)) for column in columns]
-    return StepTimes(
+    return steps.StepTimes(
         ends_with=ENDS[kind],
         group=content.strings.get(group, ""),
         unknown=columns[_FLAGS].count(kind | ring_layout.STEP_WAIT_UNKNOWN),
@@ -478,7 +450,7 @@ def read_first_step(content: RingContent) -> int | None:
 
 def read_lines(
     content: RingContent, children: Iterable[RingContent], ended: Iterable[tuple[str, int, str, int]] = ()
-) -> tuple[LineSeen, ...]:
+) -> tuple[steps.LineSeen, ...]:
     """Return the lines at which the sampler saw a rank and its children, the most frequent first.
 
     ``ended`` is what the watcher kept from children that have ended: file, line, function and count.
@@ -491,17 +463,19 @@ def read_lines(
             if place is not None and calls_module in {0, 1}:
                 calls = bool(calls_module)
                 found.append(
-                    LineSeen(frame=place, phase=Phase(phase), times=one.times, in_child=in_child, calls_module=calls)
+                    steps.LineSeen(
+                        frame=place, phase=steps.Phase(phase), times=one.times, in_child=in_child, calls_module=calls
+                    )
                 )
     for file, line, function, times in ended:
         frame = Frame(file=file, line=line, function=function, user=True)
-        found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
+        found.append(steps.LineSeen(frame=frame, phase=steps.Phase.BEFORE, times=times, in_child=True))
     return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
 
 
 def read_fetches(
     children: Iterable[RingContent], ended: tuple[int, ...] = (), workers: int | None = None
-) -> FetchTimes | None:
+) -> steps.FetchTimes | None:
     """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers.
 
     ``workers`` is how many it has at a time, if known.
@@ -512,16 +486,13 @@ def read_fetches(
     batches, making_ns, pauses_ns, cpu_ns = map(sum, zip(before, *current, strict=True))
     if not batches:
         return None
-    return FetchTimes(
+    return steps.FetchTimes(
         batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6, cpu_ms=cpu_ns / 1e6, workers=workers
     )
 
 
 def fetch_cells(content: RingContent) -> tuple[int, int, int, int]:
-    """Return how many batches a child has made, how long that took, its pauses, and its processor time.
-
-    Times are nanoseconds.
-    """
+    """Return how many batches a child has made, how long that took, its pauses, its processor time, all in ns."""
     cells = content.cells
     return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"], cells["fetching_cpu_ns"]
 
@@ -561,14 +532,14 @@ def parent_of(content: RingContent) -> int | None:
     return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None
 
 
-def read_speed(content: RingContent) -> Speed | None:
+def read_speed(content: RingContent) -> steps.Speed | None:
     """Return the speed of a rank, or None if no steps were recorded, or an older version recorded them."""
     columns = content.steps
     if not columns or len(columns) < _INSIDE + len(ring_layout.STEP_INSIDE):
         return None
     key = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
     totals = {
-        part: PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
+        part: steps.PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
         for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
     }
     cells, notes = content.cells, content.notes
@@ -579,7 +550,7 @@ def read_speed(content: RingContent) -> Speed | None:
     unsplit = parts.pop("unsplit")
     parts["backward"] = array("f", map(add, parts["backward"], unsplit))
     inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
-    kept = StepParts(
+    kept = steps.StepParts(
         numbers=array("Q", (row[0] for row in rows)), parts_ms=parts,
         is_even=bytes(is_sampled(row[0], cells["sample_bits"]) for row in rows),
         is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
@@ -587,13 +558,13 @@ def read_speed(content: RingContent) -> Speed | None:
         reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
         input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
     )  # fmt: skip
-    core_time = CoreTime(
+    core_time = steps.CoreTime(
         elapsed_ms=cells["trained_ns"] / 1e6,
         on_core_ms=cells["main_cpu_ns"] / 1e6,
         queued_ms=cells["run_delay_ns"] / 1e6,
         others_queued_ms=cells["others_delay_ns"] / 1e6,
     )
-    return Speed(
+    return steps.Speed(
         ends_with=ENDS[key[1]],
         group=content.strings.get(key[0], ""),
         count=cells["steps_recorded"],
@@ -601,23 +572,23 @@ def read_speed(content: RingContent) -> Speed | None:
         kept=kept,
         totals=totals,
         core_time=core_time if cells["trained_ns"] else None,
-        surroundings=read_or_none(Surroundings, find_note(notes, "surroundings")),
-        data_parallel=read_all(DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
-        hand_reduced=read_or_none(HandReduced, find_note(notes, "hand_reduced")),
+        surroundings=read_or_none(steps.Surroundings, find_note(notes, "surroundings")),
+        data_parallel=read_all(steps.DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
+        hand_reduced=read_or_none(steps.HandReduced, find_note(notes, "hand_reduced")),
         # The last note counts: it is written again from time to time.
         collected_at=read_or_none(Frame, find_note(reversed(notes), "collected").get("frame")),
         device=read_device_steps(notes),
     )
 
 
-def read_device_steps(notes: Sequence[dict[str, Any]]) -> DeviceSteps | None:
+def read_device_steps(notes: Sequence[dict[str, Any]]) -> steps.DeviceSteps | None:
     """Return the steps, or None if none was measured. The last note counts."""
     columns = unpack_columns(str(find_note(reversed(notes), "device_steps").get("columns", "")))
     rows = [row for row in _lists(columns.get("rows")) if len(row) == len(DEVICE_COLUMNS)]
     if not rows:
         return None
     by_name = dict(zip(DEVICE_COLUMNS, zip(*rows, strict=True), strict=True))
-    return DeviceSteps(
+    return steps.DeviceSteps(
         numbers=by_name["number"], device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in DEVICE_PHASES},
         host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in DEVICE_PHASES}, data_ms=_ms(by_name["data_us"]),
         data_cpu_ms=_ms(by_name["data_cpu_us"]), gc_ms=_ms(by_name["gc_us"]), input_rows=by_name["rows"],
@@ -636,7 +607,7 @@ def _ms(column_us: Sequence[int]) -> tuple[float, ...]:
     return tuple(us / 1e3 for us in column_us)
 
 
-def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...]:
+def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[steps.GradientTimes, ...]:
     """Return what was read of each DDP model, in the order of their first reductions. A model's last note counts."""
     last = {whole_or_0(note.get("n")): note for note in notes if note.get("k") == "gradient_times"}
     found = []
@@ -649,7 +620,7 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...
         if sizes and len(sizes) == len(ready):  # else it is damaged
             found.append(
                 read_record(
-                    GradientTimes,
+                    steps.GradientTimes,
                     note,
                     sizes_bytes=sizes,
                     ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),

@@ -149,7 +149,6 @@ class AgentLog:
 
     @property
     def begun_ns(self) -> int | None:
-        """When the first worker was started, or None if none was."""
         return min((start.at for start in self.started.values()), default=None)
 
 

@@ -167,7 +167,6 @@ def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> boo
 
 
 def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[Source]:
-    """Return the ranks of a launcher that is not torch's elastic agent."""
     all_ranks = sorted((c for c in contents.values() if c.role == ring_layout.ROLE_RANK), key=_began)
     ranks = {c.pid: c for c in all_ranks if not _is_helper(c, contents)}
     # A rank may start its peers before it joins them, as Lightning does. They join the same world under numbers that no
@@ -210,7 +209,6 @@ def _rank_of(content: RingContent) -> int:
 
 
 def _joined_as(content: RingContent) -> int | None:
-    """Return the rank number with which a process joined its process group, or None if it has not."""
     for kind in ("initialized", "init"):
         for note in content.notes:
             if note.get("k") == kind and isinstance(note.get("rank"), int):

@@ -1,7 +1,4 @@
-"""Reads software versions from files and package metadata, torch's from a child process, and NCCL's own settings files.
-
-The child imports torch, so that a crash or hang does no harm.
-"""
+"""Reads software versions from files and package metadata, torch's from a child process, and NCCL's settings files."""
 
 from __future__ import annotations
 
@@ -120,7 +117,6 @@ def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ..
 
 
 def _wheels() -> tuple[str | None, str | None, str | None]:
-    """Return the versions of torch, of the CUDA that it requires, and of the NCCL wheel."""
     from importlib import metadata
 
     try:

@@ -1,8 +1,7 @@
 """Access to a machine: the files below a root folder, and system calls; and the facts of a node, read with them.
 
-Collectors read files and make calls only through a ``System``. So the same code reads this machine and a recorded one,
-which is a folder of files with a table of answers in place of ``SystemCalls``. They read the sections of a node in
-parallel, each with a time limit.
+The same code reads this machine and a recorded one, which is a folder of files with answers in place of
+``SystemCalls``.
 """
 
 from __future__ import annotations
@@ -38,15 +37,12 @@ class SystemCalls:
     """Calls to the kernel and the C library for facts that are in no file. All raise OSError if they fail."""
 
     def platform(self) -> str:
-        """Return sys.platform."""
         return sys.platform
 
     def hostname(self) -> str:
-        """Return gethostname's result."""
         return socket.gethostname()
 
     def home(self) -> str:
-        """Return this user's home folder in the password database."""
         import pwd
 
         try:
@@ -55,7 +51,6 @@ class SystemCalls:
             raise OSError("this user is not in the password database") from None
 
     def kernel(self) -> str:
-        """Return the kernel's release, as uname -r."""
         return os.uname().release
 
     def rlimit(self, name: str) -> tuple[int, int]:
@@ -79,7 +74,6 @@ class SystemCalls:
         return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
 
     def writable(self, path: str) -> bool:
-        """Return whether this process may write to a path."""
         return os.access(path, os.W_OK)
 
     def readable(self, path: str) -> bool:
@@ -99,11 +93,9 @@ class SystemCalls:
         return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def fqdn(self) -> str:
-        """Return the result of socket.getfqdn."""
         return socket.getfqdn()
 
     def reverse(self, address: str) -> str:
-        """Return the name of an address."""
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
 
     def interface_addresses(self) -> dict[str, tuple[str, ...]]:
@@ -188,7 +180,6 @@ class System:
         return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
 
     def text_or(self, name: str, default: str = "") -> str:
-        """Return a file's text, or the default if it cannot be read."""
         try:
             return self.text(name)
         except OSError:
@@ -202,7 +193,6 @@ class System:
             return None
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return the sorted names in a folder, or () if it cannot be read."""
         try:
             return tuple(sorted(os.listdir(self.path(folder))))  # noqa: PTH208 - only names are needed
         except OSError:

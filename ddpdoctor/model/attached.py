@@ -1,18 +1,8 @@
-"""What ``attach`` saw of a running job: the records that its folder holds as JSON. No judgment, no I/O.
+"""What ``attach`` saw of a running job: the records that its folder holds as JSON (``docs/design/0012-attach.md``).
 
-``docs/design/0012-attach.md`` describes the folder. Every file begins with ``format`` and ``kind``, so that a reader
-recognizes it by its content:
-
-| file | format, kind | record |
-|---|---|---|
-| ``attach.json`` | ``ddpdoctor-attach``, ``job`` | ``AttachedJob`` |
-| ``look_1/rank_3_pid_4711.json`` | ``ddpdoctor-attach``, ``look`` | ``RankLook`` |
-| ``look_1/store.json`` | ``ddpdoctor-attach``, ``store`` | ``StoreLook`` |
-| ``nodes.json`` | ``ddpdoctor-attach``, ``nodes`` | ``AskedNodes`` |
-
-Times: ``wall_ns`` is the host's wall clock, ``monotonic_ns`` its CLOCK_MONOTONIC, which is comparable on one host until
-it boots again. CPU times are in clock ticks (1/100 s on Linux). What could not be read is None, or stands in
-``refused`` with its reason.
+``wall_ns`` is the host's wall clock, ``monotonic_ns`` its CLOCK_MONOTONIC, which is comparable on one host until it
+boots again. CPU times are in clock ticks (1/100 s on Linux). What could not be read is None, or in ``refused`` with its
+reason.
 """
 
 from __future__ import annotations
@@ -143,7 +133,6 @@ class Refusal:
     remedy: str = ""  # A command, or a sentence. Empty: none is known.
 
     def line(self) -> str:
-        """Return it in a line."""
         return f"{self.source}: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 

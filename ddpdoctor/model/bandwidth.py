@@ -1,7 +1,6 @@
-"""The settings, measurements and conclusions of `allreduce-bench`. No I/O.
+"""The settings, measurements and conclusions of `allreduce-bench`; GB are 1e9 bytes.
 
-Sizes are in bytes, times in microseconds, and bandwidths in GB/s (1 GB = 1e9 bytes). The conventions are those of
-nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). ``None`` means that there is no value.
+The conventions are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Collective(str, Enum):
 
     @property
     def reduces(self) -> bool:
-        """Whether the collective takes a reduction operator."""
         return self in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE}
 
 

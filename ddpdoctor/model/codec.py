@@ -1,15 +1,8 @@
-"""Converts frozen dataclasses to plain JSON values and back, by their type hints.
-
-Reports, the files of a run folder, and messages between processes use it. It knows str, int, float, bool, None, Enum
-with plain values, tuples of one kind (``tuple[X, ...]``) or of fixed length, ``dict[str, X]``, dataclasses, ``Any`` for
-plain JSON, and unions whose members have different JSON kinds (``Unread`` has a tag).
+"""Converts frozen dataclasses to plain JSON values and back, by their type hints (``docs/design/0008-codec.md``).
 
 The name of a field in JSON is its own, or ``metadata["json"]``: a field that got a better name keeps the old one in
-files, so that saved runs are still read.
-
-Hosts may run different versions, so unknown fields are dropped and missing fields take their default. Any other value
-that does not match its hint raises ``WrongValue``, which names the place. Received data is never executed.
-``docs/design/0008-codec.md`` compares this with msgspec and cattrs.
+files, so that saved runs are still read. Hosts may run different versions, so unknown fields are dropped and missing
+ones take their default. Any other value that does not match its hint raises ``WrongValue``. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -53,7 +46,6 @@ class WrongValue(Exception):  # noqa: N818 - says what it is
         self.place = ""
 
     def within(self, place: str) -> WrongValue:
-        """Return this error with an outer place added."""
         self.place = place + self.place
         return self
 
@@ -156,7 +148,6 @@ class Decoder:
         self._fields = cache(self._read_fields)
 
     def of(self, hint: Any) -> Convert:
-        """Return the function that builds what a hint says. It raises ``WrongValue``."""
         if hint not in self._by_hint:
             origin, members = typing.get_origin(hint), typing.get_args(hint)
             if hint in _PLAIN:

@@ -1,7 +1,7 @@
-"""Facts about the states of replicas: where ranks differ, and which gradients are not finite. No judgment.
+"""Facts about the states of replicas: where ranks differ, and which gradients are not finite.
 
-Ranks record 16 bytes per tensor at the same points of training. Any process that can read the records of several ranks
-compares them. Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.
+Ranks record 16 bytes per tensor at the same points of training. Tensor names are those of the wrapped module, without
+``module.``. Steps are counted from 1.
 """
 
 from __future__ import annotations
@@ -302,7 +302,6 @@ class ConsistencyResult:
 
     @property
     def text(self) -> str:
-        """Return one sentence with the result and the first differences."""
         who = rank_list(self.ranks)
         if self.equal:
             return f"replicas are equal on {who}: {self.compared} tensors and settings compared"
@@ -318,6 +317,5 @@ class ConsistencyError(RuntimeError):
     """Replicas that should be equal are not. The message names the first differences; ``result`` has all."""
 
     def __init__(self, result: ConsistencyResult) -> None:
-        """Keep the result."""
         super().__init__(result.text)
         self.result = result

@@ -1,9 +1,4 @@
-"""Facts about how data is split over ranks: samplers, loaders, and what each rank drew. No judgment.
-
-``sharing`` predicts what ranks draw, and ``Drawn`` has what they really drew, counted index by index.
-
-The data itself is not kept: only counts, sums and digests of indices, and digests of the first batches.
-"""
+"""Facts about how data is split over ranks: what ``sharing`` predicts, and what each rank drew, index by index."""
 
 from __future__ import annotations
 
@@ -176,7 +171,6 @@ class Pass:
 
     @property
     def drawn(self) -> int:
-        """Samples in the batches of all ranks."""
         return sum(one.drawn for one in self.ranks)
 
 

@@ -1,10 +1,4 @@
-"""The facts that logs, dumps and stacks hold about a job that nobody watched. No judgment, no I/O.
-
-A reader of one format yields ``Fact`` objects. Each one says about whom it is, where it was found, and when it happened
-as far as the source says so. Facts of all sources about one run of a job make a ``EvidenceRun``.
-
-Comparing facts of several ranks is judgment: see ``rules/evidence``.
-"""
+"""The facts that logs, dumps and stacks hold about a job that nobody watched; ``rules/evidence`` compares ranks."""
 
 from __future__ import annotations
 
@@ -362,7 +356,6 @@ class Refused(Fact):
     remedy: str = ""  # A command, or an instruction. Empty: none is known.
 
     def words(self, ranks: Sequence[int] = ()) -> str:
-        """Return it in a line, for these ranks."""
         of = f" of {rank_list(ranks)}" if ranks else ""
         return f"{self.source}{of}: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 

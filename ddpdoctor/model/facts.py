@@ -363,10 +363,7 @@ class RecordPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a job ended, or its state when it was reported. Ranks do not record this.
-
-    It is saved with each report, so that the folder can be judged again without the report.
-    """
+    """How a job ended, or its state when it was reported: saved so that the folder can be judged again."""
 
     hung: bool  # ddpdoctor stopped it because it hung
     interrupted: bool
@@ -394,7 +391,6 @@ class Statement:
     decided_at: tuple[int, ...] = ()
 
     def holds(self, line: int) -> bool:
-        """Return whether a line is part of the statement."""
         return self.line <= line <= self.last_line
 
     def holds_both(self, one: int, other: int) -> bool:
@@ -492,7 +488,6 @@ class CallKind:
         return bool(self.group) and self.op not in PHASES
 
     def shared(self) -> dict[str, Any]:
-        """Return the fields that a call shares with others of its kind."""
         return {name: getattr(self, name) for name in CallKind.__dataclass_fields__}
 
 
@@ -521,11 +516,9 @@ class Call(CallKind):
 class CallLog(Sequence[Call]):
     """Thousands of calls in the order in which they began, packed. A ``Call`` is built on access and is not kept.
 
-    The columns are ``which``, ``indexes``, ``numbers``, ``started_ns`` and ``ended_ns``, each with one entry per call.
     ``which`` is the position in ``kinds``. ``numbers`` is the call's number within the group; for a phase, it is how
-    many collectives had begun (negative if unknown). Times are in nanoseconds.
-    ``ended_ns`` is 0 while a call is open. ``ahead_ns`` is how far the clock of the columns is ahead of that of the
-    calls: logs of a job with thousands of ranks share their columns with the rings instead of copying them.
+    many collectives had begun (negative if unknown). ``ended_ns`` is 0 while a call is open. ``ahead_ns`` is how far
+    the clock of the columns is ahead of that of the calls: they are shared with the rings instead of copied.
     """
 
     def __init__(self, kinds: tuple[CallKind, ...], columns: Iterable[Sequence[int]], ahead_ns: int = 0) -> None:
@@ -536,7 +529,6 @@ class CallLog(Sequence[Call]):
 
     @property
     def started_ns(self) -> Sequence[int]:
-        """When each call began."""
         ahead_ns = self.ahead_ns
         return [time_ns - ahead_ns for time_ns in self._started_ns] if ahead_ns else self._started_ns
 
@@ -547,7 +539,6 @@ class CallLog(Sequence[Call]):
         return [time_ns and time_ns - ahead_ns for time_ns in self._ended_ns] if ahead_ns else self._ended_ns
 
     def __len__(self) -> int:
-        """Return the number of calls."""
         return len(self.which)
 
     @overload
@@ -557,7 +548,6 @@ class CallLog(Sequence[Call]):
     def __getitem__(self, at: slice) -> CallLog: ...
 
     def __getitem__(self, at: int | slice) -> Call | CallLog:
-        """Return one call, or a packed slice of calls."""
         if isinstance(at, slice):
             return CallLog(self.kinds, (column[at] for column in self._columns), self.ahead_ns)
         kind = self.kinds[self.which[at]]
@@ -573,11 +563,9 @@ class CallLog(Sequence[Call]):
         )
 
     def __iter__(self) -> Iterator[Call]:
-        """Build the calls one after the other."""
         return map(self.__getitem__, range(len(self)))
 
     def ended(self) -> CallLog:
-        """Return the calls that have ended."""
         places, before = self._open_places, len(self) - len(self._open_places)
         if not places or places[0] == before:  # the first entries of each column, without a copy
             views = (memoryview(one) if isinstance(one, array) else one for one in self._columns)
@@ -589,7 +577,6 @@ class CallLog(Sequence[Call]):
         return CallLog(self.kinds, columns, self.ahead_ns)
 
     def open(self) -> tuple[Call, ...]:
-        """Return the calls that have not ended."""
         return tuple(map(self.__getitem__, self._open_places))
 
     def shifted(self, ahead_ns: int) -> CallLog:
@@ -608,7 +595,6 @@ class CallLog(Sequence[Call]):
 
     @cached_property
     def counts(self) -> dict[CallKind, int]:
-        """The number of calls of each kind."""
         return {self.kinds[which]: count for which, count in Counter(self.which).items()}
 
     @cached_property
@@ -617,12 +603,10 @@ class CallLog(Sequence[Call]):
         return {self.kinds[which]: at for which, at in dict(zip(self.which, range(len(self)), strict=True)).items()}
 
     def of_kinds(self, wanted: Callable[[CallKind], bool]) -> tuple[Call, ...]:
-        """Return the calls whose kind is wanted."""
         places = {place for place, kind in enumerate(self.kinds) if wanted(kind)}
         return tuple(self[at] for at, which in enumerate(self.which) if which in places) if places else ()
 
     def last_of_kinds(self, wanted: Callable[[CallKind], bool]) -> Call | None:
-        """Return the last call whose kind is wanted."""
         at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
         return None if at is None else self[at]
 

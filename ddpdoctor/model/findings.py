@@ -19,7 +19,6 @@ class Severity(str, Enum):
 
     @property
     def order(self) -> int:
-        """0 for the worst."""
         return list(Severity).index(self)
 
 

@@ -1,7 +1,6 @@
-"""Well-known errors of distributed training, and NCCL's warnings: what each means, whose fault it is, and what to do.
+"""Well-known errors of distributed training, and NCCL's warnings: what each means, whose fault it is, what to do.
 
-The tables are ``known_errors.toml`` and ``nccl_warnings.toml`` beside this file, which say what their columns are. They
-are read on first use.
+``known_errors.toml`` and ``nccl_warnings.toml`` beside this file say what their columns are.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class KnownError:
     marks: tuple[str, ...]
 
     def ranks(self, text: str) -> tuple[int, ...]:
-        """Return the ranks that a text names, if it names any."""
         found = self.pattern.search(_plain(text))
         named = found.groupdict() if found is not None else {}
         ranks = (int(digits) for name in ("rank", "other") if (digits := named.get(name)) and len(digits) < 8)
@@ -82,11 +80,9 @@ def read_known_errors() -> tuple[KnownError, ...]:
 
 @lru_cache(maxsize=1024)
 def find_known(text: str, *, loose: bool = False) -> KnownError | None:
-    """Return the first known error that matches a text ("ValueError: ..."), or None.
+    """Return the first known error that matches a line such as "ValueError: ...", or None.
 
-    Args:
-        text: The class of the exception with or without its module, and the message; or any line.
-        loose: Whether rows count whose meaning depends on who says it, such as "Connection reset by peer".
+    With ``loose``, rows count whose meaning depends on who says it, such as "Connection reset by peer".
     """
     plain = _plain(text)
     rows = (known for known in read_known_errors() if loose or not known.loose)

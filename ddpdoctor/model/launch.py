@@ -1,7 +1,7 @@
 """How a job is started: by its launcher, Slurm and the environment, where its ranks meet, how they reach each other.
 
-Nodes that are asked to connect before a job starts (``Meeting``) are identified by ``number``, the order in which they
-joined. In a healthy job it equals the node rank.
+Nodes that are asked to connect before a job starts are identified by the order in which they joined; it equals the node
+rank in a healthy job.
 """
 
 from __future__ import annotations
@@ -375,7 +375,6 @@ class Launch:
 
     @property
     def gathers(self) -> bool:
-        """Whether there are other processes to gather from."""
         return self.launcher is not Launcher.NONE and self.world_size > 1
 
     @property

@@ -599,7 +599,6 @@ class Node:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that run here, sorted."""
         return tuple(sorted(process.rank for process in self.processes if process.rank is not None))
 
     @property
@@ -621,7 +620,6 @@ class ExpectedVersion:
 
     @property
     def text(self) -> str:
-        """Return it as the user wrote it."""
         return f"{self.name}{self.specifier}"
 
 

@@ -1,7 +1,7 @@
-"""Facts about a model that `check-consistency` trained for a few steps, under DDP and in one process. No judgment.
+"""Facts about a model that `check-consistency` trained for a few steps, under DDP and in one process.
 
-Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.
-Errors are Euclidean norms of differences of a parameter's gradient, over all its elements, in float64.
+Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1. Errors are Euclidean norms
+of differences of a parameter's gradient, over all its elements, in float64.
 """
 
 from __future__ import annotations
