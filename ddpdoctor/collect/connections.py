@@ -24,8 +24,6 @@ from ddpdoctor.model.facts import Connection, Connections
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.collect.system import System
-
 
 PROC = Path("/proc")
 ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"  # the states in include/net/tcp_states.h that we use
@@ -51,14 +49,9 @@ class Socket:
         return int(self.local.rpartition(":")[2])
 
 
-def read_rows(pid: int, proc: Path = PROC) -> tuple[Socket, ...]:
-    """Return the TCP sockets in the network namespace of a process."""
+def read_rows(pid: int | str, proc: Path = PROC) -> tuple[Socket, ...]:
+    """Return the TCP sockets in the network namespace of a process; "" is this one."""
     return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(read_text(proc / str(pid) / "net" / table)))
-
-
-def read_own_rows(system: System) -> tuple[Socket, ...]:
-    """Return the TCP sockets in the network namespace of this process."""
-    return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(system.text_or(f"/proc/net/{table}")))
 
 
 def parse_rows(table: str) -> Iterator[Socket]:

@@ -6,6 +6,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ from ddpdoctor.recorder.storage.files import is_file, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
 
     from ddpdoctor.collect.rank import RunFolder
     from ddpdoctor.model.data import LoaderSeen
+    from ddpdoctor.model.live import Start
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RUN_MARK = "run.json"
@@ -154,20 +157,6 @@ def _as_now(
     return replace(rank, proc_state=found.state if found.state in FROZEN else None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """How far one start of a job came. Times are CLOCK_MONOTONIC of the reporting host; None: not known."""
-
-    launched_ns: int  # when the run was launched
-    began_ns: int | None
-    first_step_ns: int | None
-    last_progress_ns: int | None  # when the last step ended
-    steps: int
-    saved_step: int | None = None  # the step at which a rank last saved something with torch.save; None if none did
-    passes: tuple[PassSeen, ...] = ()  # the passes over the data of one rank, without a gap from the last one backwards
-    first_epoch: int | None = None  # the epoch of the first pass, or None if the script gives its sampler no epochs
-
-
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders at or below a folder, without those of further members of a run that is there too."""
     found = sorted(set(_marked(folder, LEVELS)))[:MOST_RUNS]
@@ -190,9 +179,15 @@ def _marked(folder: Path, levels: int) -> Iterable[Path]:
             yield from _marked(path, levels - 1)
 
 
-def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
-    """Return how far one attempt of a run came; raises ``UserError``."""
-    job = job_of(saved, None if is_last else attempt)
+def with_past(start: Start, saved: SavedRun, launched: datetime | None, *, is_last: bool) -> Start:
+    """Return a start with how far its attempt came, by the time at which its run was launched; raises ``UserError``."""
+    job = job_of(saved, None if is_last else start.attempt)
+
+    def wall(time_ns: int | None) -> datetime | None:
+        if launched is None or time_ns is None:
+            return None
+        return launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)
+
     contents = [saved.own.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
     last = [times.ended_ns[-1] for rank in job.ranks if (times := rank.step_times) is not None and times.ended_ns]
@@ -203,11 +198,10 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
         if loader is not None and loader.trained_batches:
             passes, first_epoch = _passes_of(loader, _steps_of(rank))
             break
-    return Past(
-        launched_ns=job.launched_ns,
-        began_ns=min((rank.started_ns for rank in job.ranks if rank.started_ns), default=None),
-        first_step_ns=min(first, default=None), last_progress_ns=max(last, default=None),
-        steps=max((_steps_of(rank) for rank in job.ranks), default=0),
+    began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns), default=None)
+    return replace(
+        start, began_at=start.began_at or wall(began_ns) or launched, first_step_at=wall(min(first, default=None)),
+        last_progress_at=wall(max(last, default=None)), steps=max(start.steps, *map(_steps_of, job.ranks), 0),
         saved_step=max((one.cells["saved_steps"] for one in contents if one and one.cells["saves"]), default=None),
         passes=passes, first_epoch=first_epoch,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_one, ask_side_by_side
-from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
+from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_rows, read_sockets
 from ddpdoctor.collect.kernel import BUS_ID
 from ddpdoctor.collect.launch import text
 from ddpdoctor.collect.proc import list_pids, read_link
@@ -116,7 +116,7 @@ ENVOY_PORTS = frozenset({15001, 15006})
 
 def has_mesh_proxy(system: System) -> bool:
     """Return whether something listens on both ports of Istio's proxy, or False if we cannot see sockets."""
-    return {row.port for row in read_own_rows(system) if row.state == LISTENING} >= ENVOY_PORTS
+    return {row.port for row in read_rows("", system.path("/proc")) if row.state == LISTENING} >= ENVOY_PORTS
 
 
 LOOKUP_LIMIT_S = 2.0
@@ -199,7 +199,7 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
     if error.errno != errno.EADDRINUSE:
         return node.PortUse(port=port, error=error.strerror or str(error))
     if _bind(system, port, reuse=True) is None:
-        closed = any((row.port, row.state) == (port, TIME_WAIT) for row in read_own_rows(system))
+        closed = any((row.port, row.state) == (port, TIME_WAIT) for row in read_rows("", system.path("/proc")))
         return node.PortUse(port=port, free=True, time_wait=closed)
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
@@ -230,12 +230,13 @@ def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
 
 def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
     """Return the pid and command of the process that listens; if we cannot find it, return only its user."""
-    sockets = {row.inode: row.uid for row in read_own_rows(system) if (row.port, row.state) == (port, LISTENING)}
+    proc = system.path("/proc")
+    sockets = {row.inode: row.uid for row in read_rows("", proc) if (row.port, row.state) == (port, LISTENING)}
     deadline = time.monotonic() + SEARCH_S
-    for pid in list_pids(system.path("/proc")) if sockets else ():
+    for pid in list_pids(proc) if sockets else ():
         if time.monotonic() > deadline:
             break
-        if not sockets.keys().isdisjoint(read_sockets(pid, system.path("/proc")) or ()):
+        if not sockets.keys().isdisjoint(read_sockets(pid, proc) or ()):
             words = [word for word in system.text_or(f"/proc/{pid}/cmdline").split("\0") if word]
             if not words:
                 return pid, system.text_or(f"/proc/{pid}/comm") or None

@@ -123,15 +123,8 @@ class End:
     at: int  # in nanoseconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
-    """The agent begins to stop its workers."""
-
-    at: int  # in nanoseconds
-
-
 # The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting.
-RECORDS: dict[Any, type[WorkerStart | End | Closing]] = {"rank": WorkerStart, "end": End, "closing": Closing}
+RECORDS: dict[Any, type[WorkerStart | End]] = {"rank": WorkerStart, "end": End}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +176,8 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         except (ValueError, WrongValue):
             continue
         attempt = entry.get("attempt", -1) if isinstance(entry, dict) else None
+        if isinstance(entry, dict) and entry.get("k") == "closing" and type(entry.get("at")) is not int:
+            continue
         if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
             entries.append(entry)
     return entries
@@ -311,10 +306,7 @@ def save_control_flow(folder: Path, job: Job) -> bool:
 def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:
     """Return the statements that decide which lines run, or None if the file changed since the run or is no Python."""
     try:
-        file = path.resolve(strict=True)
-        if file.stat().st_mtime > unchanged_since_s:
-            return None
-        tree = ast.parse(read_plain(file, MAX_SOURCE_BYTES))
+        tree = ast.parse(_read_source(path, unchanged_since_s))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return ControlFlow(file=str(path), statements=tuple(_statements(tree)))
@@ -375,10 +367,11 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
     ``unchanged_since_s``, seconds since the epoch.
     """
     path = Path(file)
-    reply = ask_one(lambda: _read(path, unchanged_since_s), SOURCE_LIMIT_S)
+    source = ask_one(lambda: _read_source(path, unchanged_since_s), SOURCE_LIMIT_S).value or b""
     # Lines of private keys are replaced: one alone does not look like a secret.
     lines, inside = [], False
-    for text in reply.value or ():
+    # As Python counts lines; str.splitlines() knows more ends.
+    for text in re.split(r"\r\n|\r|\n", source.decode("utf-8", "replace")) if source else ():
         ends = _KEY_ENDS.search(text) is not None
         lines.append(_HIDDEN_KEY if inside and not ends else text)
         inside = not ends and (inside or _KEY_BEGINS.search(text) is not None)
@@ -421,15 +414,15 @@ def records_own_job(folder: Path, pids: Iterable[int]) -> bool:
     return False
 
 
-def _read(path: Path, unchanged_since_s: float) -> list[str]:
+def _read_source(path: Path, unchanged_since_s: float) -> bytes:
+    """Return a source file; raises OSError also if it has changed since."""
     try:
         file = path.resolve(strict=True)
         if file.stat().st_mtime > unchanged_since_s:
-            return []
-        text = read_plain(file, MAX_SOURCE_BYTES).decode("utf-8", "replace")
+            raise OSError(f"{file} was changed")
+        return read_plain(file, MAX_SOURCE_BYTES)
     except (ValueError, RuntimeError) as error:  # a NUL in the path, a circle of links
         raise OSError(str(error)) from error
-    return re.split(r"\r\n|\r|\n", text)  # as Python counts lines; str.splitlines() knows more ends
 
 
 def _shown(line: str) -> str:

@@ -83,29 +83,20 @@ def _encoder(hint: Any) -> Convert:
         encode_one = _encoder(_value_hint(hint))
         return lambda value: {name: encode_one(one) for name, one in value.items()}
     if origin in {typing.Union, types.UnionType}:
-        by_json = _by_json_kind(hint)
-        encoders = {kind: _encoder(member) for kind, member in by_json.items()}
-        encode_unread = _encoder(Unread)
+        kinds: list[tuple[Any, Convert]] = [
+            ((float, int) if one is float else typing.get_origin(one) or one, _encoder(one)) for one in members
+        ]
 
         def encode_union(value: Any) -> Any:
-            if value is None:
-                return None
-            if type(value) is Unread:
-                return {UNREAD_TAG: encode_unread(value)}
-            # The JSON kind that a value of a union is encoded as
-            if isinstance(value, Enum):
-                json_kind = type(value.value)
-            elif isinstance(value, tuple):
-                json_kind = list
-            else:
-                json_kind = type(value) if type(value) in _PLAIN else dict
-            return encoders[json_kind](value)
+            encoded = next(encode_one for kind, encode_one in kinds if isinstance(value, kind))(value)
+            return {UNREAD_TAG: encoded} if type(value) is Unread else encoded
 
         return encode_union
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda value: value.value
     if is_dataclass(hint):
-        return _dataclass_encoder(hint)
+        kind: Any = hint  # its fields are looked up late: a record may hold itself
+        return lambda value: {key: encode(getattr(value, name)) for name, key, encode in _encoded_fields(kind)}
     raise TypeError(f"{hint!r} cannot be sent")
 
 
@@ -120,17 +111,10 @@ def _encode_any(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _dataclass_encoder(kind: Any) -> Convert:
-    # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, str, Convert]] = []
-
-    def encode_dataclass(value: Any) -> dict[str, Any]:
-        if not parts:
-            hints = field_hints(kind)
-            parts.extend((one.name, _json_name(one), _encoder(hints[one.name])) for one in fields(kind))
-        return {in_json: encode_one(getattr(value, name)) for name, in_json, encode_one in parts}
-
-    return encode_dataclass
+@cache
+def _encoded_fields(kind: Any) -> list[tuple[str, str, Convert]]:
+    hints = field_hints(kind)
+    return [(one.name, _json_name(one), _encoder(hints[one.name])) for one in fields(kind)]
 
 
 class Decoder:

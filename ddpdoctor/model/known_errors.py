@@ -8,7 +8,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, lru_cache
 from importlib import import_module
@@ -105,24 +105,14 @@ class Accused(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
-    """How a family of warnings is to be read. ``words`` and ``fix`` may name groups of ``pattern`` in braces."""
+class NcclWarning:
+    """How a warning is to be read. In the table, ``words`` and ``fix`` may name groups of ``pattern`` in braces."""
 
     pattern: re.Pattern[str]
     accused: Accused
     words: str
     fix: str = ""  # empty: the table of known errors has it, or there is none
     kind: str = ""  # for ``START``: "shm", "version", "interface", "duplicate-gpu"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclWarning:
-    """One warning, understood."""
-
-    accused: Accused
-    words: str
-    fix: str = ""
-    kind: str = ""
     # What the text names: "address", "host", "local_rank", "device", "code".
     named: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,7 +125,7 @@ ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
 
 
 @cache
-def _read_warnings() -> tuple[tuple[Meaning, ...], dict[str, str]]:
+def _read_warnings() -> tuple[tuple[NcclWarning, ...], dict[str, str]]:
     """Return the rows of ``nccl_warnings.toml`` in their order, and its fixes by name."""
     table = _read_table("nccl_warnings.toml")
     fixes = {"shm": SHM_FIX, **table["fixes"]}
@@ -144,7 +134,7 @@ def _read_warnings() -> tuple[tuple[Meaning, ...], dict[str, str]]:
         pattern = re.sub(r"<([A-Z_]+)>", lambda part: table["parts"].get(part[1], part[0]), row["match"])
         fix, accused = row.get("fix", ""), Accused(row["accused"])
         rows += [
-            Meaning(
+            NcclWarning(
                 pattern=re.compile(pattern), accused=accused, words=row["words"], fix=fixes.get(fix, fix),
                 kind=row.get("kind", ""),
             )
@@ -168,7 +158,7 @@ def read_warning(text: str) -> NcclWarning | None:
             if meaning.accused is Accused.LINK and named.get("address", "").startswith(ONLY_LOCAL):
                 fix = fixes["other-interface"]
             words = meaning.words.format_map(fills).rstrip(": ")
-            return NcclWarning(accused=meaning.accused, words=words, fix=fix, kind=meaning.kind, named=named)
+            return replace(meaning, words=words, fix=fix, named=named)
     return None
 
 

@@ -35,7 +35,10 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     Numbers are padded to the width of the range's first: "n[08-10]" is n08, n09, n10. A name may have several ranges.
     """
     hosts: list[str] = []
-    for part in _split(text):
+    parts = _HOST.findall(text)
+    if ",".join(parts) != text.strip():
+        raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text.strip())}")
+    for part in parts:
         # Expand the ranges of one name. The last range varies fastest.
         space = MAX_ENTRIES - len(hosts)
         names = [""]
@@ -62,24 +65,6 @@ def expand_counts(text: str) -> tuple[int, ...]:
             raise ValueError(f"more than {MAX_ENTRIES} nodes: {_short(text)}")
         counts += [int(found[1])] * times
     return tuple(counts)
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    text = text.strip()
-    parts: list[str] = []
-    place = 0
-    while place < len(text):
-        found = _HOST.match(text, place)
-        if found is None:
-            raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
-        parts.append(found[0])
-        place = found.end()
-        if place < len(text):
-            if text[place] != "," or place + 1 == len(text):
-                raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
-            place += 1
-    return parts
 
 
 def _numbers(ranges: str, space: int) -> list[str]:
