@@ -58,6 +58,19 @@ WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
 # Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key.
 SELECTS = frozenset({"select", "pselect6"})
 _KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
+LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
+_LOCK_LINE = re.compile(
+    r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
+    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
+)
+MOST_OTHERS = 8  # How many locks of other processes we keep for one that polls. Our choice: more would not help.
+MOST_HOLDERS = 4
+MOST_BYTES = 256  # how much of the file we read: it holds a pid, and perhaps a host name
+# A pid alone on its line, and perhaps its host on the next line, in filelock's format.
+_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
+MOST_COMMANDS = 3
+# The kernel's names for processes that run the job's Python code; their stacks say more than their commands.
+PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
 
 
 def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blocked | None:
@@ -103,14 +116,6 @@ def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
     """Return the kernel function that the main thread sleeps in, or None if it runs or the kernel hides it."""
     name = read_text(proc / str(pid) / "wchan").strip()
     return name if name not in {"", "0"} else None
-
-
-LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
-_LOCK_LINE = re.compile(
-    r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
-    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
-)
-MOST_OTHERS = 8  # How many locks of other processes we keep for one that polls. Our choice: more would not help.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,12 +182,6 @@ def _path_of(line: LockLine, pid: int) -> str | None:
         except OSError:
             continue
     return None
-
-
-MOST_HOLDERS = 4
-MOST_BYTES = 256  # how much of the file we read: it holds a pid, and perhaps a host name
-# A pid alone on its line, and perhaps its host on the next line, in filelock's format.
-_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
 
 
 def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine, ...]) -> dict[int, LockFile]:
@@ -261,11 +260,6 @@ def _named_owner(path: str) -> tuple[int | None, str | None]:
     finally:
         os.close(fd)
     return (int(match["pid"]), match["host"]) if match else (None, None)
-
-
-MOST_COMMANDS = 3
-# The kernel's names for processes that run the job's Python code; their stacks say more than their commands.
-PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

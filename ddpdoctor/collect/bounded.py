@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Value = TypeVar("Value")
+# The variables that load the recorder of ``wrap``. Our own programs do not need it.
+NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
+TORCH_PROBE = "ddpdoctor.probes.torch_facts"
+# Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run.
+_WITH_PARENT = """
+import ctypes, os, sys
+_, parent, *sys.argv = sys.argv
+try:
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+except AttributeError:  # not Linux
+    pass
+if os.getppid() != int(parent):  # it ended before that
+    os._exit(0)
+"""
+# Then runs a module as ``-m`` does.
+_MODULE = _WITH_PARENT + 'import runpy; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
+_PROGRAM = _WITH_PARENT + "os.execv(sys.argv[0], sys.argv)"  # then becomes another program, which keeps that
+ChildProcess = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,26 +87,6 @@ def ask_side_by_side(
     return found
 
 
-# The variables that load the recorder of ``wrap``. Our own programs do not need it.
-NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
-
-TORCH_PROBE = "ddpdoctor.probes.torch_facts"
-# Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run.
-_WITH_PARENT = """
-import ctypes, os, sys
-_, parent, *sys.argv = sys.argv
-try:
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
-except AttributeError:  # not Linux
-    pass
-if os.getppid() != int(parent):  # it ended before that
-    os._exit(0)
-"""
-# Then runs a module as ``-m`` does.
-_MODULE = _WITH_PARENT + 'import runpy; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
-_PROGRAM = _WITH_PARENT + "os.execv(sys.argv[0], sys.argv)"  # then becomes another program, which keeps that
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildEnd:
     """How a child ended, and what it wrote."""
@@ -121,9 +119,6 @@ def safe_flags() -> list[str]:
     except FileNotFoundError:  # the folder was removed
         has_it = False
     return [] if has_it or sys.version_info < (3, 11) else ["-P"]
-
-
-ChildProcess = subprocess.Popen[bytes]
 
 
 def start_module(module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> ChildProcess:

@@ -30,6 +30,17 @@ ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"  # the states
 MOST_STALLED = 16
 MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
+# TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h.
+_ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBxI48x")
+_ATTRIBUTE = struct.Struct("=HH")
+_MESSAGE_SIZE, _PORTS, _ADDRESS, _INODE = 72, 4, 24, 68
+_RECEIVED_AT = 128  # offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1
+_LIMIT_S = 0.2
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,19 +137,6 @@ def parse_end(text: str) -> str | None:
     if isinstance(ip, ipaddress.IPv6Address):
         return f"{ip.ipv4_mapped}:{number}" if ip.ipv4_mapped else f"[{ip}]:{number}"
     return f"{ip}:{number}"
-
-
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
-# TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h.
-_ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2
-_HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBBxI48x")
-_ATTRIBUTE = struct.Struct("=HH")
-_MESSAGE_SIZE, _PORTS, _ADDRESS, _INODE = 72, 4, 24, 68
-_RECEIVED_AT = 128  # offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1
-_LIMIT_S = 0.2
-_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

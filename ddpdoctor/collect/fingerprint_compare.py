@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 
 # What must be equal: contents, shape and dtype; None if a rank has no such tensor.
 Token = tuple[bytes, tuple[int, ...], str] | None
+MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale
+# How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest.
+MAX_SPLITS = 16
+_Texts = dict[int, dict[str, object]]
+_Point = tuple[int, _Texts]
+# How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
+# that reduce gradients together are at most one step apart, so a rank that is further behind does not take part.
+MAX_AHEAD = 8
+# How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream.
+MAX_ROUNDS = 128
+MAX_REASONS = 8  # how many unreadable files we keep the reason for
 
 
 def has_any(seen: Mapping[int, Written], what: What) -> bool:
@@ -71,14 +82,6 @@ def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow
                 contents = seen[rank].fingerprints[at : at + fingerprint_file.FINGERPRINT_SIZE]
                 tokens[rank] = None if contents == fingerprint_file.ABSENT else (contents, own.shape, own.dtype)
         yield row, tokens
-
-
-MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale
-# How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest.
-MAX_SPLITS = 16
-
-_Texts = dict[int, dict[str, object]]
-_Point = tuple[int, _Texts]
 
 
 class StreamSeen:
@@ -179,11 +182,6 @@ def _values(texts: _Texts) -> tuple[Values, ...]:
     return tuple(values)
 
 
-# How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
-# that reduce gradients together are at most one step apart, so a rank that is further behind does not take part.
-MAX_AHEAD = 8
-
-
 class Paired:
     """One stream: the points that wait for more ranks, and the results for all earlier points."""
 
@@ -244,11 +242,6 @@ class Paired:
     def _needs_no_more(self, rank: int, number: int) -> bool:
         column = self.columns[rank]
         return column.latest >= number or column.is_over or rank in self._left
-
-
-# How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream.
-MAX_ROUNDS = 128
-MAX_REASONS = 8  # how many unreadable files we keep the reason for
 
 
 class Comparer:

@@ -45,6 +45,17 @@ _CLOCKS = {
 ROOT_SIZE = 16
 
 Name = tuple[str, str]  # identifies a tensor of one kind: its name, and the part of the optimizer's state
+# The errors that a damaged, truncated or newer fingerprint file can cause.
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
+# Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds.
+MAX_KEPT_BYTES = 16 * 2**20
+MAX_KEPT_POINTS = 4096
+STREAM_SIZE = 8
+BEFORE_ALL = -1  # points are numbered from 0
+_RANK_BYTES = 1024  # approximate size of the text that each rank writes with its fingerprints
+# Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.
+MAX_BATCH_BYTES = 4 * 2**20
+_LETTERS = {what: letter for letter, what in WHAT.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +132,6 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"a whole number was expected, and it is {type(value).__name__}")
     return value
-
-
-# The errors that a damaged, truncated or newer fingerprint file can cause.
-DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,14 +212,6 @@ class RankColumn:
                 break
             del self._sources[0]  # a rank writes to its last file only
         return points
-
-
-# Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds.
-MAX_KEPT_BYTES = 16 * 2**20
-MAX_KEPT_POINTS = 4096
-STREAM_SIZE = 8
-BEFORE_ALL = -1  # points are numbered from 0
-_RANK_BYTES = 1024  # approximate size of the text that each rank writes with its fingerprints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,9 +323,6 @@ class NodeIndex:
         return tuple(reports)
 
 
-# Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.
-MAX_BATCH_BYTES = 4 * 2**20
-_LETTERS = {what: letter for letter, what in WHAT.items()}
 Points = dict[int, dict[int, Written]]  # what each rank wrote, by the number of the point
 
 

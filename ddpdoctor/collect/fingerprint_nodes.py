@@ -27,6 +27,11 @@ FIRST_REST_S = 2.0
 LONGEST_REST_S = 300.0
 # How long we wait for contents. Our choice: a node that is silent for this long is treated as gone.
 ANSWER_LIMIT_S = 10.0
+COMPARISON = "consistency"  # stem of the file with the comparison of this host's ranks
+MAX_NUMBER = 2**62  # higher than the number of any point
+# Stems of the files with a node's points, and with the first node's comparison of all nodes.
+POINTS, JOINT = "moments", "joint"
+_identity = attrgetter("clock", "group", "model", "optimizer")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,9 +188,6 @@ class Joint:
         return self._streams[name]
 
 
-COMPARISON = "consistency"  # stem of the file with the comparison of this host's ranks
-
-
 def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
     """Return the comparison, or None for a run of a version that had none.
 
@@ -204,11 +206,6 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
         return comparer.close()
     except Exception as error:  # noqa: BLE001 - damaged files must not hide the other facts of the job
         return Consistency(check_every=run.check_every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))
-
-
-MAX_NUMBER = 2**62  # higher than the number of any point
-# Stems of the files with a node's points, and with the first node's comparison of all nodes.
-POINTS, JOINT = "moments", "joint"
 
 
 def read_points(path: Path) -> NodeStreams:
@@ -314,6 +311,3 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     return tuple(
         (number, tuple(one for _, one in sorted(by_rank.items()))) for number, by_rank in sorted(by_number.items())
     )
-
-
-_identity = attrgetter("clock", "group", "model", "optimizer")

@@ -33,6 +33,54 @@ if TYPE_CHECKING:
 
     Run = Callable[[tuple[str, ...], float], ChildEnd]
 
+# The part of a cgroup path that names a Slurm job or a Kubernetes pod.
+JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
+FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
+# Errors of nvmlInit that mean there is nothing to read.
+ABSENT = {
+    "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
+    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
+    "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
+}
+# Errors of any query that mean the device will not answer other queries either.
+GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})
+HUNG = "it did not answer in time"
+PERSISTENCED = "/run/nvidia-persistenced/socket"
+# pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) because of a stray comma.
+P2P_READ = 0
+NVLINK_ERRORS = (0, 1, 2, 3)  # DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h
+COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
+ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+P2P = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology not supported",
+    4: "disabled by a registry key",
+    5: "not supported",
+}
+CORRECTED, UNCORRECTED = 0, 1
+VOLATILE, AGGREGATE = 0, 1
+SM_CLOCK = 1
+MEMORY_V2 = 0x02000028
+MAX_LINKS = 18  # the value in nvml.h, for a pynvml without the constant
+GPU_SENSOR = 0
+SLOWDOWN_THRESHOLD = 1
+PAGE_CAUSES = (0, 1)  # causes of retirement: multiple single-bit errors, and a double-bit error
+# Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each.
+CHILD_LIMIT_S = 40.0
+COUNT_LIMIT_S = 20.0  # our choice: shorter, because a user waits for the commands that only count GPUs
+# Our choice: the child must end this long before its section's limit, so that its answer still counts.
+WITHOUT_LIMIT_S = 1.0
+UUIDS = "uuids"  # with this argument, the child prints only the GPUs' UUIDs
+HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
+NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
+MODULE = "ddpdoctor.collect.gpus"
+PROBE = "ddpdoctor.probes.gpu_trial"
+WORK_LIMIT_S = 60.0  # our choice: enough to import torch from a slow disk, create a context and work for seconds
+COPIES_LIMIT_S = 120.0  # our choice: eight GPUs have 56 pairs, and each takes a fraction of a second
+
 
 class NvmlError(Exception):
     """NVML returned an error; ``name`` is NVML's name for it, such as "GPU_IS_LOST"."""
@@ -78,11 +126,6 @@ class Nvml:
         return int(getattr(self._module, name, default))
 
 
-# The part of a cgroup path that names a Slurm job or a Kubernetes pod.
-JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
-FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
-
-
 class Kin:
     """The processes of the job that this process belongs to."""
 
@@ -114,40 +157,6 @@ class Kin:
     def _job_of(self, pid: str) -> str | None:
         job = JOB.search(self._system.text_or(f"/proc/{pid}/cgroup"))
         return job.group(1).rpartition("/")[2] if job else None
-
-
-# Errors of nvmlInit that mean there is nothing to read.
-ABSENT = {
-    "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
-    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
-    "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
-}
-# Errors of any query that mean the device will not answer other queries either.
-GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})
-HUNG = "it did not answer in time"
-PERSISTENCED = "/run/nvidia-persistenced/socket"
-# pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) because of a stray comma.
-P2P_READ = 0
-NVLINK_ERRORS = (0, 1, 2, 3)  # DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h
-COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
-FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
-ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
-P2P = {
-    0: "ok",
-    1: "chipset not supported",
-    2: "GPU not supported",
-    3: "topology not supported",
-    4: "disabled by a registry key",
-    5: "not supported",
-}
-CORRECTED, UNCORRECTED = 0, 1
-VOLATILE, AGGREGATE = 0, 1
-SM_CLOCK = 1
-MEMORY_V2 = 0x02000028
-MAX_LINKS = 18  # the value in nvml.h, for a pynvml without the constant
-GPU_SENSOR = 0
-SLOWDOWN_THRESHOLD = 1
-PAGE_CAUSES = (0, 1)  # causes of retirement: multiple single-bit errors, and a double-bit error
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
@@ -356,17 +365,6 @@ def _read_pairs(nvml: Nvml, handles: dict[int, Any]) -> Iterator[GpuPair]:
             )
 
 
-# Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each.
-CHILD_LIMIT_S = 40.0
-COUNT_LIMIT_S = 20.0  # our choice: shorter, because a user waits for the commands that only count GPUs
-# Our choice: the child must end this long before its section's limit, so that its answer still counts.
-WITHOUT_LIMIT_S = 1.0
-UUIDS = "uuids"  # with this argument, the child prints only the GPUs' UUIDs
-HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
-NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
-MODULE = "ddpdoctor.collect.gpus"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCount:
     """How many NVIDIA GPUs a job may use."""
@@ -456,11 +454,6 @@ def main(arguments: list[str]) -> None:
 
 def _say(facts: dict[str, Any]) -> None:
     print(json.dumps(facts), flush=True)  # noqa: T201 - the parent reads it
-
-
-PROBE = "ddpdoctor.probes.gpu_trial"
-WORK_LIMIT_S = 60.0  # our choice: enough to import torch from a slow disk, create a context and work for seconds
-COPIES_LIMIT_S = 120.0  # our choice: eight GPUs have 56 pairs, and each takes a fraction of a second
 
 
 def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:

@@ -35,6 +35,31 @@ GRANT = (
 )
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, )?(?P<text>.*)")
 MAX_TEXT = 200  # how many characters of the driver's message we keep
+BETWEEN_READS_S = 1.0
+KTHREADD = 2  # The parent of kernel threads. The driver's own kernel threads may sleep for long.
+# Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex.
+DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
+# Programs that only query the driver: in uninterruptible sleep, they hang in the driver, whatever the symbol.
+TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
+HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
+DEVICES = "/sys/bus/pci/devices"
+DRIVER = "/proc/driver/nvidia/gpus"
+DRIVER_LIMIT_S = 1.0  # to answer, the driver takes a lock that a hanging GPU may hold
+NVIDIA = 0x10DE
+NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
+GPU_VENDORS = frozenset({NVIDIA, 0x1002})
+# VGA controller, 3D controller, other display controller, processing accelerator (AMD's MI300).
+GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
+NVSWITCH = (NVIDIA, 0x0680)
+NIC_CLASSES = frozenset({0x0200, 0x0207})  # Ethernet and InfiniBand controllers
+WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # Lane counts in PCIe. The kernel writes 0, 63 or 255 if it does not know.
+BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
+ACS_ID, ACS_CONTROL = 0x000D, 6
+# PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go upstream.
+ACS_REDIRECT = 0x0004 | 0x0008
+EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
+HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 
 
 def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
@@ -105,15 +130,6 @@ def _records(system: System) -> Iterator[str]:
         os.close(fd)
 
 
-BETWEEN_READS_S = 1.0
-KTHREADD = 2  # The parent of kernel threads. The driver's own kernel threads may sleep for long.
-# Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex.
-DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
-# Programs that only query the driver: in uninterruptible sleep, they hang in the driver, whatever the symbol.
-TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
-HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
-
-
 def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
     """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
     if not is_nvidia_here(system):
@@ -163,31 +179,6 @@ def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
             switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
             sleepers.append((process, wchan, switches))
     return sleepers
-
-
-DEVICES = "/sys/bus/pci/devices"
-DRIVER = "/proc/driver/nvidia/gpus"
-DRIVER_LIMIT_S = 1.0  # to answer, the driver takes a lock that a hanging GPU may hold
-
-NVIDIA = 0x10DE
-NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
-GPU_VENDORS = frozenset({NVIDIA, 0x1002})
-# VGA controller, 3D controller, other display controller, processing accelerator (AMD's MI300).
-GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
-NVSWITCH = (NVIDIA, 0x0680)
-NIC_CLASSES = frozenset({0x0200, 0x0207})  # Ethernet and InfiniBand controllers
-
-WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # Lane counts in PCIe. The kernel writes 0, 63 or 255 if it does not know.
-BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
-
-ACS_ID, ACS_CONTROL = 0x000D, 6
-# PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go upstream.
-ACS_REDIRECT = 0x0004 | 0x0008
-EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
-
-HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 
 
 def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all collectors get both

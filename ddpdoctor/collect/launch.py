@@ -37,6 +37,17 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLUR
 # Set by torchrun, Open MPI, other MPI launchers and Slurm; the first that is a number counts. Slurm comes last: what
 # mpirun starts in a Slurm job also has the variables of the step that runs mpirun's daemon, of which a node has one.
 LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+# First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
+# ip_local_port_range (32768 to 60999) and above the ports of common services.
+EXCHANGE_PORTS = (16_384, 12_288)
+# The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range.
+STORE_PORTS = (28_672, 4_096)
+DEFAULT_PORT = 29500  # torchrun's default
+OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
+C10D_PORT = 29400  # for an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)
+MAX_PORT = 65_535
+# The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool).
+_BOOLEANS = dict.fromkeys(("1", "true", "t", "yes", "y"), True) | dict.fromkeys(("0", "false", "f", "no", "n"), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +123,6 @@ def read_local_rank(env: Mapping[str, str]) -> int | None:
     return read_rank(env, LOCAL_RANK_VARIABLES)
 
 
-# First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
-# ip_local_port_range (32768 to 60999) and above the ports of common services.
-EXCHANGE_PORTS = (16_384, 12_288)
-# The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range.
-STORE_PORTS = (28_672, 4_096)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmTask:
     """One task of a Slurm step."""
@@ -158,10 +162,6 @@ def read_step_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
         return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
     except ValueError:
         return ()
-
-
-DEFAULT_PORT = 29500  # torchrun's default
-OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
 
 
 def seen_launch(
@@ -246,12 +246,6 @@ def _slurm_launch(env: Mapping[str, str]) -> Launch | None:
         nnodes=task.nodes, hosts=tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",),
         port=task.port(EXCHANGE_PORTS), run=f"slurm {task.name}",
     )  # fmt: skip
-
-
-C10D_PORT = 29400  # for an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)
-MAX_PORT = 65_535
-# The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool).
-_BOOLEANS = dict.fromkeys(("1", "true", "t", "yes", "y"), True) | dict.fromkeys(("0", "false", "f", "no", "n"), False)
 
 
 def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:

@@ -30,6 +30,34 @@ if TYPE_CHECKING:
 
 # Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6).
 LOADER_WORKER = "pt_data_worker"
+CGROUPS = "/sys/fs/cgroup"
+HERE = System()
+# More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63.
+UNLIMITED_BYTES = 1 << 60
+NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
+SHARED = "/dev/shm"  # noqa: S108 - only read
+MIN_AGE_S = 600.0  # our choice: NCCL unlinks a segment as soon as both sides have opened it
+# The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine.
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+# /torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp).
+_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
+_OF_NCCL = re.compile(r"nccl-\w{6}")
+LIMIT_S = 2.0  # needed because a network file system with a dead server blocks every caller
+WRITE_S = 1.0
+WRITE_LIMIT_S = 4.0
+BLOCK = bytes(4 << 20)
+MAX_WRITE_BYTES = 256 << 20  # our choice: enough to exceed a disk's caches, and little enough that nobody notices
+TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
+FREE_SHARE = 4  # we write at most one part in this many of the free space
+SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
+WINDOW_S = 0.4  # our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark
+TICKS_PER_S = 100  # USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on
+LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that others used less counts as idle.
+CPU_FOLDER = "/sys/devices/system/cpu"
+# Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
+_UTIME, _STIME, _PROCESSOR = 11, 12, 36
+# By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on.
+OwnTimes = dict[str, tuple[float, int]]
 
 
 def read_limits(system: System, plan: ReadingPlan) -> Limits:
@@ -92,12 +120,6 @@ def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - al
     except OSError:
         return Clock(synchronized=None, offset_s=None)
     return Clock(synchronized=not unsynchronized, offset_s=None)
-
-
-CGROUPS = "/sys/fs/cgroup"
-HERE = System()
-# More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63.
-UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,21 +233,9 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(cpus)
 
 
-NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
-
-
 def memory_nodes(system: System) -> tuple[str, ...]:
     """Return the memory nodes of the machine."""
     return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
-
-
-SHARED = "/dev/shm"  # noqa: S108 - only read
-MIN_AGE_S = 600.0  # our choice: NCCL unlinks a segment as soon as both sides have opened it
-# The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine.
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-# /torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp).
-_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
-_OF_NCCL = re.compile(r"nccl-\w{6}")
 
 
 def read_shared_memory(
@@ -272,15 +282,6 @@ def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
         if not used:
             stale[path] = stat
     return stale
-
-
-LIMIT_S = 2.0  # needed because a network file system with a dead server blocks every caller
-WRITE_S = 1.0
-WRITE_LIMIT_S = 4.0
-BLOCK = bytes(4 << 20)
-MAX_WRITE_BYTES = 256 << 20  # our choice: enough to exceed a disk's caches, and little enough that nobody notices
-TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
-FREE_SHARE = 4  # we write at most one part in this many of the free space
 
 
 def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
@@ -342,9 +343,6 @@ def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> floa
         return written / 1e6 / max(time.monotonic() - started, 1e-9)
 
 
-SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
-
-
 def is_shared(path: Path, system: System = HERE) -> bool:
     """Return whether a path is on a file system that other hosts may use."""
     kind = mount_of(system, str(path))[1] or ""
@@ -364,16 +362,6 @@ def mount_of(system: System, path: str) -> tuple[str, str | None]:
         if within and len(point) >= len(best):
             best, fstype = point, words[2]
     return best or "/", fstype
-
-
-WINDOW_S = 0.4  # our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark
-TICKS_PER_S = 100  # USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on
-LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that others used less counts as idle.
-CPU_FOLDER = "/sys/devices/system/cpu"
-# Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
-_UTIME, _STIME, _PROCESSOR = 11, 12, 36
-# By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on.
-OwnTimes = dict[str, tuple[float, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

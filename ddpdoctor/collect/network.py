@@ -41,6 +41,57 @@ FOLDER = "/sys/class/net"
 IFF_UP = 0x1
 IFF_LOOPBACK = 0x8
 LAST = 1 << 30  # sorts interfaces without an index after all others
+# Ports of Istio's proxy for outgoing and incoming connections
+# (https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so
+# the other containers see the proxy's sockets but not its processes.
+ENVOY_PORTS = frozenset({15001, 15006})
+LOOKUP_LIMIT_S = 2.0
+REVERSED = 4  # how many of this host's own addresses we look up at most
+_REVERSE = "reverse of "
+# Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
+# tenths of a second, and many times that on a machine with busy CPUs.
+SEARCH_S = 5.0
+SHOWN = 120  # how many characters of a command line we keep
+# The first of these that is set says whether rank 0 runs here.
+NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
+# The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
+# mask, flags, metric and interface.
+ROUTES = (("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)), ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)))
+RTF_UP = 0x1
+RTF_REJECT = 0x200  # A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo.
+LIMIT_S = 2.0
+MAX_ACCEPTS = 20  # how many accepting rules of a chain we keep, which is enough to judge it
+NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
+_COUNTER = re.compile(
+    r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
+)
+_CHAIN = re.compile(r"chain (\S+) \{$")
+_TABLE = re.compile(r"table (\S+ \S+) \{$")
+_POLICY = re.compile(r"\bpolicy (\w+);")
+_JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
+_ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
+_REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
+# Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP.
+_NOT_NEW = re.compile(
+    r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
+)
+DEVICES = "/sys/class/infiniband"
+FILES = "/dev/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
+COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
+COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
+# Our choice: long enough to see a link that fails all the time, and short enough for a check before every job.
+BETWEEN_READS_S = 0.5
+PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
+# NCCL checks for these (src/transport/net_ib/gdr.cc).
+PEER_FILES = (
+    "/sys/module/nvidia_peermem",
+    "/sys/kernel/mm/memory_peers/nv_mem",
+    "/sys/kernel/mm/memory_peers/nv_mem_nc",
+)
+DMABUF_KERNEL = (5, 12)  # the first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)
+CAP_IPC_LOCK = 14
+Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
 
 
 def read_network(system: System, _plan: ReadingPlan) -> node.Network:
@@ -108,20 +159,9 @@ def _number(system: System, device: str, file: str, default: int) -> int:
     return default if number is None else number
 
 
-# Ports of Istio's proxy for outgoing and incoming connections
-# (https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so
-# the other containers see the proxy's sockets but not its processes.
-ENVOY_PORTS = frozenset({15001, 15006})
-
-
 def has_mesh_proxy(system: System) -> bool:
     """Return whether something listens on both ports of Istio's proxy, or False if we cannot see sockets."""
     return {row.port for row in read_rows("", system.path("/proc")) if row.state == LISTENING} >= ENVOY_PORTS
-
-
-LOOKUP_LIMIT_S = 2.0
-REVERSED = 4  # how many of this host's own addresses we look up at most
-_REVERSE = "reverse of "
 
 
 def read_names(system: System, plan: ReadingPlan) -> node.Names:
@@ -168,14 +208,6 @@ def master_name(env: Mapping[str, str]) -> str | None:
     elif endpoint.count(":") == 1:
         host = endpoint.partition(":")[0]
     return text(env, "MASTER_ADDR") or host or text(env, "PET_MASTER_ADDR") or None
-
-
-# Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
-# tenths of a second, and many times that on a machine with busy CPUs.
-SEARCH_S = 5.0
-SHOWN = 120  # how many characters of a command line we keep
-# The first of these that is set says whether rank 0 runs here.
-NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
 
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> node.PortUse | Unread:
@@ -245,13 +277,6 @@ def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
     return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
 
 
-# The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
-# mask, flags, metric and interface.
-ROUTES = (("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)), ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)))
-RTF_UP = 0x1
-RTF_REJECT = 0x200  # A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo.
-
-
 def read_addresses(system: System) -> dict[str, tuple[str, ...]]:
     """Return the addresses of every interface, or {} if they cannot be read."""
     try:
@@ -274,24 +299,6 @@ def read_default_interface(system: System) -> str | None:
         if routes:
             return min(routes)[1]
     return None
-
-
-LIMIT_S = 2.0
-MAX_ACCEPTS = 20  # how many accepting rules of a chain we keep, which is enough to judge it
-NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
-_COUNTER = re.compile(
-    r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
-)
-_CHAIN = re.compile(r"chain (\S+) \{$")
-_TABLE = re.compile(r"table (\S+ \S+) \{$")
-_POLICY = re.compile(r"\bpolicy (\w+);")
-_JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
-_ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
-_REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
-# Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP.
-_NOT_NEW = re.compile(
-    r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
-)
 
 
 @dataclass
@@ -390,28 +397,6 @@ def _parse_iptables(text: str) -> Tables:
             _, name, rule = [*line.split(" ", 2), ""][:3]
             chains.setdefault(name, _Chain()).rules.append(rule)
     return {"filter": chains}
-
-
-DEVICES = "/sys/class/infiniband"
-FILES = "/dev/infiniband"
-VERBS = "/sys/class/infiniband_verbs"
-
-COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
-COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
-# Our choice: long enough to see a link that fails all the time, and short enough for a check before every job.
-BETWEEN_READS_S = 0.5
-
-PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
-# NCCL checks for these (src/transport/net_ib/gdr.cc).
-PEER_FILES = (
-    "/sys/module/nvidia_peermem",
-    "/sys/kernel/mm/memory_peers/nv_mem",
-    "/sys/kernel/mm/memory_peers/nv_mem_nc",
-)
-DMABUF_KERNEL = (5, 12)  # the first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)
-CAP_IPC_LOCK = 14
-
-Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
 
 
 def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> node.Rdma:  # noqa: ARG001

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 # Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys.
 MOST_CHARACTERS = 4 * 2**20 - 1
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MOST_COMMAND = 200  # how many characters of a command line we keep
+# Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends.
+MOST_THREADS = 32
+_GET_INFO = 0xC040FF0B  # PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13
+_WANTS_EXIT = 1 << 3  # PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process
+_INFO = struct.Struct("<Q52xi")  # the struct's mask at its start, and exit_code at its end
 
 
 def read_text(path: Path) -> str:
@@ -74,10 +81,6 @@ class IoBytes:
     fetched: int = 0
 
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-MOST_COMMAND = 200  # how many characters of a command line we keep
-
-
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     """Return a process, or None if no process has that pid."""
     head, _, tail = read_text(proc / str(pid) / "stat").rpartition(")")
@@ -99,10 +102,6 @@ def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     """
     times = read_text(proc / str(pid) / "schedstat").split()
     return int(times[0]) + int(times[1]) if len(times) > 1 else None
-
-
-# Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends.
-MOST_THREADS = 32
 
 
 def read_run_delays(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
@@ -185,11 +184,6 @@ def catches_signal(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal, so that sending it cannot end the process."""
     mask = read_status(pid).get("SigCgt", "0")
     return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-_GET_INFO = 0xC040FF0B  # PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13
-_WANTS_EXIT = 1 << 3  # PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process
-_INFO = struct.Struct("<Q52xi")  # the struct's mask at its start, and exit_code at its end
 
 
 def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:

@@ -106,6 +106,7 @@ _CPU = {
 MOST_CHILDREN = 16
 # Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows.
 MAX_TEXT_BYTES = 64 * 2**20
+_shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
 
 
 def read_record(kind: type[Kind], entry: Any, lost: list[str] | None = None, **known: Any) -> Kind:
@@ -160,7 +161,6 @@ def _read_frame(value: Any) -> Frame:
     return read_record(Frame, value)
 
 
-_shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
 _RECORDS = Decoder(KEYS, {Frame: _read_frame})
 
 

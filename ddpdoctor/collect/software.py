@@ -40,6 +40,30 @@ _TORCH_CUDA = re.compile(
 )
 MOST_HOSTS_LINES = 1024  # our choice: enough for all hosts of a large cluster, but not for a list of blocked addresses
 _LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
+_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+# Words in a cgroup path, which show the container if it has no cgroup namespace of its own.
+_OF_CGROUP = (
+    ("kubepods", "kubernetes"),
+    ("docker", "docker"),
+    ("libpod", "podman"),
+    ("containerd", "containerd"),
+    ("lxc", "lxc"),
+)
+# The same as in ``probes.torch_facts``, which collectors do not import because it loads torch.
+MARK = "ddpdoctor-torch-facts:"
+# Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
+# daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
+# not lost.
+CHILD_LIMIT_S = 55.0
+SYSTEM_FILE = "/etc/nccl.conf"
+USER_FILE = ".nccl.conf"
+FILE_VARIABLE = "NCCL_CONF_FILE"
+FIRST_BY_HOME = "2.30.3"
+# Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this by
+# running the releases under strace.
+LAST_BY_DATABASE = "2.29.7"
+LONGEST = 1023  # how many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)
+MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 
 def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - all collectors get both
@@ -141,17 +165,6 @@ def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | 
     return next((match.group(1) for match in matches if match), None)
 
 
-_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-# Words in a cgroup path, which show the container if it has no cgroup namespace of its own.
-_OF_CGROUP = (
-    ("kubepods", "kubernetes"),
-    ("docker", "docker"),
-    ("libpod", "podman"),
-    ("containerd", "containerd"),
-    ("lxc", "lxc"),
-)
-
-
 def container_kind(system: System) -> str | None:
     """Return "docker", "podman", "kubernetes", "apptainer" etc., or None if there is no sign of a container."""
     if system.env.get("KUBERNETES_SERVICE_HOST"):
@@ -179,14 +192,6 @@ def container_image(system: System) -> str | None:
         return match.group(1)
     version = system.env.get("NVIDIA_PYTORCH_VERSION")
     return f"nvcr.io/nvidia/pytorch:{version}-py3" if version else None
-
-
-# The same as in ``probes.torch_facts``, which collectors do not import because it loads torch.
-MARK = "ddpdoctor-torch-facts:"
-# Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
-# daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
-# not lost.
-CHILD_LIMIT_S = 55.0
 
 
 def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
@@ -223,17 +228,6 @@ def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
         error = late if status is None else f"the process {end} while it initialized CUDA"
         facts |= {"cuda_error": error, "cuda_stuck": True}
     return read_record(TorchBuild, facts)
-
-
-SYSTEM_FILE = "/etc/nccl.conf"
-USER_FILE = ".nccl.conf"
-FILE_VARIABLE = "NCCL_CONF_FILE"
-FIRST_BY_HOME = "2.30.3"
-# Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this by
-# running the releases under strace.
-LAST_BY_DATABASE = "2.29.7"
-LONGEST = 1023  # how many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)
-MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 
 def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors get both

@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 UNLIMITED = -1  # the value of resource.RLIM_INFINITY
 _STA_UNSYNC = 0x40  # a bit of adjtimex's status, from linux/timex.h
 _TIMEX_SIZE_BYTES = 512  # larger than struct timex in any kernel
+# Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
+# files took eight seconds.
+SECTION_LIMIT_S = 20.0
+TORCH_LIMIT_S = 60.0  # our choice: a cold import from a network file system takes this long on a busy cluster
+TRIAL_LIMIT_S = 300.0
+# The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
+SECTIONS_FOR_BENCH = frozenset({
+    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
+})  # fmt: skip
 
 
 class SystemCalls:
@@ -212,13 +221,6 @@ def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
         listener.bind(("", port))
 
 
-# Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
-# files took eight seconds.
-SECTION_LIMIT_S = 20.0
-TORCH_LIMIT_S = 60.0  # our choice: a cold import from a network file system takes this long on a busy cluster
-TRIAL_LIMIT_S = 300.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
     """What to read, and how."""
@@ -262,12 +264,6 @@ COLLECTORS = {
     "rdma": Collector(module="ddpdoctor.collect.network", function="read_rdma"),
     "load": Collector(module="ddpdoctor.collect.limits", function="read_load", alone=True),
 }
-
-
-# The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
-SECTIONS_FOR_BENCH = frozenset({
-    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
-})  # fmt: skip
 
 
 def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, ...]) -> Node:

@@ -34,6 +34,17 @@ UNREAD_TAG = "~unread"
 INTEGERS = range(-(2**63), 2**64)
 _MOST_LEVELS = 40  # Our choice for plain JSON. The deepest data of a report, the facts of a node, has a dozen levels.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_OWN_DEFAULT = object()
+_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
+_NAMES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "nothing",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class WrongValue(Exception):  # noqa: N818 - says what it is
@@ -256,8 +267,6 @@ def _enum_decoder(values: dict[Any, Enum]) -> Convert:
 
 
 _STRICT = Decoder()
-_OWN_DEFAULT = object()
-_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
 
 
 def _decode_truth(plain: Any) -> bool:
@@ -369,17 +378,6 @@ def _wrong(expected: str, plain: Any) -> WrongValue:
 
 def _name(kind: type) -> str:
     return _NAMES.get(kind, kind.__name__)
-
-
-_NAMES = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "nothing",
-    list: "a list",
-    dict: "an object",
-}
 
 
 def _shown(plain: Any) -> str:

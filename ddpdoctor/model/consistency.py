@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 MESH = "mesh "  # prefix of a stream's group if it is a set of device mesh dimensions instead of a process group
+MAX_NAMED = 5  # How many differences a message names (our choice). The result holds all of them.
 
 
 class What(str, Enum):
@@ -258,9 +259,6 @@ class RootsRequest:
     wanted: tuple[str, ...] = ()  # the streams whose contents are requested
     # By stream: the last point whose contents are no longer needed.
     settled: dict[str, int] = field(default_factory=dict)
-
-
-MAX_NAMED = 5  # How many differences a message names (our choice). The result holds all of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

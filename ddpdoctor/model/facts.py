@@ -26,6 +26,35 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame, StackSample
     from ddpdoctor.model.steps import FetchTimes, GradientTimes, LineSeen, Speed, StepTimes
 
+RUN_FORMAT = "ddpdoctor-run"
+RUN_VERSION = 1
+END_NAME = "end.json"  # a ``JobEnd``, in the run folder
+REACHED_NAME = "reached.json"  # a node's attempts to connect to the other nodes: a list of ``Connecting``
+RECORD_NAME = "record.json"  # a ``RecordPlace``, in a run folder whose record is elsewhere while the job runs
+# The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs.
+REPLICAS_NAME = "replicas.json"
+# What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds.
+MEMBERS_NAME = "members.json"
+JUMPS = frozenset({"continue", "break", "return"})
+LOOPS = frozenset({"for", "fixed-for", "while"})
+# Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
+PHASES = frozenset(
+    {
+        "init_process_group",
+        "new_group",
+        "destroy_process_group",
+        "ddp_init",
+        "ddp_forward",
+        "ddp_forward_no_grad",
+        "backward",
+        "next_batch",
+        "epoch",
+        "work_wait",
+    }
+)
+# Values of ``Call.op`` that concern one peer only.
+POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
@@ -305,17 +334,6 @@ class NodesSeen:
     alone_since_ns: int | None = None
 
 
-RUN_FORMAT = "ddpdoctor-run"
-RUN_VERSION = 1
-END_NAME = "end.json"  # a ``JobEnd``, in the run folder
-REACHED_NAME = "reached.json"  # a node's attempts to connect to the other nodes: a list of ``Connecting``
-RECORD_NAME = "record.json"  # a ``RecordPlace``, in a run folder whose record is elsewhere while the job runs
-# The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs.
-REPLICAS_NAME = "replicas.json"
-# What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds.
-MEMBERS_NAME = "members.json"
-
-
 def attempt_name(stem: str, attempt: int | None = None) -> str:
     """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
     return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
@@ -371,10 +389,6 @@ class JobEnd:
     started_at: str  # ISO 8601, UTC, like ``ended_at``
     ended_at: str
     ignore: tuple[str, ...] = ()  # codes of findings that the user hides
-
-
-JUMPS = frozenset({"continue", "break", "return"})
-LOOPS = frozenset({"for", "fixed-for", "while"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,26 +453,6 @@ class DeviceState(str, Enum):
     # nccl2 under DETAIL.
     UNTOLD = "untold"
     GIVEN_UP = "given up"  # no more pending: torch gave it up at its limit, and then ended the process
-
-
-# Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
-PHASES = frozenset(
-    {
-        "init_process_group",
-        "new_group",
-        "destroy_process_group",
-        "ddp_init",
-        "ddp_forward",
-        "ddp_forward_no_grad",
-        "backward",
-        "next_batch",
-        "epoch",
-        "work_wait",
-    }
-)
-
-# Values of ``Call.op`` that concern one peer only.
-POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

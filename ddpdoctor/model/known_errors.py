@@ -34,6 +34,11 @@ _ORIGINS = {
 }
 _MODULE = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?=[A-Z]\w*(?:Error|Exception|Interrupt)\b)")
 _MOST_CHARACTERS = 8192
+SHM_FIX = (
+    "give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory)"
+)
+# Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
+ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +120,6 @@ class NcclWarning:
     kind: str = ""  # for ``START``: "shm", "version", "interface", "duplicate-gpu"
     # What the text names: "address", "host", "local_rank", "device", "code".
     named: Mapping[str, str] = field(default_factory=dict)
-
-
-SHM_FIX = (
-    "give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory)"
-)
-# Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
-ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
 
 
 @cache

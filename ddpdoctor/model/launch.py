@@ -27,6 +27,34 @@ MAX_ENTRIES = 65_536
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([1-9][0-9]{0,8})\))?")
 _HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+# Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use.
+FAMILIES = (
+    "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
+)  # fmt: skip
+# Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries.
+MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
+# Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables.
+PLUGIN_PREFIXES = (
+    "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
+    "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
+)  # fmt: skip
+# The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3.
+NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
+OLDEST = {"nccl": "2.21.5", "torch": "2.6"}  # The oldest supported torch and its NCCL. Older versions do not matter.
+HIDDEN = "hidden"  # the type of a known variable whose value is never kept
+_LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
+# Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
+# script (slurm.h).
+SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+# The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py).
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Variables from which a script can set RANK itself.
+OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+_ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
+_NNODES = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6})")
+EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"  # holds ddpdoctor's own port, on which the nodes meet
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -85,9 +113,6 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
     """The effect of a value of CUDA_VISIBLE_DEVICES on a machine with certain GPUs."""
@@ -130,25 +155,6 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
         entries=entries, devices=() if repeated else tuple(chosen), bad_entry=bad, hidden=entries[len(chosen) + 1 :],
         repeated=repeated,
     )  # fmt: skip
-
-
-# Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use.
-FAMILIES = (
-    "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
-)  # fmt: skip
-# Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries.
-MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
-# Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables.
-PLUGIN_PREFIXES = (
-    "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
-    "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
-)  # fmt: skip
-# The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3.
-NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
-OLDEST = {"nccl": "2.21.5", "torch": "2.6"}  # The oldest supported torch and its NCCL. Older versions do not matter.
-HIDDEN = "hidden"  # the type of a known variable whose value is never kept
-
-_LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,19 +228,6 @@ def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
 def hide_login(value: str) -> str:
     """Remove the user name and password of a URL or host from a value."""
     return _LOGIN.sub("", value)
-
-
-# Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
-# script (slurm.h).
-SLURM_SPECIAL_STEPS = 0xFFFFFFF0
-# The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py).
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Variables from which a script can set RANK itself.
-OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-
-_ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
-_NNODES = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,9 +330,6 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-
-
-EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"  # holds ddpdoctor's own port, on which the nodes meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

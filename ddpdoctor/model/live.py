@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 STATUS_FORMAT = "ddpdoctor-status"
 STATUS_VERSION = 1
+HISTORY_FORMAT = "ddpdoctor-history"
+HISTORY_VERSION = 1
+FAILURES = (JobStatus.FAILED, JobStatus.HUNG)
+# Labels that each sample has: the run folder, and the host of the rank or of the ``wrap`` that reports.
+COMMON_LABELS = ("run", "host")
 
 
 class Liveness(str, Enum):
@@ -86,11 +91,6 @@ class JobNow:
     replicas: ReplicasNow | None
     unseen: tuple[NodeSeen, ...]  # other members of the job whose ranks cannot be seen from here
     reported: str  # the verdict of a hang that `wrap` has reported while the job goes on; else empty
-
-
-HISTORY_FORMAT = "ddpdoctor-history"
-HISTORY_VERSION = 1
-FAILURES = (JobStatus.FAILED, JobStatus.HUNG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +166,6 @@ class History:
     # The mean time between failures: the time in which it ran, divided by the failures. None without a failure.
     between_failures_s: float | None
     returning: tuple[Returning, ...]  # the most frequent first
-
-
-# Labels that each sample has: the run folder, and the host of the rank or of the ``wrap`` that reports.
-COMMON_LABELS = ("run", "host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

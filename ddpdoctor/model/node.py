@@ -12,6 +12,10 @@ from ddpdoctor.model.reading import NOT_ASKED, NotRead, Unread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid.
+DEVICE_ERROR = re.compile(r"(?:CUDA error|unhandled cuda error|CUDA driver error)(?!: out of memory)", re.IGNORECASE)
+Section = TypeVar("Section")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
@@ -111,10 +115,6 @@ class Gpus:
     host_pids: bool = False
     on_bus: tuple[GpuOnBus, ...] = ()  # NVIDIA GPUs in sysfs
     init_error: str | None = None  # NVML's name of the error if it could not be initialized. ``devices`` is empty then.
-
-
-# An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid.
-DEVICE_ERROR = re.compile(r"(?:CUDA error|unhandled cuda error|CUDA driver error)(?!: out of memory)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,9 +524,6 @@ def release(version: str | None) -> tuple[int, ...]:
     """Return the numbers that a version starts with: (2, 13, 0) for "2.13.0+cu130", (580, 95, 5) for "580.95.05"."""
     match = re.match(r"\d+(?:\.\d+)*", version or "")
     return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-Section = TypeVar("Section")
 
 
 class Launcher(str, Enum):

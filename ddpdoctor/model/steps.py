@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.stacks import Frame
 
+RECENT_STEPS = 20  # how many of the last steps count for a rank's pace right now
+# The parts of a step in which a rank needs no other rank.
+BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
+SHARED_PARTS = ("buffers", "exposed", "calls")  # the parts that need all ranks: each of them is transfer and waiting
+
 
 class Phase(IntEnum):
     """The parts of a step, in their order."""
@@ -90,9 +95,6 @@ class Pace:
     step_ms: float
     busy_ms: tuple[float, ...]  # one value per phase, without waiting
     waited_ms: float
-
-
-RECENT_STEPS = 20  # how many of the last steps count for a rank's pace right now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +179,6 @@ class GradientTimes:
     def backward_ms(self) -> float:
         """Backward with its reduction."""
         return self.compute_end_ms + self.exposed_ms
-
-
-# The parts of a step in which a rank needs no other rank.
-BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
-SHARED_PARTS = ("buffers", "exposed", "calls")  # the parts that need all ranks: each of them is transfer and waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

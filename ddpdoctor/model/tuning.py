@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Place
 
+BASE = "base"  # the settings of the script
+AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
+
 
 class Bound(str, Enum):
     """What the predicted ratio is."""
@@ -206,10 +209,6 @@ class RunDifferences:
     differences: tuple[RunDifference, ...]
     compared: tuple[str, ...]  # the topics that both runs have facts about
     not_compared: tuple[str, ...]  # the topics that only one of them has facts about
-
-
-BASE = "base"  # the settings of the script
-AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
 
 
 class TrialStop(str, Enum):
