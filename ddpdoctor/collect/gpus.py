@@ -83,11 +83,12 @@ COPIES_LIMIT_S = 120.0  # our choice: eight GPUs have 56 pairs, and each takes a
 
 
 class NvmlError(Exception):
-    """NVML returned an error; ``name`` is NVML's name for it, such as "GPU_IS_LOST"."""
+    """NVML returned an error."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    @property
+    def name(self) -> str:
+        """NVML's name for it, such as "GPU_IS_LOST"."""
+        return str(self)
 
 
 class Nvml:

@@ -130,7 +130,7 @@ def _records(system: System) -> Iterator[str]:
         os.close(fd)
 
 
-def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
+def read_stuck_processes(system: System, _plan: ReadingPlan) -> tuple[StuckProcess, ...]:
     """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)

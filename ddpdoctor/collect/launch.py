@@ -113,8 +113,7 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
 
 def read_rank(env: Mapping[str, str], names: tuple[str, ...] = RANK_VARIABLES) -> int | None:
     """Return the rank, or the number in other variables of launchers, or None if no launcher set it."""
-    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
-    in_step = is_slurm_step(env)
+    in_step = is_slurm_step(env)  # The batch script's shell also has SLURM_PROCID, but it is not a rank.
     return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 
 

@@ -428,8 +428,7 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     elif (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
         has_dmabuf = True
     else:
-        # Red Hat's kernel 4.18 has the RDMA core of later kernels.
-        has_dmabuf = None if ".el8" in release else False
+        has_dmabuf = None if ".el8" in release else False  # Red Hat's kernel 4.18 has the RDMA core of later kernels.
     return node.Rdma(
         devices=tuple(_read_device(system, name, first, later) for name in names),
         peermem=bool(modules & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES),

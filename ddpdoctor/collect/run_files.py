@@ -382,12 +382,6 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
     return SourceExcerpt(file=file, first=first, lines=tuple(map(_shown, shown)), blamed=line)
 
 
-def keep_excerpt(folder: Path, excerpt: SourceExcerpt) -> None:
-    """Save an excerpt in a run folder. A full disk loses it, and nothing else."""
-    with contextlib.suppress(OSError):
-        save(folder / SOURCE_NAME, excerpt)
-
-
 def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
     """Return the excerpt that a run folder holds of a line, or None. No other file is read."""
     kept = load(SourceExcerpt, folder / SOURCE_NAME)

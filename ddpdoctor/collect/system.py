@@ -36,6 +36,19 @@ _TIMEX_SIZE_BYTES = 512  # larger than struct timex in any kernel
 SECTION_LIMIT_S = 20.0
 TORCH_LIMIT_S = 60.0  # our choice: a cold import from a network file system takes this long on a busy cluster
 TRIAL_LIMIT_S = 300.0
+# The sections that each module reads: ``read_SECTION`` takes the system and the plan. It raises ``NotRead`` if the
+# section is absent or denied; any other exception is a bug and becomes an ``Unread``.
+_SECTIONS = {
+    "software": ("conf_files", "software", "torch"),
+    "limits": ("limits", "clock", "load"),
+    "network": ("names", "network", "rdma"),
+    "gpus": ("gpus", "gpu_trial"),
+    "kernel": ("kernel_log", "stuck_processes", "pci"),
+}
+COLLECTORS = {section: module for module, sections in _SECTIONS.items() for section in sections}
+ALONE = frozenset({"load"})  # what is read after all others have ended, because they would disturb it
+# Each collector has shorter limits for its own look-ups, commands and children: a dead server costs one fact only.
+LIMITS_S = {"torch": TORCH_LIMIT_S, "gpus": 45.0, "gpu_trial": TRIAL_LIMIT_S}
 # The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
 SECTIONS_FOR_BENCH = frozenset({
     "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
@@ -233,44 +246,10 @@ class ReadingPlan:
     limit_s: float | None = None  # upper limit for every section; if None, each section has only its own limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collector:
-    """Names the function that reads a section; it takes the system and the plan, and returns the section.
-
-    It raises ``NotRead`` if the section is absent or denied. Any other exception is a bug and becomes an ``Unread``.
-    """
-
-    module: str
-    function: str
-    limit_s: float = SECTION_LIMIT_S
-    alone: bool = False  # whether it runs after all others have ended, because they would disturb it
-
-
-# The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server
-# costs one fact and not the whole section.
-COLLECTORS = {
-    "conf_files": Collector(module="ddpdoctor.collect.software", function="read_conf_files"),
-    "software": Collector(module="ddpdoctor.collect.software", function="read_software"),
-    "torch": Collector(module="ddpdoctor.collect.software", function="read_torch", limit_s=TORCH_LIMIT_S),
-    "limits": Collector(module="ddpdoctor.collect.limits", function="read_limits"),
-    "clock": Collector(module="ddpdoctor.collect.limits", function="read_clock"),
-    "names": Collector(module="ddpdoctor.collect.network", function="read_names"),
-    "network": Collector(module="ddpdoctor.collect.network", function="read_network"),
-    "gpus": Collector(module="ddpdoctor.collect.gpus", function="read_gpus", limit_s=45.0),
-    "kernel_log": Collector(module="ddpdoctor.collect.kernel", function="read_kernel_log"),
-    "stuck_processes": Collector(module="ddpdoctor.collect.kernel", function="read_stuck"),
-    "gpu_trial": Collector(module="ddpdoctor.collect.gpus", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
-    "pci": Collector(module="ddpdoctor.collect.kernel", function="read_pci"),
-    "rdma": Collector(module="ddpdoctor.collect.network", function="read_rdma"),
-    "load": Collector(module="ddpdoctor.collect.limits", function="read_load", alone=True),
-}
-
-
 def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, ...]) -> Node:
     """Read the planned sections of a node; a section that does not answer in time becomes an ``Unread``."""
-    together = [name for name in plan.sections if not COLLECTORS[name].alone]
-    facts = _read_sections(system, plan, together)
-    for name in sorted(plan.sections.difference(together)):
+    facts = _read_sections(system, plan, plan.sections - ALONE)
+    for name in sorted(plan.sections & ALONE):
         facts |= _read_sections(system, plan, [name])
     return Node(host=system.calls.hostname(), processes=processes, **facts)
 
@@ -278,8 +257,8 @@ def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, .
 def _read_sections(system: System, plan: ReadingPlan, sections: Collection[str]) -> dict[str, Any]:
     """Read sections in parallel, the slowest first: those with child processes run while we read the others."""
     most_s = math.inf if plan.limit_s is None else plan.limit_s
-    limits = {name: min(COLLECTORS[name].limit_s, most_s) for name in sections}
-    ordered = sorted(sections, key=lambda name: -COLLECTORS[name].limit_s)
+    limits = {name: min(LIMITS_S.get(name, SECTION_LIMIT_S), most_s) for name in sections}
+    ordered = sorted(sections, key=lambda name: -LIMITS_S.get(name, SECTION_LIMIT_S))
     replies = ask_side_by_side({name: partial(_read_section, name, system, plan) for name in ordered}, limits)
     return {
         name: Unread(why=Why.TIMEOUT, reason=f"{name} did not answer within {limits[name]:.0f} s")
@@ -290,9 +269,9 @@ def _read_sections(system: System, plan: ReadingPlan, sections: Collection[str])
 
 
 def _read_section(name: str, system: System, plan: ReadingPlan) -> Any:
-    collector = COLLECTORS[name]
     try:
-        return getattr(importlib.import_module(collector.module), collector.function)(system, plan)
+        module = importlib.import_module(f"ddpdoctor.collect.{COLLECTORS[name]}")
+        return getattr(module, f"read_{name}")(system, plan)
     except NotRead as missing:
         return missing.unread
     except Exception as error:  # noqa: BLE001 - one failing collector must not stop the others

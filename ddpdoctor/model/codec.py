@@ -144,17 +144,24 @@ class Decoder:
 
     def of(self, hint: Any) -> Convert:
         if hint not in self._by_hint:
-            origin, members = typing.get_origin(hint), typing.get_args(hint)
-            if hint in _PLAIN:
-                made = _decode_truth if hint is bool and self._keys is not None else _PLAIN[hint]
+            origin, members, is_lenient = typing.get_origin(hint), typing.get_args(hint), self._keys is not None
+            made: Convert
+            if hint is bool and is_lenient:
+                made = _DECODE_TRUTH
+            elif hint in _PLAIN:
+                made = _PLAIN[hint]
             elif origin is tuple:
-                made = self._tuple(members)
+                decoders = [self.of(member) for member in members if member is not ...]
+                made = partial(_decode_tuple, decoders, is_endless=members[1:] == (...,), is_lenient=is_lenient)
             elif origin is dict:
-                made = _dict_decoder(self.of(_value_hint(hint)))
+                made = partial(_decode_dict, self.of(_value_hint(hint)))
             elif origin in {typing.Union, types.UnionType}:
-                made = self._union(hint, members)
+                is_known = is_lenient and type(None) in members
+                by_json = {} if is_known else {kind: self.of(one) for kind, one in _by_json_kind(hint).items()}
+                other = self.of(members[0] if is_known else Unread)
+                made = partial(_decode_union, by_json, other, has_unread=Unread in members)
             elif isinstance(hint, type) and issubclass(hint, Enum):
-                made = _enum_decoder({member.value: member for member in hint})
+                made = partial(_decode_enum, {member.value: member for member in hint})
             elif is_dataclass(hint):
                 made = partial(self._record, hint)
             else:
@@ -203,87 +210,60 @@ class Decoder:
             parts.append((one.name, keys.get(one.name, _json_name(one)), self.of(hint), default))
         return parts
 
-    def _tuple(self, members: tuple[Any, ...]) -> Convert:
-        is_endless = members[1:] == (...,)
-        is_lenient = is_endless and self._keys is not None
-        decoders = [self.of(member) for member in members if member is not ...]
 
-        def decode_tuple(plain: Any) -> tuple[Any, ...]:
-            if type(plain) is not list:
-                raise _wrong("a list", plain)
-            if not is_endless and len(plain) != len(decoders):
-                raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
-            made = []
-            for at, value in enumerate(plain):
-                try:
-                    made.append(decoders[0 if is_endless else at](value))
-                except WrongValue as wrong:
-                    if not is_lenient:
-                        raise wrong.within(f"[{at}]") from None
-            return tuple(made)
-
-        return decode_tuple
-
-    def _union(self, hint: Any, members: tuple[Any, ...]) -> Convert:
-        if self._keys is not None and type(None) in members:
-            decode_known = self.of(members[0])
-            return lambda plain: None if plain is None else decode_known(plain)
-        by_json = {kind: self.of(member) for kind, member in _by_json_kind(hint).items()}
-        decode_unread = self.of(Unread) if Unread in members else None
-
-        def decode_union(plain: Any) -> Any:
-            if decode_unread is not None and type(plain) is dict and UNREAD_TAG in plain:
-                return decode_unread(plain[UNREAD_TAG])
-            decode_one = by_json.get(type(plain))
-            if decode_one is None:
-                raise _wrong(" or ".join(sorted({_name(kind) for kind in by_json})), plain)
-            return decode_one(plain)
-
-        return decode_union
+def _decode_tuple(decoders: list[Convert], plain: Any, *, is_endless: bool, is_lenient: bool) -> tuple[Any, ...]:
+    if type(plain) is not list:
+        raise _wrong("a list", plain)
+    if not is_endless and len(plain) != len(decoders):
+        raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
+    made = []
+    for at, value in enumerate(plain):
+        try:
+            made.append(decoders[0 if is_endless else at](value))
+        except WrongValue as wrong:
+            if not (is_endless and is_lenient):
+                raise wrong.within(f"[{at}]") from None
+    return tuple(made)
 
 
-def _dict_decoder(decode_one: Convert) -> Convert:
-    def decode_dict(plain: Any) -> dict[str, Any]:
-        if type(plain) is not dict:
-            raise _wrong("an object", plain)
-        made = {}
-        for name, value in plain.items():
-            try:
-                made[name] = decode_one(value)
-            except WrongValue as wrong:
-                raise wrong.within(f"[{_shown(name)}]") from None
-        return made
-
-    return decode_dict
+def _decode_dict(decode_one: Convert, plain: Any) -> dict[str, Any]:
+    if type(plain) is not dict:
+        raise _wrong("an object", plain)
+    made = {}
+    for name, value in plain.items():
+        try:
+            made[name] = decode_one(value)
+        except WrongValue as wrong:
+            raise wrong.within(f"[{_shown(name)}]") from None
+    return made
 
 
-def _enum_decoder(values: dict[Any, Enum]) -> Convert:
-    def decode_enum(plain: Any) -> Any:
-        if type(plain) not in {str, int} or plain not in values:
-            raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_shown(plain)}")
-        return values[plain]
+def _decode_union(by_json: dict[type, Convert], decode_other: Convert, plain: Any, *, has_unread: bool) -> Any:
+    """Decode by the JSON kind; without any, all but None is the other."""
+    if has_unread and type(plain) is dict and UNREAD_TAG in plain:
+        return decode_other(plain[UNREAD_TAG])
+    if not by_json:
+        return None if plain is None else decode_other(plain)
+    if type(plain) not in by_json:
+        raise _wrong(" or ".join(sorted({_name(kind) for kind in by_json})), plain)
+    return by_json[type(plain)](plain)
 
-    return decode_enum
+
+def _decode_enum(values: dict[Any, Enum], plain: Any) -> Any:
+    if type(plain) not in {str, int} or plain not in values:
+        raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_shown(plain)}")
+    return values[plain]
 
 
 _STRICT = Decoder()
 
 
-def _decode_truth(plain: Any) -> bool:
-    if plain is None:
-        raise _wrong(_name(bool), plain)
-    return bool(plain)
-
-
-def _plain_decoder(kind: type) -> Convert:
-    def decode_plain(plain: Any) -> Any:
-        if type(plain) is not kind:
-            raise _wrong(_name(kind), plain)
-        if kind is int and plain not in INTEGERS:
-            raise WrongValue("it has more than 64 bits")
-        return plain
-
-    return decode_plain
+def _decode_plain(kind: type, plain: Any, *, takes_all: bool = False) -> Any:
+    if type(plain) is not kind and (plain is None or not takes_all):
+        raise _wrong(_name(kind), plain)
+    if kind is int and plain not in INTEGERS:
+        raise WrongValue("it has more than 64 bits")
+    return kind(plain) if takes_all else plain
 
 
 def _decode_float(plain: Any) -> float:
@@ -307,9 +287,10 @@ def _decode_any(plain: Any) -> Any:
 
 _PLAIN: dict[Any, Convert] = {
     Any: _decode_any,
-    **{kind: _plain_decoder(kind) for kind in (str, int, bool, type(None))},
+    **{kind: partial(_decode_plain, kind) for kind in (str, int, bool, type(None))},
     float: _decode_float,
 }
+_DECODE_TRUTH = partial(_decode_plain, bool, takes_all=True)
 
 
 def _json_name(one: Field[Any]) -> str:

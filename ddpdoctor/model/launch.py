@@ -67,8 +67,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     if ",".join(parts) != text.strip():
         raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text.strip())}")
     for part in parts:
-        # Expand the ranges of one name. The last range varies fastest.
-        space = MAX_ENTRIES - len(hosts)
+        space = MAX_ENTRIES - len(hosts)  # Expand the ranges of one name. The last range varies fastest.
         names = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
             ends = [literal] if literal else _numbers(ranges, space)
@@ -202,20 +201,10 @@ def is_listed(name: str) -> bool:
     return variable is not None and variable.shown
 
 
-def must_agree() -> frozenset[str]:
-    """Return the names of the variables that must be equal on all ranks."""
-    return frozenset(variable.name for variable in read_variables().values() if variable.agree)
-
-
-def is_plugin_name(name: str) -> bool:
-    """Return whether a name belongs to a plugin, whose variables are not in the table."""
-    return name.startswith(PLUGIN_PREFIXES)
-
-
 def looks_known(name: str) -> bool:
     """Return whether a name looks like a variable of NCCL, torch, Gloo or torchrun, even if misspelled."""
     upper = name.upper()
-    return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not is_plugin_name(upper)
+    return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not upper.startswith(PLUGIN_PREFIXES)
 
 
 def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

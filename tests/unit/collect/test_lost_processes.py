@@ -24,7 +24,7 @@ from ddpdoctor.collect.blocked import (
     read_locks,
 )
 from ddpdoctor.collect.connections import parse_end, read_connections, read_received, read_rows
-from ddpdoctor.collect.kernel import find_stuck, read_stuck
+from ddpdoctor.collect.kernel import find_stuck, read_stuck_processes
 from ddpdoctor.collect.launch import read_identity
 from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
@@ -266,7 +266,7 @@ def hangs(row):
 
 def test_without_a_driver_there_is_nothing_to_hang_in(tmp_path):
     with pytest.raises(NotRead) as missing:
-        read_stuck(System(root=tmp_path), PLAN)
+        read_stuck_processes(System(root=tmp_path), PLAN)
     assert missing.value.unread.why is Why.ABSENT
 
 
