@@ -24,8 +24,7 @@ class What(str, Enum):
     """What a tensor is."""
 
     PARAMETER = "parameter"
-    # The gradient that the optimizer gets: after the reduction and after any changes by the script.
-    GRADIENT = "gradient"
+    GRADIENT = "gradient"  # what the optimizer gets: after the reduction and any changes by the script
     BUFFER = "buffer"
     STATE = "optimizer state"
 
@@ -33,8 +32,7 @@ class What(str, Enum):
 class StreamClock(str, Enum):
     """The event at which ranks record their state, and that numbers these points in time."""
 
-    # Right before (gradients) and after (all else) step N of an optimizer that holds parameters of the model.
-    STEP = "optimizer step"
+    STEP = "optimizer step"  # right before (gradients) and after (all else) step N of an optimizer of the model
     FORWARD = "forward"  # At the forward after N reduced backwards. Used if no torch optimizer holds the parameters.
     SYNC = "sync of buffers"  # right after DDP broadcasts rank 0's buffers, in the forward after N reduced backwards
     END = "end"  # at the end of training, after N reduced backwards
@@ -66,16 +64,13 @@ class Values:
     reductions: int  # backwards of this model so far whose gradients DDP has reduced
     forwards: int  # forwards of DDP with gradients since the previous step, with or without a reduction
     unreduced_forwards: int  # how many of those were under ``no_sync``
-    # Settings of the optimizer by parameter group: ("lr", "0.1"), ("1.weight_decay", "0.01").
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()  # of the optimizer: ("lr", "0.1"), ("1.weight_decay", "0.01")
     optimizer: str = ""  # class of the optimizer
     scale: float | None = None  # scale of the gradient scaler, if there is one
     random: str = ""  # a digest of torch's random state on this rank
     dropout: bool = False  # the model trains with dropout
-    # The first trainable parameters that DDP does not reduce: added, replaced or unfrozen after wrapping.
-    unreduced: tuple[str, ...] = ()
-    # The first parameters whose gradients DDP still waited for at this step, because it had not reduced all.
-    unfinished: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()  # the first that DDP does not reduce: added, replaced or unfrozen after wrapping
+    unfinished: tuple[str, ...] = ()  # the first whose gradients DDP still waited for at this step
     stray: int = 0  # tensors in the optimizers of this process that are not parameters of any DDP model
     unheld: int = 0  # trainable parameters of the model that are in no optimizer of this process
     # The first of the ``unheld`` parameters for which an optimizer holds a stray tensor of equal shape that never had a
@@ -103,8 +98,7 @@ class TensorSplit:
     row: TensorRow
     # Sets of ranks with equal contents, the largest set first. Sets of equal size are sorted by lowest rank.
     sides: tuple[tuple[int, ...], ...]
-    # Ranks without this tensor, for example because the gradient is None. They form a side too.
-    absent_on: tuple[int, ...] = ()
+    absent_on: tuple[int, ...] = ()  # ranks without it, for example because the gradient is None; they form a side too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +107,7 @@ class Difference:
 
     what: What
     number: int  # number of this point by the clock of its stream
-    # Number of the last earlier point at which all tensors of this kind were equal, or None if there was none.
-    last_equal: int | None
+    last_equal: int | None  # the last earlier point at which all of this kind were equal
     splits: tuple[TensorSplit, ...]  # the first tensors that differ, in the order of the model
     differing: int  # how many tensors differ in all
     of: int  # how many tensors of this kind were compared
@@ -126,8 +119,7 @@ class Stream:
 
     clock: StreamClock
     group: str  # Name of the process group whose replicas stay equal. For a device mesh: ``MESH`` and its dimensions.
-    # Number of the DDP model within this group, from 1. Below 0 for parameters that an optimizer trains outside DDP.
-    model: int
+    model: int  # of the DDP model within this group, from 1; below 0: trained outside DDP
     optimizer: int  # number of the optimizer that steps with its parameters, from 1, or 0 if there is none
     ranks: tuple[int, ...]  # ranks whose records were compared
     compared: int  # number of points in time that were compared
@@ -257,8 +249,7 @@ class RootsRequest:
 
     turn: int = 0  # how often contents were requested
     wanted: tuple[str, ...] = ()  # the streams whose contents are requested
-    # By stream: the last point whose contents are no longer needed.
-    settled: dict[str, int] = field(default_factory=dict)
+    settled: dict[str, int] = field(default_factory=dict)  # by stream: the last point no longer needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +260,7 @@ class TensorDifference:
     name: str  # The name in the module, without ``module.``. A setting has its own name: "lr" or "group 1: lr".
     part: str  # for optimizer state, which part: "exp_avg"; else empty
     sides: tuple[tuple[int, ...], ...]  # sets of global ranks with equal values, the largest set first
-    # One per side: the value of a setting, "float32[8, 16]" for a tensor, "none" if it is missing.
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # one per side: a setting, "float32[8, 16]" for a tensor, "none" if it is missing
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -30,8 +30,7 @@ class Cut:
 
     what: str  # ``loader``, ``sampler`` or ``dataset``
     type: str
-    # Among how many ranks. None: its code asks for the rank and the number of ranks, and no attribute has them.
-    replicas: int | None
+    replicas: int | None  # None: its code asks for the number of ranks, and no attribute has it
     rank: int | None
 
 
@@ -78,8 +77,7 @@ class EpochSeen:
     backwards: int = 0  # batches that a backward followed
     repeats: int = 0  # Repeated indices among the first ones. More than a few mean sampling with replacement.
     highest: int | None = None  # the highest index drawn
-    # DDP's forward got clearly less than the loader delivered, so the script itself splits each batch.
-    split_after: bool = False
+    split_after: bool = False  # DDP's forward got clearly less than the loader delivered: the script splits each batch
     begun_ns: int = 0
     ended_ns: int | None = None  # None if the pass was still running when it was last recorded
 
@@ -109,8 +107,7 @@ class LoaderSeen:
     stray_calls: tuple[EpochCall, ...] = ()  # calls of ``set_epoch`` on unused samplers of equally many samples
     part: str = ""  # a digest of the indices of that ``Subset``, or of some of them if there are many
     chosen: Chosen | None = None  # these indices, added up
-    # If the dataset divides itself: a digest of the containers that it holds, without its rank; empty if unread.
-    held: str = ""
+    held: str = ""  # if the dataset divides itself: a digest of its containers without its rank
     cuts: tuple[Cut, ...] = ()  # everything that divides its samples among ranks, the outermost first
 
 
@@ -148,8 +145,7 @@ class RankPass:
 
     rank: int
     drawn: int  # Samples in its batches. The sampler draws the same ones, plus those of a dropped last batch.
-    # How many of them the rank had already drawn in this pass, or None if the indices were not visible.
-    repeated: int | None
+    repeated: int | None  # how many of them the rank had already drawn in this pass; None: not visible
     batches: int
     last_batch: int
     complete: bool  # False if ddpdoctor ended the pass
@@ -230,8 +226,7 @@ class SamplingPlan:
     world_size: int
     batch_size: int  # batch size of each rank's loader
     drop_last: bool = False  # whether the loader drops an incomplete last batch
-    # If the samples do not divide evenly, the sampler drops the rest (True) or repeats samples (False).
-    sampler_drop_last: bool = False
+    sampler_drop_last: bool = False  # else it repeats samples if they do not divide evenly
     sharing: Sharing = Sharing.SAMPLER
     shuffle: bool = True
     accumulation: int = 1  # number of batches whose gradients are accumulated for one step

@@ -117,8 +117,7 @@ class StoreSought:
     port: int
     rank: int  # The rank argument of that call. Rank 0 serves the store unless the launcher's agent does.
     method: str  # "env://", "tcp://", or empty for any other method
-    # TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent serves the store, and every rank is a client.
-    of_agent: bool
+    of_agent: bool  # TORCHELASTIC_USE_AGENT_STORE is set: the agent serves the store, every rank is a client
     given: str | None = None  # MASTER_ADDR and MASTER_PORT when the process began, as "node0:29500"
     set_at: Frame | None = None  # the user's line that replaced that address
 
@@ -189,8 +188,7 @@ class Connections:
     ends: tuple[str, ...] = ()  # The local ends of all connections. They show whether a peer's connection leads here.
     stalled: tuple[Connection, ...] = ()
     unanswered: tuple[str, ...] = ()  # remote ends that have not answered its request for a connection
-    # Addresses on which any process in the same network namespace listens, such as "0.0.0.0:29500".
-    listening: tuple[str, ...] = ()
+    listening: tuple[str, ...] = ()  # in its network namespace, by any process: "0.0.0.0:29500"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +206,8 @@ class Work:
 
     over_s: float
     cores: float  # CPUs that all its threads used together
-    # The share of time that its main thread ran or waited for a core, or None if the kernel does not say.
-    wanted: float | None
-    # Bytes read from files and pipes, cached or not. None if there is no permission to see that.
-    read_bytes_s: float | None
+    wanted: float | None  # the share of time that its main thread ran or waited for a core
+    read_bytes_s: float | None  # from files and pipes, cached or not; None: not permitted
     written_bytes_s: float | None
 
 
@@ -239,27 +235,22 @@ class ProcessCauses:
     blocked: Blocked | None = None
     kernel_function: str | None = None  # the kernel function in which the main thread sleeps: /proc/PID/wchan
     waits_for_lock: FileLock | None = None  # the lock that it waits for in the kernel
-    # Locks that other processes hold on files. A process that polls for a lock may wait for one of these.
-    locks_of_others: tuple[FileLock, ...] = ()
+    locks_of_others: tuple[FileLock, ...] = ()  # a process that polls for a lock may wait for one
     lock_path: str | None = None  # the lock file that a Python loop polls for, according to its stack
     lock_file: LockFile | None = None  # the state of that file
     store_port: int | None = None  # MASTER_PORT when the process began
     store: StoreSought | None = None  # the store that it has not reached yet
-    # The process that listens at the other end of ``blocked``, if it is visible from here.
-    listener: Owner | None = None
+    listener: Owner | None = None  # who listens at the other end of ``blocked``, if visible here
     lost_children: tuple[LostChild, ...] = ()
-    # Pid and command line of its living children, except its own Python processes. Secrets are removed.
-    commands: tuple[tuple[int, str], ...] = ()
+    commands: tuple[tuple[int, str], ...] = ()  # of living children without its own Python ones
     connections: Connections | None = None
     memory: Memory | None = None
     children_memory: Memory | None = None  # the memory of all its descendants together
     children_count: int = 0  # how many descendants there were at their peak of memory
-    # CPUs that it and its descendants used over the last seconds, or None if it was not observed that long.
-    busy_cores: float | None = None
+    busy_cores: float | None = None  # CPUs that it and its descendants used over the last seconds
     work: Work | None = None  # what its own threads did over the last seconds
     working_children: tuple[WorkingChild, ...] = ()  # its busiest descendants, the busiest first
-    # The connection over which it or a descendant received most while evidence was taken.
-    receiving: Receiving | None = None
+    receiving: Receiving | None = None  # what it or a descendant received most over
     at_error: AtError | None = None
 
 
@@ -330,8 +321,7 @@ class NodesSeen:
     # Each member is one rank that the batch system started. If False, a launcher waits for all nodes before it starts
     # ranks. Then a node without messages must have joined if ranks run here.
     of_ranks: bool = False
-    # Since when this node has been alone, because no other sent a message within the limit.
-    alone_since_ns: int | None = None
+    alone_since_ns: int | None = None  # since when no other member has sent a message within the limit
 
 
 def attempt_name(stem: str, attempt: int | None = None) -> str:
@@ -350,8 +340,7 @@ class Run:
     launched_ns: int | None = None  # CLOCK_MONOTONIC of this host
     hang_timeout_s: float | None = None
     debug_level: str | None = None
-    # Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison.
-    check_every: int | None = None
+    check_every: int | None = None  # steps between two comparisons of replicas, 0 for none; None: an older version
     allow_different: tuple[str, ...] = ()
     speed: bool = False  # the user asked where the time of a step goes
     host: str = ""
@@ -367,8 +356,7 @@ class Run:
     world_size: int | None = None
     watcher_pid: int | None = None  # the process of `wrap`
     watcher_ticks: int | None = None  # its start time, which distinguishes it from a later process with the same pid
-    # The run folder, if this record is elsewhere while the job runs. Only then does its ``RecordPlace`` count.
-    run_dir: str = ""
+    run_dir: str = ""  # if this record is elsewhere while the job runs: only then does its ``RecordPlace`` count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,8 +389,7 @@ class Statement:
     line: int
     last_line: int
     body_last_line: int | None = None  # the last line of an "if" without its else branch
-    # Of an "if" or "while" that asks a function in the same file: the lines that decide what that function returns.
-    decided_at: tuple[int, ...] = ()
+    decided_at: tuple[int, ...] = ()  # of one that asks a function in its file: the lines that decide its answer
 
     def holds(self, line: int) -> bool:
         return self.line <= line <= self.last_line
@@ -498,8 +485,7 @@ class Call(CallKind):
     awaits: int | None = None  # for ``work_wait``: the index of the asynchronous call that it waits for
     # Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on.
     device_state: DeviceState | None = None
-    # C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None.
-    native: bool = False
+    native: bool = False  # C++ made it (DDP's reducer, compiled code): no Python call was recorded, and no ``site``
 
     @property
     def kind(self) -> CallKind:
@@ -627,8 +613,7 @@ class GroupState:
     backend: str
     enqueued: int  # Collectives begun in this group. Those of DDP's C++ reducer count, point-to-point calls do not.
     mesh_dim: str = ""  # the dimension of the device mesh that it belongs to, such as "tp"; empty if it has none
-    # torch's own time limit for a call of this group, or None if the backend does not say.
-    timeout_s: float | None = None
+    timeout_s: float | None = None  # torch's own time limit for a call of this group, if the backend says it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -641,16 +626,12 @@ class Raised:
     thread_is_main: bool
     uncaught: bool  # True if it ended its thread or process. False if only a recorded call raised it.
     in_call: str | None  # the ``op`` of the recorded call that raised it, or None if it came from elsewhere
-    # The traceback, outermost first. An error that a loader worker passed on has the worker's frames.
-    frames: tuple[Frame, ...]
+    frames: tuple[Frame, ...]  # outermost first; an error that a loader worker passed on has the worker's frames
     from_child: bool = False  # True if the frames are those of a child process, such as a DataLoader worker
     reducer: ReducerSaid | None = None  # if DDP's reducer raised it: the parameters that it complains about
-    # The type of the error that torch raised because of this one, for example in a pipeline; else empty.
-    passed_on_as: str = ""
-    # The ranks whose errors torch passed on to all ranks, for example in a distributed checkpoint; else empty.
-    of_ranks: tuple[int, ...] = ()
-    # The script's own error that it followed from: its cause, or what the rank was handling when a call failed.
-    first: Raised | None = None
+    passed_on_as: str = ""  # the type of the error that torch raised because of this one, as in a pipeline
+    of_ranks: tuple[int, ...] = ()  # whose errors torch passed on to all ranks, as in a distributed checkpoint
+    first: Raised | None = None  # its cause, or what the rank was handling when a call failed
 
 
 class Helper(str, Enum):
@@ -687,16 +668,14 @@ class MeetingFile:
     """The file of ``init_method="file://..."`` just before a rank opened it."""
 
     path: str
-    # 0 if it did not exist. torch writes the ranks' addresses into it, and removes it only if all ranks end well.
-    size_bytes: int
+    size_bytes: int  # 0: it did not exist; torch removes it only if all ranks end well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedByThread:
     """Another thread than the main one ended the process with an error status or a signal, as a watchdog does."""
 
-    # The user's line that did it, or None if no line of Python did (``faulthandler``, SIGALRM).
-    place: Frame | None = None
+    place: Frame | None = None  # the user's line that did it; None: no line of Python did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -715,8 +694,7 @@ class ModelSeen:
     """A module at the time it was passed to DDP's constructor."""
 
     group: str  # name of the process group that DDP reduces in
-    # Equal for models whose tensors are equal in number, order, names, shapes, dtypes and ``requires_grad``.
-    digest: str
+    digest: str  # of number, order, names, shapes, dtypes and ``requires_grad`` of the tensors
     count: int  # number of parameters, plus buffers if DDP synchronizes them
     tensors: tuple[TensorSeen, ...]  # The first tensors in order. Fewer than ``count`` if not all fit.
     site: Frame | None  # the user's line that made the DDP model
@@ -755,14 +733,12 @@ class Rank:
     after_stop: bool = False  # it ended after the launcher, ddpdoctor or the user had begun to stop the job
     oom_killed: bool | None = None  # whether the kernel's OOM killer sent the signal, or None if unknown
     proc_state: str | None = None  # state letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z
-    # The share of one core that it has used since its last progress; above 1 with several threads.
-    cpu_share: float | None = None
+    cpu_share: float | None = None  # of one core since its last progress; above 1 with several threads
     traced_by: int | None = None  # the pid of an attached debugger
     frozen_since_ns: int | None = None  # since when the watcher has found it stopped (state T or t) at every check
     recorded: bool = False  # a recorder ran in this process
     answered: bool = False  # the recorder's own thread answered, so the GIL was available
-    # It uses NCCL, and torch did not say what is pending on its device: it may wait there for other ranks.
-    device_unread: bool = False
+    device_unread: bool = False  # it uses NCCL, and torch did not say what is pending on its device
     # Whether its device has done all that its default streams were given; asked only if torch does not tell which calls
     # have completed.
     device_idle: bool | None = None
@@ -776,44 +752,35 @@ class Rank:
     exit_call: Frame | None = None  # the user line of the last sys.exit or os._exit
     exit_asked: str | None = None  # the ``repr`` of that call's argument: "3", "None"
     ended_by_thread: EndedByThread | None = None
-    # The signal whose handler in the script made that call, such as ``SIGTERM``; empty if none did.
-    exit_signal: str = ""
+    exit_signal: str = ""  # whose handler in the script made that call, such as ``SIGTERM``
     before_call: BeforeCall | None = None
     last_place: Frame | None = None  # the last user line seen before the end
     fatal_place: Frame | None = None  # the innermost user line of the dump that a fatal signal left
     fatal_outside: bool = False  # the fatal signal hit a thread that runs no Python, such as NCCL's watchdog
-    # Calls that have not ended, oldest first, then calls that are pending on a device (``Call.device_state``).
-    open_calls: tuple[Call, ...] = ()
-    # The last collectives that completed on the device, oldest first; empty if torch does not time them.
-    device_times: tuple[DeviceTime, ...] = ()
+    open_calls: tuple[Call, ...] = ()  # those that have not ended, oldest first, then those pending on a device
+    device_times: tuple[DeviceTime, ...] = ()  # the last that completed on it, oldest first
     recent_calls: CallLog = NO_CALLS  # ended calls that the ring still holds, oldest first
     groups: tuple[GroupState, ...] = ()
     samples: tuple[StackSample, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
-    # The error that the main thread was handling in an ``except`` or ``finally`` when it was sampled.
-    handled: Raised | None = None
-    # The errors that ended its threads, children, tasks and calls in pools, the earliest first.
-    helper_errors: tuple[HelperError, ...] = ()
+    handled: Raised | None = None  # what the main thread was handling when it was sampled
+    helper_errors: tuple[HelperError, ...] = ()  # that ended its threads, children, tasks or pool calls
     models: tuple[ModelSeen, ...] = ()  # the modules that DDP wrapped, in that order
     parameters: tuple[TensorSeen, ...] = ()  # the parameters that optimizers train without DDP
     unfinished: ReducerSaid | None = None  # the gradients that DDP still waited for after its last backward
-    # Its first local gradients that held inf or NaN, or None if that was not checked.
-    nonfinite: tuple[NonFinite, ...] | None = None
+    nonfinite: tuple[NonFinite, ...] | None = None  # the first with inf or NaN; None: not checked
     loaders: tuple[LoaderSeen, ...] | None = None  # the data loaders that it used, or None if that was not recorded
     step_times: StepTimes | None = None  # how long its last training steps took, or None if there were none
     speed: Speed | None = None  # the parts of its steps over the whole run, or None if there were none
-    # When the gradients of each DDP model were ready; empty on a GPU, and with few steps.
-    gradient_times: tuple[GradientTimes, ...] = ()
-    # How long its loader workers took to make batches, or None if it has no workers.
-    fetch_times: FetchTimes | None = None
+    gradient_times: tuple[GradientTimes, ...] = ()  # empty on a GPU, and with few steps
+    fetch_times: FetchTimes | None = None  # of its loader workers; None: it has none
     lines_seen: tuple[LineSeen, ...] = ()  # lines at which it was sampled while it trained, the most frequent first
     last_save: Save | None = None
     steps: int = 0
     batches: int = 0
     epochs: int = 0
-    # When the parent last saw this rank make progress, later by the time that it has waited for a core since.
-    last_progress_ns: int | None = None
+    last_progress_ns: int | None = None  # later by the time that it has waited for a core since
     starved_ns: int = 0  # how long it made no progress while it or its children were ready to run and got no core
     lost: str | None = None  # why the record of this rank is missing or incomplete
     lacks: tuple[str, ...] = ()  # the recorder's hooks that its torch, or its launcher's torch, does not support
@@ -843,8 +810,7 @@ class Job:
     ended: bool  # the launcher has ended
     launcher_status: int | None = None
     launched_ns: int = 0
-    # When the launcher (after a failure), ddpdoctor or the user began to stop the job.
-    stopping_since_ns: int | None = None
+    stopping_since_ns: int | None = None  # when the launcher, ddpdoctor or the user began to stop the job
     interrupted_by: str | None = None  # ``SIGINT`` or ``SIGTERM`` if the user or the scheduler ended the job
     node_rank: int | None = None
     may_run_elsewhere: bool = False  # some ranks may run on other hosts, where they are not visible
@@ -853,16 +819,14 @@ class Job:
     torch_version: str | None = None
     host_causes: HostCauses | None = None  # the memory that its processes share on this host
     machine: Node | None = None  # this host's network and GPUs, read if a collective did not complete
-    # The control flow of the user's files, read if ranks took different branches; empty: not read.
-    control_flow: tuple[ControlFlow, ...] = ()
+    control_flow: tuple[ControlFlow, ...] = ()  # read if ranks took different branches
     consistency: Consistency | None = None  # the comparison of its replicas, or None if they were not compared
     speed_asked: bool = False  # the user asked where the time of a step goes
     nccl_lines: tuple[NcclLine, ...] = ()  # the last warnings of NCCL's own logs
     members: NodesSeen | None = None  # the ``wrap`` processes of all nodes, or None if the launch has only this one
     host: str = ""  # the host whose view this is
     elsewhere: tuple[HostSeen, ...] = ()  # the other hosts whose facts are included
-    # This host's attempts to connect to the rendezvous, made when ranks were missing; empty: not tried.
-    reached: tuple[Connecting, ...] = ()
+    reached: tuple[Connecting, ...] = ()  # attempts to connect, made when ranks were missing
 
 
 def shell_status(status: int) -> int:

@@ -118,8 +118,7 @@ class NcclWarning:
     words: str
     fix: str = ""  # empty: the table of known errors has it, or there is none
     kind: str = ""  # for ``START``: "shm", "version", "interface", "duplicate-gpu"
-    # What the text names: "address", "host", "local_rank", "device", "code".
-    named: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)  # "address", "host", "local_rank", "device"
 
 
 @cache

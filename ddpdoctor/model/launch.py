@@ -161,10 +161,8 @@ class Variable:
     """A row of the table. Versions are those of ``component``; empty if unknown."""
 
     name: str
-    # Who reads it: nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build.
-    component: str
-    # config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …
-    kind: str
+    component: str  # nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build
+    kind: str  # config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, build
     type: str  # the valid values, in the grammar of ``rules/variables.py``
     default: str
     since: str  # the first version that reads it
@@ -360,8 +358,7 @@ class NodeLaunch:
     fewest: int  # The least number of nodes that an elastic job starts with. For other jobs, all nodes.
     most: int
     hosts: tuple[str, ...] = ()  # names of all nodes by node rank, if a scheduler provides them
-    # True: node 0 serves the store. False: the node that considers itself ``host`` does, as in torchrun's c10d.
-    by_number: bool = True
+    by_number: bool = True  # node 0 serves the store; else the node that considers itself ``host``, as in c10d
     is_host: bool | None = None  # the setting of --rdzv-conf for this node, which overrides ``by_number``
     own_screen: bool = True  # whether each node was started separately, so that each can print its own report
 
@@ -437,8 +434,7 @@ class StoreView:
     serves: bool  # whether this node serves the store, by its node rank or because the address is its own
     not_served: str = ""  # a phrase that says why it could not serve
     without_torch: str = ""  # a phrase that says why torch is unusable here, so that no store was served or contacted
-    # Attempts to connect as a client, one per address, in torch's order. The serving node makes them too.
-    attempts: tuple[Connecting, ...] = ()
+    attempts: tuple[Connecting, ...] = ()  # as a client, one per address, in torch's order; the server too
     way: str = ""  # how it finally reached the others: "own port", "store", "folder"; empty: not at all
 
 
@@ -470,13 +466,10 @@ class Transfer:
     contact: Contact  # CONNECTED: it arrived complete. NO_ANSWER: it stalled.
     error: str = ""
     duration_s: float | None = None  # from the first byte to the answer, or until the sender gave up
-    # Segments that the sender's kernel resent (tcpi_total_retrans), or None if unknown.
-    retransmitted: int | None = None
+    retransmitted: int | None = None  # segments that the sender's kernel resent (tcpi_total_retrans)
     sent: int | None = None  # data segments sent, including resent ones (tcpi_data_segs_out)
-    # Resent segments that had already arrived, so only the acknowledgement was late or lost (tcpi_dsack_dups).
-    needless: int | None = None
-    # The part of a failed payload that the target's kernel acknowledged. It is 0 if large packets vanish.
-    delivered_bytes: int | None = None
+    needless: int | None = None  # resent segments that had arrived: only the acknowledgement was late (tcpi_dsack_dups)
+    delivered_bytes: int | None = None  # what the target's kernel acknowledged; 0 if large packets vanish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

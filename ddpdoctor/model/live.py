@@ -49,8 +49,7 @@ class RankNow:
     waits_share: float | None  # the share of these steps in which it waited for other ranks
     epoch: int  # passes over its data that it has begun
     batch: int  # the number of its last batch, over all passes
-    # Resident memory of its process, without its children; None if that cannot be seen from here.
-    memory_bytes: int | None
+    memory_bytes: int | None  # resident, without its children; None: not seen from here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,7 @@ class JobNow:
     world_size: int | None
     ranks: tuple[RankNow, ...]
     waits: tuple[WaitNow, ...]  # waits that are longer than a second
-    # The ranks that keep the others waiting and wait for nobody themselves; empty if that is not known.
-    waited_for: tuple[int, ...]
+    waited_for: tuple[int, ...]  # who keeps the others waiting and waits for nobody; empty: not known
     replicas: ReplicasNow | None
     unseen: tuple[NodeSeen, ...]  # other members of the job whose ranks cannot be seen from here
     reported: str  # the verdict of a hang that `wrap` has reported while the job goes on; else empty
@@ -121,8 +119,7 @@ class Start:
     last_progress_at: datetime | None  # when its last step ended
     ended_at: datetime | None  # None if it still runs
     steps: int  # the last step that a rank reached, counted from this start
-    # The step at which it last saved something with torch.save; None if it did not, or if that is not known.
-    saved_step: int | None = None
+    saved_step: int | None = None  # the step at which it last saved something with torch.save, if known
     passes: tuple[PassSeen, ...] = ()  # the passes over the data of one rank, without a gap from the last one backwards
     first_epoch: int | None = None  # the epoch of its first pass, or None if the script gives its sampler no epochs
     hosts: int = 1
@@ -142,8 +139,7 @@ class Cost:
     """What the end of a start cost before the job went on."""
 
     steps: int | None  # steps that were made again, at most; None if that is not known
-    # From the last progress to the first step of the next start; None if there is no next one, or it is not known.
-    seconds: float | None
+    seconds: float | None  # from the last progress to the first step of the next start, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +159,7 @@ class History:
     costs: tuple[Cost, ...]  # one for each start
     failures: int
     span_s: float | None  # from the first start to the end of the last, or to now if it runs
-    # The mean time between failures: the time in which it ran, divided by the failures. None without a failure.
-    between_failures_s: float | None
+    between_failures_s: float | None  # the time in which it ran, divided by the failures; None without a failure
     returning: tuple[Returning, ...]  # the most frequent first
 
 
