@@ -52,11 +52,9 @@ OF_A_FILE = frozenset({
     "fcntl", "flock", "fsync", "fdatasync",
 })  # fmt: skip
 POLLS = frozenset({"poll", "ppoll"})
-# struct pollfd, which is in the process's memory: the descriptor, the requested events, the returned events.
-POLL_FD = struct.Struct("<ihh")
+POLL_FD = struct.Struct("<ihh")  # struct pollfd: the descriptor, the requested events, the returned events
 WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
-# Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key.
-SELECTS = frozenset({"select", "pselect6"})
+SELECTS = frozenset({"select", "pselect6"})  # whose first argument 1 means only descriptor 0: readline waits for a key
 _KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
 LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
 _LOCK_LINE = re.compile(
@@ -268,10 +266,8 @@ class HostFacts:
 
     family: frozenset[int] = frozenset()  # the processes of the job
     locks: tuple[LockLine, ...] = field(default_factory=read_locks)
-    # The connections of the network that all ranks share; if empty, each rank's own network is read.
-    connections: tuple[Socket, ...] = ()
-    # The lock files that ranks poll for, by the rank's pid.
-    lock_files: dict[int, LockFile] = field(default_factory=dict)
+    connections: tuple[Socket, ...] = ()  # those of the network that all ranks share; else each rank's own is read
+    lock_files: dict[int, LockFile] = field(default_factory=dict)  # those that ranks poll for, by pid
 
 
 def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> ProcessCauses:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Value = TypeVar("Value")
-# The variables that load the recorder of ``wrap``. Our own programs do not need it.
-NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
+NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})  # loads the recorder of ``wrap``
 TORCH_PROBE = "ddpdoctor.probes.torch_facts"
 # Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run.
 _WITH_PARENT = """

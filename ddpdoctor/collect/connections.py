@@ -32,8 +32,7 @@ MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
-# TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h.
-_ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2
+_ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2  # include/uapi/linux/inet_diag.h
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _ATTRIBUTE = struct.Struct("=HH")

@@ -20,18 +20,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import StreamKey
 
 
-# What must be equal: contents, shape and dtype; None if a rank has no such tensor.
-Token = tuple[bytes, tuple[int, ...], str] | None
+Token = tuple[bytes, tuple[int, ...], str] | None  # what must be equal; None: no such tensor
 MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale
-# How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest.
-MAX_SPLITS = 16
+MAX_SPLITS = 16  # of a difference by name; our choice: a report names a few and counts the rest
 _Texts = dict[int, dict[str, object]]
 _Point = tuple[int, _Texts]
 # How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
 # that reduce gradients together are at most one step apart, so a rank that is further behind does not take part.
 MAX_AHEAD = 8
-# How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream.
-MAX_ROUNDS = 128
+MAX_ROUNDS = 128  # of reading a few points of each rank; our choice: enough for all files of a stream
 MAX_REASONS = 8  # how many unreadable files we keep the reason for
 
 

@@ -47,14 +47,12 @@ ROOT_SIZE = 16
 Name = tuple[str, str]  # identifies a tensor of one kind: its name, and the part of the optimizer's state
 # The errors that a damaged, truncated or newer fingerprint file can cause.
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
-# Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds.
-MAX_KEPT_BYTES = 16 * 2**20
+MAX_KEPT_BYTES = 16 * 2**20  # of a stream; our choice: eight points of 100,000 tensors fit
 MAX_KEPT_POINTS = 4096
 STREAM_SIZE = 8
 BEFORE_ALL = -1  # points are numbered from 0
 _RANK_BYTES = 1024  # approximate size of the text that each rank writes with its fingerprints
-# Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.
-MAX_BATCH_BYTES = 4 * 2**20
+MAX_BATCH_BYTES = 4 * 2**20  # of a stream; our choice: 64 nodes send this much within seconds
 _LETTERS = {what: letter for letter, what in WHAT.items()}
 
 
@@ -62,8 +60,7 @@ _LETTERS = {what: letter for letter, what in WHAT.items()}
 class KindRows:
     """The rows of one kind."""
 
-    # By name, in the order of the model: the byte offset of the tensor's fingerprint, and its row.
-    rows: dict[Name, tuple[int, TensorRow]]
+    rows: dict[Name, tuple[int, TensorRow]]  # the offset of the fingerprint, and the row
     runs: tuple[slice, ...]  # byte ranges of all their fingerprints; adjacent ones are merged
 
 

@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 
 FIRST_REST_S = 2.0
-# The pause before we ask for contents again doubles up to this. Our choice: replicas that differ usually stay so.
-LONGEST_REST_S = 300.0
-# How long we wait for contents. Our choice: a node that is silent for this long is treated as gone.
-ANSWER_LIMIT_S = 10.0
+LONGEST_REST_S = 300.0  # the pause doubles up to this; our choice: replicas that differ usually stay so
+ANSWER_LIMIT_S = 10.0  # our choice: a node that is silent for this long is treated as gone
 COMPARISON = "consistency"  # stem of the file with the comparison of this host's ranks
 MAX_NUMBER = 2**62  # higher than the number of any point
-# Stems of the files with a node's points, and with the first node's comparison of all nodes.
-POINTS, JOINT = "moments", "joint"
+POINTS, JOINT = "moments", "joint"  # stems of files: a node's points, the first node's comparison of all
 _identity = attrgetter("clock", "group", "model", "optimizer")
 
 
@@ -41,8 +38,7 @@ class JointStream:
     own: StreamIndex
     found: StreamSeen
     reported: dict[int, StreamRoot] = field(default_factory=dict)  # the last report of each other node
-    # By node, the last point that is known to be equal or was compared.
-    equal: dict[int, int] = field(default_factory=dict)
+    equal: dict[int, int] = field(default_factory=dict)  # by node, the last point that is equal or was compared
     same_random: bool = True
     compared_upto: int = BEFORE_ALL
     received: dict[int, Points] = field(default_factory=dict)

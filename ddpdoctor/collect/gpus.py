@@ -42,12 +42,10 @@ ABSENT = {
     "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
     "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
 }
-# Errors of any query that mean the device will not answer other queries either.
-GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})
+GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})  # the device will answer no other query either
 HUNG = "it did not answer in time"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
-# pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) because of a stray comma.
-P2P_READ = 0
+P2P_READ = 0  # pynvml's NVML_P2P_CAPS_INDEX_READ is (0,) because of a stray comma
 NVLINK_ERRORS = (0, 1, 2, 3)  # DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
@@ -68,11 +66,9 @@ MAX_LINKS = 18  # the value in nvml.h, for a pynvml without the constant
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD = 1
 PAGE_CAUSES = (0, 1)  # causes of retirement: multiple single-bit errors, and a double-bit error
-# Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each.
-CHILD_LIMIT_S = 40.0
+CHILD_LIMIT_S = 40.0  # our choice: without a persistence daemon, the first call wakes every GPU, for seconds each
 COUNT_LIMIT_S = 20.0  # our choice: shorter, because a user waits for the commands that only count GPUs
-# Our choice: the child must end this long before its section's limit, so that its answer still counts.
-WITHOUT_LIMIT_S = 1.0
+WITHOUT_LIMIT_S = 1.0  # our choice: so long before its section's limit the child must end to count
 UUIDS = "uuids"  # with this argument, the child prints only the GPUs' UUIDs
 HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
 NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}

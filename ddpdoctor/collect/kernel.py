@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 KMSG = "/dev/kmsg"
-# A read returns one record, and fails if the buffer is too small. The kernel writes no longer records.
-RECORD_BYTES = 8192
+RECORD_BYTES = 8192  # of one record: a read fails if the buffer is too small, and the kernel writes no longer ones
 LIMIT_S = 1.5
 GRANT = (
     "the kernel's log may not be read: run as root, or let everybody read it with `sudo sysctl "
@@ -48,16 +47,14 @@ DRIVER_LIMIT_S = 1.0  # to answer, the driver takes a lock that a hanging GPU ma
 NVIDIA = 0x10DE
 NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
 GPU_VENDORS = frozenset({NVIDIA, 0x1002})
-# VGA controller, 3D controller, other display controller, processing accelerator (AMD's MI300).
-GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
+GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})  # VGA, 3D, other display, processing accelerator (MI300)
 NVSWITCH = (NVIDIA, 0x0680)
 NIC_CLASSES = frozenset({0x0200, 0x0207})  # Ethernet and InfiniBand controllers
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # Lane counts in PCIe. The kernel writes 0, 63 or 255 if it does not know.
 BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
 ACS_ID, ACS_CONTROL = 0x000D, 6
-# PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go upstream.
-ACS_REDIRECT = 0x0004 | 0x0008
+ACS_REDIRECT = 0x0004 | 0x0008  # PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer traffic goes upstream
 EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
 HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 

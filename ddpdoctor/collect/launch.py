@@ -40,8 +40,7 @@ LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRA
 # First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
 # ip_local_port_range (32768 to 60999) and above the ports of common services.
 EXCHANGE_PORTS = (16_384, 12_288)
-# The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range.
-STORE_PORTS = (28_672, 4_096)
+STORE_PORTS = (28_672, 4_096)  # the same for the store of the step's job: above ddpdoctor's, below ip_local_port_range
 DEFAULT_PORT = 29500  # torchrun's default
 OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
 C10D_PORT = 29400  # for an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)

@@ -28,19 +28,15 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import ReadingPlan
 
 
-# Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6).
-LOADER_WORKER = "pt_data_worker"
+LOADER_WORKER = "pt_data_worker"  # torch's name for them (torch/utils/data/_utils/worker.py, since 2.6)
 CGROUPS = "/sys/fs/cgroup"
 HERE = System()
-# More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63.
-UNLIMITED_BYTES = 1 << 60
+UNLIMITED_BYTES = 1 << 60  # more than any machine has; version 1 writes nearly 2**63 for "no limit"
 NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
 SHARED = "/dev/shm"  # noqa: S108 - only read
 MIN_AGE_S = 600.0  # our choice: NCCL unlinks a segment as soon as both sides have opened it
-# The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine.
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-# /torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp).
-_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO: every process of the machine is seen in it
+_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")  # torch/csrc/.../StorageSharing.cpp: PID, random, counter
 _OF_NCCL = re.compile(r"nccl-\w{6}")
 LIMIT_S = 2.0  # needed because a network file system with a dead server blocks every caller
 WRITE_S = 1.0
@@ -56,8 +52,7 @@ LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that othe
 CPU_FOLDER = "/sys/devices/system/cpu"
 # Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
 _UTIME, _STIME, _PROCESSOR = 11, 12, 36
-# By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on.
-OwnTimes = dict[str, tuple[float, int]]
+OwnTimes = dict[str, tuple[float, int]]  # by "PID/TID": CPU seconds since its start, and its last processor
 
 
 def read_limits(system: System, plan: ReadingPlan) -> Limits:

@@ -80,8 +80,7 @@ FILES = "/dev/infiniband"
 VERBS = "/sys/class/infiniband_verbs"
 COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
 COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
-# Our choice: long enough to see a link that fails all the time, and short enough for a check before every job.
-BETWEEN_READS_S = 0.5
+BETWEEN_READS_S = 0.5  # our choice: enough for a link that fails all the time, and short before every job
 PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
 # NCCL checks for these (src/transport/net_ib/gdr.cc).
 PEER_FILES = (

@@ -16,12 +16,10 @@ from ddpdoctor.recorder.storage.secrets import hide_secrets
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys.
-MOST_CHARACTERS = 4 * 2**20 - 1
+MOST_CHARACTERS = 4 * 2**20 - 1  # our choice: 30,000 connections; the kernel refuses to read 4 MiB of /proc/sys
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MOST_COMMAND = 200  # how many characters of a command line we keep
-# Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends.
-MOST_THREADS = 32
+MOST_THREADS = 32  # our choice: a rank has a main thread and those of backends
 _GET_INFO = 0xC040FF0B  # PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13
 _WANTS_EXIT = 1 << 3  # PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process
 _INFO = struct.Struct("<Q52xi")  # the struct's mask at its start, and exit_code at its end
@@ -77,8 +75,7 @@ class IoBytes:
 
     read: int
     written: int
-    # Bytes read from a disk, including page faults: libraries are loaded that way, not through read(2).
-    fetched: int = 0
+    fetched: int = 0  # from a disk, with page faults: libraries are loaded that way, not through read(2)
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:

@@ -76,19 +76,15 @@ IDLE_FILES = (
     "/http/server.py", "/asyncio/base_events.py", "/uvicorn/server.py",
 )  # fmt: skip
 DEFAULT_GROUP = "0"
-# A thread that fails ends the process within this time, if its hook for errors does that. Our choice.
-THREAD_ERROR_NS = 5_000_000_000
-# A process may be seen to end this much before its own limit, by the clocks of two threads. Our choice.
-LIMIT_SLACK_NS = 1_000_000_000
+THREAD_ERROR_NS = 5_000_000_000  # within this a failed thread's hook ends the process; our choice
+LIMIT_SLACK_NS = 1_000_000_000  # by the clocks of two threads; our choice
 LOOKS_APART_NS = 150_000_000  # the sampler reads the user's current line slightly more often than this
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
-# What faulthandler writes above a single requested thread: the main thread, because it runs the handlers.
-_ALONE = re.compile(r"^Stack \(most recent call first\)")
+_ALONE = re.compile(r"^Stack \(most recent call first\)")  # of the main thread, which runs the handlers
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
-# Maps a pid and its start ticks to the answers: the number of the request and the file with the answer.
-Answers = dict[tuple[int, int], list[tuple[int, str]]]
+Answers = dict[tuple[int, int], list[tuple[int, str]]]  # number and file, by pid and start ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +115,7 @@ class RankContext:
     stop_ns: int | None
     watch: WatchedJob
     children: dict[int, list[ring_reading.RingContent]]
-    # The errors of children whose rings are still there, by the pid of their rank.
-    child_errors: dict[int, list[dict[str, Any]]]
+    child_errors: dict[int, list[dict[str, Any]]]  # of children whose rings are still there, by the rank's pid
     agent_lacks: tuple[str, ...] = ()
 
 

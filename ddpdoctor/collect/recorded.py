@@ -102,10 +102,8 @@ _CPU = {
     "backward": "cpu_backward_us",
     "data": "data_cpu_us",
 }
-# How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch.
-MOST_CHILDREN = 16
-# Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows.
-MAX_TEXT_BYTES = 64 * 2**20
+MOST_CHILDREN = 16  # ended ones of a rank: a DataLoader without persistent workers ends some each epoch
+MAX_TEXT_BYTES = 64 * 2**20  # our choice: a million rows; run folders can come from strangers
 _shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
 
 
@@ -267,11 +265,9 @@ class Recorded:
     """What the flight recorders of one rank hold: the oldest pending entries, and the last timed ones."""
 
     entries: tuple[dict[str, Any], ...] = ()
-    # How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown.
-    wall_ahead_ns: int | None = None
+    wall_ahead_ns: int | None = None  # CLOCK_REALTIME, which entries use, minus CLOCK_MONOTONIC
     timed: bool = False  # Whether torch knows when a kernel starts. If so, "scheduled" means queued.
-    # Whether the default streams of its devices have nothing left to do; None if that was not asked or not known.
-    idle: bool | None = None
+    idle: bool | None = None  # nothing is left to do on the default streams of its devices
 
     @property
     def untold(self) -> dict[str, Any] | None:

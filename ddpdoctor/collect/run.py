@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 
 JUDGED_ATTEMPTS = 10  # How many earlier attempts we judge. Without a limit, each restart would make the report slower.
 NODES_NAME = "nodes.json"
-# Subfolders with each other node's records, by its number: what it sent, or what it wrote to a shared run folder.
-NODE_FOLDERS = ("gathered", "nodes")
-# Three heartbeats: a node that was silent for longer than this when the ranks started was not there. Our choice.
-BEATS_NS = 3_000_000_000
+NODE_FOLDERS = ("gathered", "nodes")  # what each other node sent, or wrote to a shared run folder, by its number
+BEATS_NS = 3_000_000_000  # three heartbeats: who was silent for longer when ranks started was not there; our choice
 # The records with times, or with records that have times. Times are their fields that end in "_ns".
 TIMED: frozenset[Any] = frozenset({
     facts.BeforeCall, facts.Call, facts.Child, EpochCall, EpochSeen, facts.HelperError, facts.Job, LoaderSeen,

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 # The errors for a file that is missing, cannot be opened, or has the wrong content.
 DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
-# Limit for stacks and other plain text. Our choice: the stacks of a process with 100 threads take 100 KiB.
-MAX_TEXT_BYTES = 16 * 2**20
+MAX_TEXT_BYTES = 16 * 2**20  # our choice: the stacks of a process with 100 threads take 100 KiB
 FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
 MOST_ATTEMPTS = 2**16  # our choice: no launcher restarts a job more often
 MACHINE_NAME = "machine.json"
@@ -58,8 +57,7 @@ _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 _HIDDEN_KEY = "<part of a private key>"
 NCCL_FOLDER = "nccl"  # in the run folder
-# How much of a log's end we read. Our choice: a warning is one line, and old ones no longer matter.
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 256 * 1024  # of a log's end; our choice: a warning is one line, and old ones no longer matter
 MOST_FILES = 1024
 MOST_LINES = 8  # how many of a log's last warnings we keep
 MOST_TEXT = 300
@@ -137,8 +135,7 @@ class AgentLog:
     closing_ns: int | None = None
     superseded_ns: int | None = None  # when the next attempt began
     lacks: tuple[str, ...] = ()  # the recorder hooks that this version of torch's agent has no place for
-    # The number that the agents of all nodes share for this attempt, or None if they logged none.
-    meeting: int | None = None
+    meeting: int | None = None  # shared by the agents of all nodes for this attempt, if they logged it
 
     @property
     def begun_ns(self) -> int | None:
@@ -209,13 +206,10 @@ class WatchedRank:
     oom: bool | None = None
     why: str | None = None  # why some facts about it are missing
     before_call: BeforeCall | None = None
-    # The parts of its dump file: start offset, end offset, and time of writing.
-    dumps: tuple[tuple[int, int, int], ...] = ()
+    dumps: tuple[tuple[int, int, int], ...] = ()  # of its dump file: start offset, end offset, time of writing
     children: tuple[WatchedChild, ...] = ()
-    # Lines of its ended children: file, line, function and count.
-    child_lines: tuple[tuple[str, int, str, int], ...] = ()
-    # The sums of ``steps.fetch_cells`` over its ended children; empty if none has ended.
-    child_fetches: tuple[int, ...] = ()
+    child_lines: tuple[tuple[str, int, str, int], ...] = ()  # of its ended children
+    child_fetches: tuple[int, ...] = ()  # sums of ``fetch_cells`` over ended children
     child_errors: tuple[HelperError, ...] = ()  # the errors of its ended children
     causes: ProcessCauses | None = None
     unrecorded: dict[str, str] | None = None  # its environment, if it is a rank without a recorder

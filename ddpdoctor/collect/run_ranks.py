@@ -26,10 +26,8 @@ MAX_ANCESTORS = 20
 SHELL_SIGNAL = 128  # a shell adds this to the signal's number when a signal ended its command
 LAST_SIGNAL = 64
 SIGTERM = 15
-# One launcher sends SIGTERM to its ranks within this time. Our choice: a rank takes 16 ms to write its stack.
-ASKED_TOGETHER_NS = 30_000_000
-# A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Our choice.
-SAME_SIGNAL_NS = 1_000_000_000
+ASKED_TOGETHER_NS = 30_000_000  # our choice: a rank takes 16 ms to write its stack
+SAME_SIGNAL_NS = 1_000_000_000  # of ranks before ``wrap``; our choice
 # Faulthandler's names for the signals on which it dumps.
 _FATAL = {
     "Segmentation fault": 11,

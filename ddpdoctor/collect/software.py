@@ -49,8 +49,7 @@ _OF_CGROUP = (
     ("containerd", "containerd"),
     ("lxc", "lxc"),
 )
-# The same as in ``probes.torch_facts``, which collectors do not import because it loads torch.
-MARK = "ddpdoctor-torch-facts:"
+MARK = "ddpdoctor-torch-facts:"  # as in ``probes.torch_facts``, which loads torch
 # Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
 # daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
 # not lost.
