@@ -22,7 +22,7 @@ from ddpdoctor.collect.launch import text
 from ddpdoctor.collect.proc import list_pids, read_link
 from ddpdoctor.collect.software import read_driver
 from ddpdoctor.model import node
-from ddpdoctor.model.launch import parse_endpoint
+from ddpdoctor.model.launch import is_loopback_address, parse_endpoint
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -248,7 +248,7 @@ def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> b
         return True
     reply = ask_one(lambda: system.calls.resolve(master), LOOKUP_LIMIT_S)
     own = {str(ipaddress.ip_interface(address).ip) for interface in addresses.values() for address in interface}
-    return any(address in own or ipaddress.ip_address(address).is_loopback for address in reply.value or ())
+    return any(address in own or is_loopback_address(address) for address in reply.value or ())
 
 
 def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:

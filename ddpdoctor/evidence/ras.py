@@ -13,7 +13,6 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import DocumentFormat, Found, quote
@@ -38,6 +37,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
+from ddpdoctor.model.launch import parse_address
 from ddpdoctor.model.words import grouped, rank_list
 
 if TYPE_CHECKING:
@@ -171,11 +171,7 @@ class RasReports:
 
 def split_node(node: str) -> tuple[str, str]:
     """Return the name and the address of a node, of which RAS gives one."""
-    try:
-        ip_address(node)
-    except ValueError:
-        return node, ""
-    return "", node
+    return (node, "") if parse_address(node) is None else ("", node)
 
 
 @dataclass(frozen=True, slots=True)

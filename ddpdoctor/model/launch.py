@@ -300,19 +300,20 @@ def endpoints(process: NodeProcess) -> tuple[Endpoint, ...]:
 
 def is_loopback_address(text: str) -> bool:
     """Return whether a text is an address in 127.0.0.0/8 or ::1."""
-    address = _address(text)
+    address = parse_address(text)
     return address is not None and address.is_loopback
 
 
 def is_loopback(host: str) -> bool:
     """Return whether a name or address always means the local host. 0.0.0.0 and :: do so when connecting."""
-    address = _address(host)
+    address = parse_address(host)
     if address is not None:
         return address.is_loopback or address.is_unspecified
     return host.lower().rstrip(".") in LOOPBACK_NAMES
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, with or without a zone, or None for a name."""
     try:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

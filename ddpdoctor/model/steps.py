@@ -172,11 +172,6 @@ class GradientTimes:
     unused_bytes: int = 0  # the most bytes of parameters without a gradient in one of the readings
     same_unused: bool | None = None  # in all steps; DDP looks only with ``find_unused_parameters``
 
-    @property
-    def backward_ms(self) -> float:
-        """Backward with its reduction."""
-        return self.compute_end_ms + self.exposed_ms
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
@@ -333,8 +328,3 @@ class Budget:
     is_device: bool = False  # whether these are times of the GPUs
     overlap: float | None = None  # the share of the reduction that backward hides, or None if it is not known
     blocks_ms: tuple[float, ...] = ()  # like ``wall_ms``, in each block of consecutive steps
-
-    @property
-    def efficiency_bound(self) -> float:
-        """The upper bound of the scaling efficiency: the share of the step without communication and waiting."""
-        return max(0.0, 1 - self.communication_share - self.waiting_share)
