@@ -120,10 +120,7 @@ def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
 
 
 def parse_end(text: str) -> str | None:
-    """Return "10.0.0.4:29500" for "0400000A:733C", or None if the text is not an address.
-
-    The kernel writes words of four bytes in the machine's byte order. An IPv4 address in an IPv6 socket becomes IPv4.
-    """
+    """Return "10.0.0.4:29500" for "0400000A:733C" (words in the machine's byte order), or None for no address."""
     host, _, port = text.partition(":")
     try:
         raw = bytes.fromhex(host)

@@ -261,10 +261,7 @@ class Comparer:
         self._torn: set[StreamKey] = set()
 
     def compare(self, writers: Iterable[Writer]) -> bool:
-        """Compare what was written since the last call; return whether a kind of tensor differs for the first time.
-
-        ``writers`` are the processes whose files count. A process that has left the list keeps its last state.
-        """
+        """Compare what these processes wrote since the last call; return whether a kind differs for the first time."""
         self._writers |= {(writer.pid, writer.ticks): writer for writer in writers}
         known = self._count_differences()
         full = {key: paired.oldest_of_full() for key, paired in self._streams.items()}

@@ -185,10 +185,7 @@ class Joint:
 
 
 def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
-    """Return the comparison, or None for a run of a version that had none.
-
-    ``writers`` are the ranks' processes. If the watcher was killed, their files are compared now.
-    """
+    """Return the saved comparison, or compare if the watcher was killed; None for a run of an older version."""
     if run.check_every is None or run.check_every < 0:
         return None
     if run.check_every == 0:

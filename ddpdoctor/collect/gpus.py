@@ -237,10 +237,7 @@ def _words(error: NvmlError) -> str:
 
 
 def _ask(nvml: Nvml, function: str, *arguments: Any, struct: str = "") -> Any:
-    """Return an answer (of a function that fills in a struct, that struct), or None for an error.
-
-    Raises ``NvmlError`` only if the device is gone.
-    """
+    """Return an answer or the filled struct, or None for an error; raises ``NvmlError`` if the device is gone."""
     try:
         return nvml.fill(function, struct, *arguments) if struct else nvml.call(function, *arguments)
     except NvmlError as error:

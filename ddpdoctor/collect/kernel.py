@@ -160,10 +160,7 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
 
 
 def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
-    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads.
-
-    With each process are its wchan and its context switches; the latter change if it runs at all.
-    """
+    """Return who sleeps in the driver but our children and kernel threads, with wchan and context switches."""
     own = os.getpid() if system.live else 0
     sleepers = []
     for pid in filter(str.isdecimal, system.names("/proc")):

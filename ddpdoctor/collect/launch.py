@@ -88,10 +88,7 @@ def read_identity(system: System) -> Identity:
 
 
 def is_slurm_step(env: Mapping[str, str]) -> bool:
-    """Return whether srun started this process; the shells of sbatch and salloc belong to a job, but not to a step.
-
-    Slurm numbers its own steps (batch, extern, interactive) from 0xfffffff0.
-    """
+    """Return whether srun started this process: Slurm's own steps (batch, interactive) are from 0xfffffff0."""
     step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
     return step is not None and step < 0xFFFFFFF0 and "SLURM_PROCID" in env
 
@@ -279,10 +276,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return the launch from the options, or from the PET_* variables that torchrun reads in their place.
-
-    The node's number comes from torchrun, or else from the scheduler or operator that numbers nodes or pods.
-    """
+    """Return the launch from the options, as PET_* variables; schedulers and operators number nodes, too."""
     nodes = text(env, "PET_NNODES")
     if not nodes:
         if text(env, "PET_NODE_RANK"):

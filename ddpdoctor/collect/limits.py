@@ -56,10 +56,7 @@ OwnTimes = dict[str, tuple[float, int]]  # by "PID/TID": CPU seconds since its s
 
 
 def read_limits(system: System, plan: ReadingPlan) -> Limits:
-    """Return all limits, with None for those that this system does not have.
-
-    Processes and threads are counted from /proc/PID/status; in a container, these are the container's own.
-    """
+    """Return all limits, None for those that this system lacks; a container counts its own processes."""
     statuses = [
         system.text_or(f"/proc/{pid}/status") for pid in ("self", *filter(str.isdecimal, system.names("/proc")))
     ]
@@ -125,10 +122,7 @@ class MemoryLimit(Space):
 
 
 def cgroup_folders(controller: str, system: System) -> tuple[str, ...]:
-    """Return the existing folders for a controller: this process's own group first, then those above it.
-
-    For a path that leads out of the namespace, there is only the top.
-    """
+    """Return a controller's folders: this process's group, then those above; outside the namespace only the top."""
     folders: list[str] = []
     for line in system.text_or("/proc/self/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -323,10 +317,7 @@ def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volum
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
-    """Write and sync for at most ``limit_s``; return the speed in MB/s, or None if there is no room.
-
-    The file never has a name, so nothing stays behind, whatever happens.
-    """
+    """Write a nameless file and sync for at most ``limit_s``; return MB/s, or None if there is no room."""
     if max_bytes < len(BLOCK):
         return None
     written = 0

@@ -112,10 +112,7 @@ def _member_dirs(run_dir: Path) -> list[Path]:
 
 
 def find_record(run_dir: Path, here: str) -> Path:
-    """Return where a job's record is: in its run folder, or in a local one of this host while it runs.
-
-    A run folder from elsewhere may name any folder of this host, so the record must name the run folder, too.
-    """
+    """Return where a job's record is; a local one must name the run folder, since that may name any folder."""
     place = load(facts.RecordPlace, run_dir / facts.RECORD_NAME)
     if place is None or place.host != here or not is_folder(Path(place.folder)):
         return run_dir
@@ -213,10 +210,7 @@ def _steps_of(rank: facts.Rank) -> int:
 
 
 def _passes_of(loader: LoaderSeen, steps: int) -> tuple[tuple[PassSeen, ...], int | None]:
-    """Return the last passes that follow each other, and the epoch of the first one.
-
-    Of many passes the record has the first and the last ones.
-    """
+    """Return the last passes that follow each other, and the first one's epoch: the record has first and last ones."""
     trained = [one for one in loader.epochs if one.trained and one.set_epoch is not None]
     share = min(1.0, steps / loader.trained_batches)
     gaps = [at for at, (one, later) in enumerate(pairwise(trained), 1) if later.number != one.number + 1]

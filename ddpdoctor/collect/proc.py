@@ -93,19 +93,13 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
 
 
 def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return how long a process's main thread has run or waited for a core, or None if the kernel does not say.
-
-    It is in /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst), which needs CONFIG_SCHED_INFO.
-    """
+    """Return how long the main thread ran or waited for a core (sched-stats.rst), if CONFIG_SCHED_INFO tells."""
     times = read_text(proc / str(pid) / "schedstat").split()
     return int(times[0]) + int(times[1]) if len(times) > 1 else None
 
 
 def read_run_delays(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Return how long each of a process's first threads has been ready to run without getting a core, in ns.
-
-    Empty if the kernel does not count it: see ``read_wanted_ns``.
-    """
+    """Return for how many ns each of a process's first threads was ready without a core; {}: not counted."""
     folder = proc / str(pid) / "task"
     delays = {}
     for thread in list_pids(folder)[:MOST_THREADS]:
@@ -184,10 +178,7 @@ def catches_signal(pid: int, number: int) -> bool:
 
 
 def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
-    """Return the exit status, or the signal's number below zero, or None if the kernel does not say.
-
-    /proc has it while the process is a zombie. Afterwards only a pidfd has it, opened while the process lived.
-    """
+    """Return the exit status, or a signal below zero: /proc has a zombie's, and a pidfd opened before that later."""
     status = None
     process = read_process(pid)
     if process is not None and process.start_ticks == start_ticks:

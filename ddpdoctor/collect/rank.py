@@ -377,10 +377,7 @@ def split_dump(text: str) -> tuple[str, str, str]:
 
 
 def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
-    """Return the loaders that a rank used, in the order of their first use, or None if none was recorded.
-
-    A later note about a pass replaces an earlier one. The rank's evidence is newer than its notes.
-    """
+    """Return the loaders in the order of first use, or None; later notes and the evidence replace earlier ones."""
     loaders: dict[int, dict[str, Any]] = {}
     passes: dict[int, dict[int, dict[str, Any]]] = {}
     strays: dict[int, dict[str, Any]] = {}

@@ -224,10 +224,7 @@ def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingContent], dict[int, str]]:
-    """Return the rings of a run folder by pid, and why that of a process without a readable one cannot be read.
-
-    If a pid was reused, the latest ring counts. With ``kept``, a copy that was kept before a signal replaces the ring.
-    """
+    """Return the latest ring of each pid, ``kept`` copies first, and why the rings of other pids cannot be read."""
     contents: dict[int, ring_reading.RingContent] = {}
     damaged: dict[int, str] = {}
     copies = sorted((folder / "evidence").glob("*.held")) if kept else ()
@@ -323,10 +320,7 @@ def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupSt
 
 
 def device_times(recorded: Recorded, notes: Sequence[dict[str, Any]] = ()) -> tuple[DeviceTime, ...]:
-    """Return how long the last completed collectives ran on the device.
-
-    Where the flight recorder does not tell, the note counts that a rank writes before it destroys its groups.
-    """
+    """Return how long the last completed collectives ran, else by the note before groups are destroyed."""
     rows = [
         (entry["process_group"][0], entry["collective_seq_id"], _op(entry), entry["duration_ms"])
         for entry in recorded.entries
@@ -384,10 +378,7 @@ def _op(entry: dict[str, Any]) -> str:
 
 
 def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
-    """Return the recorded call that made an entry, or None if C++ made it.
-
-    For a send or receive, that is the last one with this peer that began before the entry was made.
-    """
+    """Return the call that made an entry (of a send the last with this peer before it), or None if C++ did."""
     op, group, number = _op(entry), entry["process_group"][0], entry.get("collective_seq_id")
     single = op.removesuffix("_single") if flight.backend_of(entry) in flight.HOOKED else None
     kinds = set()
@@ -447,10 +438,7 @@ def read_first_step(content: RingContent) -> int | None:
 def read_lines(
     content: RingContent, children: Iterable[RingContent], ended: Iterable[tuple[str, int, str, int]] = ()
 ) -> tuple[steps.LineSeen, ...]:
-    """Return the lines at which the sampler saw a rank and its children, the most frequent first.
-
-    ``ended`` is what the watcher kept from children that have ended: file, line, function and count.
-    """
+    """Return where a rank and its children were sampled, the most frequent first; ``ended``: kept by the watcher."""
     found = []
     for seen, in_child in ((content, False), *((child, True) for child in children)):
         for one in seen.lines:
@@ -472,10 +460,7 @@ def read_lines(
 def read_fetches(
     children: Iterable[RingContent], ended: tuple[int, ...] = (), workers: int | None = None
 ) -> steps.FetchTimes | None:
-    """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers.
-
-    ``workers`` is how many it has at a time, if known.
-    """
+    """Return what loader workers made and how long it took; ``ended`` sums up those that have ended."""
     current = [fetch_cells(child) for child in children]
     known = len(ended) in {FETCH_CELLS - 1, FETCH_CELLS}  # older versions kept no processor time
     before = (*ended, 0)[:FETCH_CELLS] if known else (0,) * FETCH_CELLS
@@ -513,10 +498,7 @@ def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
-    """Return the pid of the process that a child works for, or None for a rank.
-
-    A fork server starts children for the process that started it. ``find`` returns the ring of a pid.
-    """
+    """Return the pid that a child works for (a fork server's is its starter's), or None; ``find`` returns a ring."""
     parent = parent_of(content)
     between = find(parent) if parent is not None else None
     return (parent_of(between) or parent) if between is not None else parent
@@ -682,10 +664,7 @@ def read_unfinished(notes: list[dict[str, Any]]) -> ReducerSaid | None:
 
 
 def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
-    """Return the findings in the order in which they were made, or None if gradients were not checked.
-
-    The recorder notes a finding again when it learns more about it, so the last note of each counts.
-    """
+    """Return the findings in order, each by its last note, or None if gradients were not checked."""
     found = {note["id"]: note for note in notes if note.get("k") == "nonfinite" and isinstance(note.get("id"), int)}
     if not found and not any(note.get("k") == "gradients" for note in notes):
         return None

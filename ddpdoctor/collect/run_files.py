@@ -355,11 +355,7 @@ def _find_answers(function: ast.AST) -> list[int]:
 
 
 def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerpt | None:
-    """Return the lines around a line without secrets, or None.
-
-    None means that the file cannot be read, has no such line, is no regular file, is too large, or has changed since
-    ``unchanged_since_s``, seconds since the epoch.
-    """
+    """Return the lines around a line without secrets, or None if the file is unreadable, changed or too short."""
     path = Path(file)
     source = ask_one(lambda: _read_source(path, unchanged_since_s), SOURCE_LIMIT_S).value or b""
     # Lines of private keys are replaced: one alone does not look like a secret.

@@ -283,10 +283,7 @@ def find_ends(
 
 
 def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
-    """Return when a launcher that does not log it began to stop the ranks, or None if it did not.
-
-    If one rank gets SIGTERM before any other has ended, somebody killed it, and the launcher then stopped the others.
-    """
+    """Return when another launcher began to stop the ranks: if none has ended before, one SIGTERM is a kill."""
     terminated, others = [], []
     for source in sources:
         end = ends.get(source.pid)
@@ -305,10 +302,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
 
 
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
-    """Return when somebody interrupted the job, or None if nobody did.
-
-    Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
-    """
+    """Return when somebody interrupted the job: Ctrl-C and ``scancel`` may reach ranks before ``wrap``."""
     noted = watch.interrupted_ns
     if not noted:
         return None

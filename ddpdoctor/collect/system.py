@@ -99,10 +99,7 @@ class SystemCalls:
         return os.access(path, os.W_OK)
 
     def readable(self, path: str) -> bool:
-        """Return whether this process may open a device file for reading and writing.
-
-        We open it, because its permissions do not show what a container's device rules forbid.
-        """
+        """Return whether we may open a device file: permissions do not show what a container's rules forbid."""
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError:

@@ -157,10 +157,7 @@ class Origin(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """Local gradients that held inf or NaN before one reduction.
-
-    Occasional ones that a gradient scaler causes are left out, unless a step used them or they repeat.
-    """
+    """Local gradients with inf or NaN before a reduction, without what a gradient scaler causes now and then."""
 
     step: int  # the backward whose gradients were reduced, from 1
     model: int  # number of the DDP model within this group, from 1

@@ -292,10 +292,7 @@ def share_out(plan: SamplingPlan) -> Shares:
 
 
 def count_both(plan: SamplingPlan, one: RankShare, other: RankShare) -> int:
-    """Count the different samples that two ranks both get, or those of one rank.
-
-    For ``Sharing.NONE`` with a shuffle, this holds only if ranks get all samples.
-    """
+    """Count the different samples that two ranks both get; without sharing only if ranks get all samples."""
     if one.rank == other.rank or plan.sharing is Sharing.NONE:
         return min(one.delivered, other.delivered, plan.samples)
     if plan.sharing is Sharing.SPLIT or plan.samples <= 0:

@@ -194,9 +194,6 @@ def now() -> str:
 
 
 def hangs(judgment: Judgment) -> tuple[Finding, ...]:
-    """Return the findings that mean a hang, the worst first; empty if nothing keeps the job from continuing.
-
-    Findings about replicas and data are no reason to stop a job.
-    """
+    """Return the findings that mean a hang, the worst first; replicas and data are no reason to stop a job."""
     kinds = ("DD6", "DD506")
     return tuple(f for f in judgment.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))

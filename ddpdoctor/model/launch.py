@@ -259,10 +259,7 @@ def nodes_range(text: str) -> tuple[int, int] | None:
 
 
 def read_node_count(process: NodeProcess) -> NodeCount | None:
-    """Return the number of nodes in the variables, or None if there is none.
-
-    torchrun's own count comes first, because its command line can override what Slurm or an operator sets.
-    """
+    """Return the number of nodes in the variables, torchrun's first: its command line overrides Slurm's."""
     groups = process.number("GROUP_WORLD_SIZE")
     if by_torchrun(process) and groups is not None:
         return NodeCount(nodes=groups, source=f"GROUP_WORLD_SIZE is {groups}")

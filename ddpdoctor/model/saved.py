@@ -16,10 +16,7 @@ MAX_DEPTH = 2  # how many keys may surround a state dict: {"model": ...}, {"stat
 
 
 def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
-    """Return for each file the prefix to remove from its names so that they match those of the other files.
-
-    All prefixes are empty if any two files already share a name, or if no prefix helps.
-    """
+    """Return the prefix to remove from each file's names so that they match; all empty if names match already."""
     none = ("",) * len(files)
     if len(files) < 2 or not all(files) or len(set().union(*files)) < sum(map(len, files)):
         return none

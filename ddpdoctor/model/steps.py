@@ -107,10 +107,7 @@ class RecentPace:
 
 
 def recent_pace(times: StepTimes) -> RecentPace | None:
-    """Return a rank's pace over its last steps, or None if there is none whose end is known.
-
-    Steps may be missing in between, so the time is divided by the difference of their numbers.
-    """
+    """Return a rank's pace over its last steps (some may be missing in between), or None without known ends."""
     if not times.numbers or not times.ended_ns:
         return None
     numbers, ended_ns = times.numbers[-RECENT_STEPS:], times.ended_ns[-RECENT_STEPS:]
