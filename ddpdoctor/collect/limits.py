@@ -6,6 +6,7 @@ namespace, the path is "/". In one without, it is the host's path, and only the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -78,10 +79,15 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         memory = psutil.virtual_memory()
         swap_bytes = psutil.swap_memory().total
         sizes = {"MemTotal": memory.total, "MemAvailable": memory.available, "SwapTotal": swap_bytes}
+    resources: dict[str, Limit] = {}
+    for name in ("NOFILE", "MEMLOCK", "NPROC"):
+        with contextlib.suppress(OSError):
+            soft, hard = (None if value == UNLIMITED else value for value in system.calls.rlimit(name))
+            resources[name] = Limit(soft=soft, hard=hard)
     limit = read_memory_limit(system)
     cpus = system.calls.cpus()
     return Limits(
-        nofile=_limit(system, "NOFILE"), memlock=_limit(system, "MEMLOCK"), nproc=_limit(system, "NPROC"),
+        nofile=resources.get("NOFILE"), memlock=resources.get("MEMLOCK"), nproc=resources.get("NPROC"),
         user_processes=user_threads, pids_max=task_limit[0] if task_limit is not None else None,
         pids_current=task_limit[1] if task_limit is not None else None,
         cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
@@ -95,14 +101,6 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         numa_nodes=len(memory_nodes(system)), numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
         nproc_applies=uid != 0,
     )  # fmt: skip
-
-
-def _limit(system: System, name: str) -> Limit | None:
-    try:
-        soft, hard = system.calls.rlimit(name)
-    except OSError:
-        return None
-    return Limit(soft=None if soft == UNLIMITED else soft, hard=None if hard == UNLIMITED else hard)
 
 
 def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
@@ -235,7 +233,7 @@ def read_shared_memory(
         return None
     stale = _stale_files(system, uid)
     return SharedMemory(
-        volume=read_volume(system, SHARED, "shared memory", deep=deep),
+        volume=read_volume(system, SHARED, mount_of(system, SHARED)[1], "shared memory", deep=deep),
         stale_files=tuple(sorted(stale)),
         stale_bytes=sum(stat.st_size for stat in stale.values()),
         loader_workers=loader_workers,
@@ -285,22 +283,20 @@ def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
     places = [("temporary files", temporary or "/tmp"), ("cache", cache)]  # noqa: S108 - only read
     if temporary:
         places.append(("/tmp", "/tmp"))  # noqa: S108 - torch's flight recorder ignores TMPDIR
-    purposes: dict[str, list[str]] = {}
-    paths: dict[str, str] = {}
+    volumes: dict[str, tuple[str, str | None, list[str]]] = {}
     for purpose, place in [*places, ("working directory", folder)]:
         path = place
         while len(path) > 1 and not system.exists(path):  # ~/.cache may not exist yet
             path = path.rstrip("/").rpartition("/")[0] or "/"
-        mount, _ = mount_of(system, path)
-        purposes.setdefault(mount, []).append(purpose)
-        paths.setdefault(mount, path)
+        mount, fstype = mount_of(system, path)
+        volumes.setdefault(mount, (path, fstype, []))[2].append(purpose)
     return tuple(
-        replace(read_volume(system, path, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
-        for path, of in zip(paths.values(), purposes.values(), strict=True)
+        replace(read_volume(system, path, fstype, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
+        for path, fstype, of in volumes.values()
     )
 
 
-def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
+def read_volume(system: System, path: str, fstype: str | None, purpose: str, *, deep: bool) -> Volume:
     """Return one file system; if it does not answer, ``error`` says so."""
     size = ask_one(lambda: (system.calls.statvfs(path), system.calls.writable(path)), LIMIT_S)
     (total, free), writable = size.value or ((0, 0), False)
@@ -310,7 +306,7 @@ def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volum
         speed = ask_one(lambda: measure_writing(path, most), WRITE_LIMIT_S).value
     error = None if size.error is None else size.error.strerror or str(size.error)
     return Volume(
-        path=path, purpose=purpose, fstype=mount_of(system, path)[1], total_bytes=total, free_bytes=free,
+        path=path, purpose=purpose, fstype=fstype, total_bytes=total, free_bytes=free,
         writable=writable, write_mb_s=speed,
         error=f"did not answer within {LIMIT_S:.0f} s" if size.timed_out else error, timed_out=size.timed_out,
     )  # fmt: skip
