@@ -24,7 +24,6 @@ from ddpdoctor.model.facts import Connection, Connections
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
 PROC = Path("/proc")
 ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"  # the states in include/net/tcp_states.h that we use
 MOST_STALLED = 16

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprint_files import DAMAGED, RankColumn, RowsRead, Writer, open_source, root_of
 from ddpdoctor.collect.recorded import read_record
-from ddpdoctor.model.consistency import Consistency, Difference, Stream, TensorRow, TensorSplit, Values, What
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamKey, TensorRow, TensorSplit, Values, What
 from ddpdoctor.model.words import group_alike
 from ddpdoctor.recorder.storage import fingerprint_file
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.fingerprint_files import Name, NodeIndex, OpenFile, Written
-    from ddpdoctor.model.consistency import StreamKey
-
 
 Token = tuple[bytes, tuple[int, ...], str] | None  # what must be equal; None: no such tensor
 MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import Stream
 
-
 WHAT = {
     fingerprint_file.PARAMETER: What.PARAMETER,
     fingerprint_file.GRADIENT: What.GRADIENT,

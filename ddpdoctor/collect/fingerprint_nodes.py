@@ -11,16 +11,14 @@ from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
 from ddpdoctor.collect.run_files import load
 from ddpdoctor.model.consistency import Consistency, NodeStreams, RootsRequest, Stream, StreamKept, Values, What
-from ddpdoctor.model.facts import attempt_name
+from ddpdoctor.model.facts import Run, attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ddpdoctor.collect.fingerprint_files import NodeIndex, Points, StreamIndex, Writer, Written
-    from ddpdoctor.model.consistency import StreamKept, StreamRoot
-    from ddpdoctor.model.facts import Run
-
+    from ddpdoctor.collect.fingerprint_files import NodeIndex, StreamIndex, Writer, Written
+    from ddpdoctor.model.consistency import StreamRoot
 
 FIRST_REST_S = 2.0
 LONGEST_REST_S = 300.0  # the pause doubles up to this; our choice: replicas that differ usually stay so

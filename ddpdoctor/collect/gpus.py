@@ -19,7 +19,7 @@ from ddpdoctor.collect.bounded import ChildEnd, run_child
 from ddpdoctor.collect.kernel import read_on_bus, try_unlisted
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.node import Gpu, GpuPair, GpuProcess, Gpus, GpuTrial, GpuWork, NvLink, PeerCopy
@@ -28,8 +28,6 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
-
-    from ddpdoctor.collect.system import ReadingPlan
 
     Run = Callable[[tuple[str, ...], float], ChildEnd]
 

@@ -15,15 +15,12 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.limits import NODES, memory_nodes, parse_cpu_list
 from ddpdoctor.collect.proc import Process, read_link, read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.node import GpuOnBus, KernelView, Pci, PciDevice, StuckProcess, Xid
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from ddpdoctor.collect.system import ReadingPlan
-
 
 KMSG = "/dev/kmsg"
 RECORD_BYTES = 8192  # of one record: a read fails if the buffer is too small, and the kernel writes no longer ones

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
     from ddpdoctor.model.launch import NodeOptions
 
-
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 # Set by torchrun, Open MPI, other MPI launchers and Slurm; the first that is a number counts. Slurm comes last: what
 # mpirun starts in a Slurm job also has the variables of the step that runs mpirun's daemon, of which a node has one.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_one
 from ddpdoctor.collect.proc import below, by_parent, read_processes
-from ddpdoctor.collect.system import UNLIMITED, System
+from ddpdoctor.collect.system import UNLIMITED, ReadingPlan, System
 from ddpdoctor.model.facts import Space
 from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -25,9 +25,6 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
-
-    from ddpdoctor.collect.system import ReadingPlan
-
 
 LOADER_WORKER = "pt_data_worker"  # torch's name for them (torch/utils/data/_utils/worker.py, since 2.6)
 CGROUPS = "/sys/fs/cgroup"

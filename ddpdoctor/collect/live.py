@@ -6,7 +6,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,16 +18,14 @@ from ddpdoctor.collect.run_files import load
 from ddpdoctor.model import facts
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.live import PassSeen
+from ddpdoctor.model.live import PassSeen, Start
 from ddpdoctor.recorder.storage.files import is_file, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
 
     from ddpdoctor.collect.rank import RunFolder
     from ddpdoctor.model.data import LoaderSeen
-    from ddpdoctor.model.live import Start
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RUN_MARK = "run.json"

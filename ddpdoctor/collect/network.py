@@ -27,15 +27,12 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ddpdoctor.collect.system import ReadingPlan, System
 
     Ask = Callable[[], tuple[str, ...]]
-    from collections.abc import Iterator
-
     Tables = dict[str, dict[str, "_Chain"]]
-    from collections.abc import Callable
 
 FOLDER = "/sys/class/net"
 IFF_UP = 0x1

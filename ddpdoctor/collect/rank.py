@@ -38,7 +38,7 @@ from ddpdoctor.collect.recorded import (
     read_unfinished,
     whole_or_0,
 )
-from ddpdoctor.collect.run_files import DAMAGED, read_text
+from ddpdoctor.collect.run_files import DAMAGED, End, WatchedJob, WatchedRank, read_text
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     Child,
@@ -54,7 +54,7 @@ from ddpdoctor.model.facts import (
     signal_name,
 )
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.ring_reading import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
@@ -63,12 +63,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.collect.run_ranks import Source
     from ddpdoctor.model.facts import CallLog, ControlFlow, JobEnd, NcclLine, Run
     from ddpdoctor.model.launch import Connecting
     from ddpdoctor.model.node import Node
-    from ddpdoctor.recorder.storage import ring_reading
 
 # A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib.
 IDLE_FILES = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.recorded import find_note
-from ddpdoctor.collect.run_files import End, read_text
+from ddpdoctor.collect.run_files import End, WatchedJob, WorkerStart, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.collect.run_files import WatchedJob, WorkerStart
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 # Slurm's is not here: a batch script that starts a single process also has the number of tasks in its environment.

@@ -13,15 +13,13 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import TORCH_PROBE, start_module, wait_for_program
+from ddpdoctor.collect.bounded import TORCH_PROBE, ChildProcess, start_module, wait_for_program
 from ddpdoctor.model.launch import hide_login, is_listed
 from ddpdoctor.model.node import ConfFile, Software, TorchBuild
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.bounded import ChildProcess
     from ddpdoctor.collect.system import ReadingPlan, System
-
 
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 LIBRARY = "libnvidia-ml.so.1"

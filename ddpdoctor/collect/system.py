@@ -18,15 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import ask_side_by_side, start_program, wait_for_program
-from ddpdoctor.model.node import Node
+from ddpdoctor.collect.bounded import ChildEnd, ChildProcess, ask_side_by_side, start_program, wait_for_program
+from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-
-    from ddpdoctor.collect.bounded import ChildEnd, ChildProcess
-    from ddpdoctor.model.node import NodeProcess
 
 UNLIMITED = -1  # the value of resource.RLIM_INFINITY
 _STA_UNSYNC = 0x40  # a bit of adjtimex's status, from linux/timex.h

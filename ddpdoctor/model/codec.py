@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from ddpdoctor.model.reading import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from dataclasses import Field
 
     Convert = Callable[[Any], Any]
 
@@ -99,8 +98,10 @@ def _encoder(hint: Any) -> Convert:
         ]
 
         def encode_union(value: Any) -> Any:
-            encoded = next(encode_one for kind, encode_one in kinds if isinstance(value, kind))(value)
-            return {UNREAD_TAG: encoded} if type(value) is Unread else encoded
+            for kind, encode_one in kinds:
+                if isinstance(value, kind):
+                    return {UNREAD_TAG: encode_one(value)} if kind is Unread else encode_one(value)
+            raise TypeError(f"{type(value)} is not one of {hint!r}")
 
         return encode_union
     if isinstance(hint, type) and issubclass(hint, Enum):

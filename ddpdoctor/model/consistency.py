@@ -15,7 +15,6 @@ from ddpdoctor.model.words import outvoted, rank_list
 if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
-
 MESH = "mesh "  # prefix of a stream's group if it is a set of device mesh dimensions instead of a process group
 MAX_NAMED = 5  # How many differences a message names (our choice). The result holds all of them.
 

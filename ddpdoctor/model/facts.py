@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -17,8 +17,6 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.launch import Connecting

@@ -14,12 +14,10 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import Fleet, Launcher, NodeProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from ddpdoctor.model.node import Fleet, NodeProcess
 
 # Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value.
 MAX_ENTRIES = 65_536

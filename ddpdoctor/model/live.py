@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import JobStatus
+from ddpdoctor.model.findings import JobStatus, Place
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from ddpdoctor.model.facts import NodeSeen
-    from ddpdoctor.model.findings import Place
-
 
 STATUS_FORMAT = "ddpdoctor-status"
 STATUS_VERSION = 1

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-
 # Keys under which scripts save a model. Not "module": that is a prefix by DDP, and DD713 reports it.
 MODEL_KEYS = frozenset({"model", "model_state_dict", "state_dict", "net", "app"})
 MAX_DEPTH = 2  # how many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}

@@ -325,3 +325,8 @@ class Budget:
     is_device: bool = False  # whether these are times of the GPUs
     overlap: float | None = None  # the share of the reduction that backward hides, or None if it is not known
     blocks_ms: tuple[float, ...] = ()  # like ``wall_ms``, in each block of consecutive steps
+
+    @property
+    def efficiency_bound(self) -> float:
+        """The upper bound of the scaling efficiency: the share of the step without communication and waiting."""
+        return max(0.0, 1 - self.communication_share - self.waiting_share)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 Value = TypeVar("Value", bound="Hashable")
 Item = TypeVar("Item")

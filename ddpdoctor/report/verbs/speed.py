@@ -89,8 +89,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     rows = [row for row in budget.phases if is_shown(row, budget)]
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
     shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
-    bound = max(0.0, 1 - budget.communication_share - budget.waiting_share)
-    lines = [f"{shares} (median rank): scaling efficiency is at most {bound:.0%}"]
+    lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
     if budget.overlap is not None:
         lines.append(f"backward hides about {budget.overlap:.0%} of the reduction")
     if budget.samples_per_s is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.launch import Contact, parse_address, say_place
+from ddpdoctor.model.launch import Contact, say_place
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
@@ -199,8 +200,10 @@ def check_mesh(meeting: Meeting) -> Answer:
 
 def _address_is_right(meeting: Meeting, pair: NodePair) -> bool:
     """Return whether a pair's address means its target on every node, so that the test is about the network."""
-    address = parse_address(pair.address)
-    if address is None or address.is_loopback:
+    try:
+        if ipaddress.ip_address(pair.address.partition("%")[0]).is_loopback:
+            return False
+    except ValueError:
         return False
     return meeting.cause(ADDRESS_IS_WRONG, meeting.visit(pair.target).host) is None
 
