@@ -20,9 +20,17 @@ from ddpdoctor.collect.launch import (
     read_rank,
     text,
 )
-from ddpdoctor.collect.proc import descendants, read_command, read_environment, read_processes, read_status
+from ddpdoctor.collect.proc import (
+    descendants,
+    list_pids,
+    read_command,
+    read_environment,
+    read_link,
+    read_processes,
+    read_status,
+    read_text,
+)
 from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
-from ddpdoctor.collect.system import list_pids, read_link, read_text
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import select_variables

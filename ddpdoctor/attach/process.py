@@ -21,8 +21,16 @@ from ddpdoctor.collect.connections import (
     read_rows,
     read_sockets,
 )
-from ddpdoctor.collect.proc import below, by_parent, read_process, read_processes, read_status
-from ddpdoctor.collect.system import list_pids, read_link, read_text
+from ddpdoctor.collect.proc import (
+    below,
+    by_parent,
+    list_pids,
+    read_link,
+    read_process,
+    read_processes,
+    read_status,
+    read_text,
+)
 from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, Refusal, ThreadFacts
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 

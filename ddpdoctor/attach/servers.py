@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.attach.process import inside_network, shares_network
 from ddpdoctor.collect.connections import read_sockets
-from ddpdoctor.collect.system import read_text
+from ddpdoctor.collect.proc import read_text
 from ddpdoctor.exchange.job_store import open_store_reader
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.attached import Refusal, StoreLook

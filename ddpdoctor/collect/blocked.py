@@ -1,11 +1,8 @@
 """Reads what a process waits for: its system call, locks, ended children, commands that it runs.
 
 We may read /proc/PID/syscall only for processes that we may trace: those of our own user and, with Yama's
-ptrace_scope 1, only those that we started. The watcher started the ranks.
-
-A line of /proc/locks is "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF". A "->" after the number means that the
-process waits for the lock of that number. The kernel shows no path, so we match device and inode with the process's
-open files.
+ptrace_scope 1, only those that we started. /proc/locks has "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF"; a "->"
+after the number means that the process waits for that lock. The file is found by device and inode.
 """
 
 from __future__ import annotations
@@ -22,16 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.connections import Socket, find_listener, read_connections, read_rows
 from ddpdoctor.collect.limits import is_shared
-from ddpdoctor.collect.proc import read_command, read_environment
+from ddpdoctor.collect.proc import Process, list_names, list_pids, read_command, read_environment, read_link, read_text
 from ddpdoctor.collect.recorded import ended_child, lock_of
-from ddpdoctor.collect.system import list_names, list_pids, read_link, read_text
 from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LockKind, Owner, ProcessCauses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ddpdoctor.collect.proc import Process
-
 
 PROC = Path("/proc")
 # System calls that can sleep for long, by number, from Linux's asm/unistd_64.h and asm-generic/unistd.h.
@@ -56,12 +49,23 @@ OF_A_FILE = frozenset({
     "fcntl", "flock", "fsync", "fdatasync",
 })  # fmt: skip
 POLLS = frozenset({"poll", "ppoll"})
-# struct pollfd, which is in the process's memory: the descriptor, the requested events, the returned events.
-POLL_FD = struct.Struct("<ihh")
+POLL_FD = struct.Struct("<ihh")  # struct pollfd: the descriptor, the requested events, the returned events
 WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
-# Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key.
-SELECTS = frozenset({"select", "pselect6"})
+SELECTS = frozenset({"select", "pselect6"})  # whose first argument 1 means only descriptor 0: readline waits for a key
 _KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
+LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
+_LOCK_LINE = re.compile(
+    r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
+    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
+)
+MOST_OTHERS = 8  # How many locks of other processes we keep for one that polls. Our choice: more would not help.
+MOST_HOLDERS = 4
+MOST_BYTES = 256  # how much of the file we read: it holds a pid, and perhaps a host name
+# A pid alone on its line, and perhaps its host on the next line, in filelock's format.
+_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
+MOST_COMMANDS = 3
+# The kernel's names for processes that run the job's Python code; their stacks say more than their commands.
+PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
 
 
 def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blocked | None:
@@ -107,14 +111,6 @@ def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
     """Return the kernel function that the main thread sleeps in, or None if it runs or the kernel hides it."""
     name = read_text(proc / str(pid) / "wchan").strip()
     return name if name not in {"", "0"} else None
-
-
-LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
-_LOCK_LINE = re.compile(
-    r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
-    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
-)
-MOST_OTHERS = 8  # How many locks of other processes we keep for one that polls. Our choice: more would not help.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +169,6 @@ def locks_of_others(pid: int, family: frozenset[int], lines: tuple[LockLine, ...
 
 
 def _path_of(line: LockLine, pid: int) -> str | None:
-    """Return the path of a file that a process has open."""
     folder = PROC / str(pid) / "fd"
     for path in map(folder.joinpath, list_names(folder)):
         try:
@@ -182,12 +177,6 @@ def _path_of(line: LockLine, pid: int) -> str | None:
         except OSError:
             continue
     return None
-
-
-MOST_HOLDERS = 4
-MOST_BYTES = 256  # how much of the file we read: it holds a pid, and perhaps a host name
-# A pid alone on its line, and perhaps its host on the next line, in filelock's format.
-_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
 
 
 def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine, ...]) -> dict[int, LockFile]:
@@ -236,7 +225,6 @@ def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -
 
 
 def _has_open(pid: int, seen: os.stat_result) -> bool | None:
-    """Return whether a process has the file open, or None if we may not read that."""
     folder = PROC / str(pid) / "fd"
     try:
         numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed
@@ -269,21 +257,14 @@ def _named_owner(path: str) -> tuple[int | None, str | None]:
     return (int(match["pid"]), match["host"]) if match else (None, None)
 
 
-MOST_COMMANDS = 3
-# The kernel's names for processes that run the job's Python code; their stacks say more than their commands.
-PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What we read only once for all ranks."""
 
     family: frozenset[int] = frozenset()  # the processes of the job
     locks: tuple[LockLine, ...] = field(default_factory=read_locks)
-    # The connections of the network that all ranks share; if empty, each rank's own network is read.
-    connections: tuple[Socket, ...] = ()
-    # The lock files that ranks poll for, by the rank's pid.
-    lock_files: dict[int, LockFile] = field(default_factory=dict)
+    connections: tuple[Socket, ...] = ()  # those of the network that all ranks share; else each rank's own is read
+    lock_files: dict[int, LockFile] = field(default_factory=dict)  # those that ranks poll for, by pid
 
 
 def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> ProcessCauses:

@@ -1,7 +1,4 @@
-"""Runs what may hang, each with a time limit: calls in threads, which are left behind, and child processes.
-
-Parts of ddpdoctor run as child processes because they may hang in the kernel, where no signal ends them.
-"""
+"""Runs what may hang, each with a time limit: calls in threads, which are left behind, and child processes."""
 
 from __future__ import annotations
 
@@ -20,70 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply(Generic[Value]):
-    """How a call ended; ``value`` is set if it returned, and ``value`` and ``error`` are None if it timed out."""
-
-    value: Value | None
-    error: OSError | None
-    timed_out: bool
-    duration_s: float
-
-
-def ask_side_by_side(
-    calls: Mapping[str, Callable[[], Value]], limit_s: float | Mapping[str, float]
-) -> dict[str, Reply[Value]]:
-    """Make all calls at once, and return their replies within the limit, which may differ by call.
-
-    Errors other than OSError are raised here.
-    """
-    running = {name: _Call(name, call) for name, call in calls.items()}
-    started = time.monotonic()
-    for thread in running.values():
-        thread.start()
-    limits = limit_s if isinstance(limit_s, Mapping) else dict.fromkeys(calls, limit_s)
-    return {name: thread.reply(started + limits[name]) for name, thread in running.items()}
-
-
-class _Call(threading.Thread, Generic[Value]):
-    """One call, in a daemon thread: a getaddrinfo that waits for a dead server must not keep the process alive."""
-
-    def __init__(self, name: str, call: Callable[[], Value]) -> None:
-        super().__init__(name=f"ddpdoctor-{name}", daemon=True)
-        self._call = call
-        self._value: Value | None = None
-        self._error: OSError | None = None
-        self._defect: BaseException | None = None
-        self._asked_at = time.monotonic()
-        self._ended: float | None = None
-
-    def run(self) -> None:
-        self._asked_at = time.monotonic()
-        try:
-            self._value = self._call()
-        except OSError as error:
-            self._error = error
-        except Exception as defect:  # noqa: BLE001 - reply() raises it again
-            self._defect = defect
-        self._ended = time.monotonic()
-
-    def reply(self, deadline: float) -> Reply[Value]:
-        self.join(max(0.0, deadline - time.monotonic()))
-        ended = self._ended
-        if ended is None:
-            return Reply(value=None, error=None, timed_out=True, duration_s=time.monotonic() - self._asked_at)
-        if self._defect is not None:
-            raise self._defect
-        return Reply(value=self._value, error=self._error, timed_out=False, duration_s=ended - self._asked_at)
-
-
-# The variables that load the recorder of ``wrap``. Our own programs do not need it.
-NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
-
+NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})  # loads the recorder of ``wrap``
 TORCH_PROBE = "ddpdoctor.probes.torch_facts"
 # Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run.
 _WITH_PARENT = """
@@ -99,6 +34,56 @@ if os.getppid() != int(parent):  # it ended before that
 # Then runs a module as ``-m`` does.
 _MODULE = _WITH_PARENT + 'import runpy; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
 _PROGRAM = _WITH_PARENT + "os.execv(sys.argv[0], sys.argv)"  # then becomes another program, which keeps that
+ChildProcess = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply(Generic[Value]):
+    """How a call ended; ``value`` is set if it returned, and ``value`` and ``error`` are None if it timed out."""
+
+    value: Value | None = None
+    error: OSError | None = None
+    timed_out: bool = False
+    duration_s: float
+
+
+def ask_one(call: Callable[[], Value], limit_s: float) -> Reply[Value]:
+    """Make one call, as ``ask_side_by_side`` does."""
+    return ask_side_by_side({"call": call}, limit_s)["call"]
+
+
+def ask_side_by_side(
+    calls: Mapping[str, Callable[[], Value]], limit_s: float | Mapping[str, float]
+) -> dict[str, Reply[Value]]:
+    """Make all calls at once, and return their replies within the limit, which may differ by call.
+
+    Each has a daemon thread: a getaddrinfo that waits for a dead server must not keep the process alive. Errors other
+    than OSError are raised here.
+    """
+    replies: dict[str, Reply[Value]] = {}
+    defects: dict[str, Exception] = {}
+
+    def answer(name: str, call: Callable[[], Value]) -> None:
+        asked_at, value, error = time.monotonic(), None, None
+        try:
+            value = call()
+        except OSError as failed:
+            error = failed
+        except Exception as defect:  # noqa: BLE001 - raised again below
+            defects[name] = defect
+        replies[name] = Reply(value=value, error=error, duration_s=time.monotonic() - asked_at)
+
+    started = time.monotonic()
+    threads = [threading.Thread(target=answer, args=(name, call), daemon=True) for name, call in calls.items()]
+    for thread in threads:
+        thread.start()
+    found = {}
+    for name, thread in zip(calls, threads, strict=True):
+        thread.join(max(0.0, started + (limit_s[name] if isinstance(limit_s, Mapping) else limit_s) - time.monotonic()))
+        found[name] = replies.get(name) or Reply(timed_out=True, duration_s=time.monotonic() - started)
+        if name in defects:
+            raise defects[name]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +120,6 @@ def safe_flags() -> list[str]:
     return [] if has_it or sys.version_info < (3, 11) else ["-P"]
 
 
-ChildProcess = subprocess.Popen[bytes]
-
-
 def start_module(module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> ChildProcess:
     """Start a ddpdoctor module with its arguments, without the variables that load the recorder; raises OSError."""
     return start_program(
@@ -146,21 +128,21 @@ def start_module(module: Sequence[str], env: Mapping[str, str], *, flags: Sequen
     )
 
 
-def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> ChildProcess:
+def start_program(
+    command: Sequence[str], env: Mapping[str, str] | None = None, *, is_bound: bool = False
+) -> ChildProcess:
     """Start a program without input, and capture its output; raises OSError.
 
-    ``wait_for_program`` kills it at its time limit. If ddpdoctor exits before that, the program is killed at exit.
+    ``wait_for_program`` kills it at its time limit. If ddpdoctor exits before that, the program is killed at exit, and
+    also if ddpdoctor is killed if it ``is_bound``, which needs its path.
     """
+    if is_bound:
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), *command]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
     )
     atexit.register(process.kill)
     return process
-
-
-def start_bound_program(command: Sequence[str]) -> ChildProcess:
-    """Start a program, given by its path, that does not outlive this process even if that is killed; raises OSError."""
-    return start_program([sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), *command])
 
 
 def wait_for_program(process: ChildProcess, limit_s: float) -> ChildEnd:
@@ -181,11 +163,6 @@ def wait_for_program(process: ChildProcess, limit_s: float) -> ChildEnd:
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run ``python -m module`` until it ends, at most for ``limit_s``; raises OSError."""
     return wait_for_program(start_module((module, *arguments), env), limit_s)
-
-
-def start_torch_child(env: Mapping[str, str]) -> ChildProcess:
-    """Start a Python that imports torch; callers do so before their own heavy imports. Raises OSError."""
-    return start_module((TORCH_PROBE,), env)
 
 
 def _text(data: bytes | None) -> str:

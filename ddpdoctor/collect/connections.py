@@ -1,9 +1,8 @@
 """Reads TCP connections: which addresses a process uses, which do not get their data through, what each has received.
 
-/proc/PID/net/tcp has all connections of the network namespace; the inodes of a process's sockets say which are its own.
-Sent data stay in the send queue until the peer acknowledges them, and the kernel counts its retries. The count
-distinguishes a dead link from a peer that only reads slowly. What a connection has received is not in /proc, whose
-/proc/PID/io leaves out recv(2); the kernel's socket diagnostics (sock_diag(7)) have it.
+Sent data stay in the send queue until the peer acknowledges them, and the kernel counts its retries, which
+distinguishes a dead link from a slow reader. /proc/PID/io leaves out recv(2); the kernel's socket diagnostics
+(sock_diag(7)) have it.
 """
 
 from __future__ import annotations
@@ -19,20 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.system import list_pids, read_link, read_text
+from ddpdoctor.collect.proc import list_pids, read_link, read_text
 from ddpdoctor.model.facts import Connection, Connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from ddpdoctor.collect.system import System
-
 
 PROC = Path("/proc")
 ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"  # the states in include/net/tcp_states.h that we use
 MOST_STALLED = 16
 MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
+_ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2  # include/uapi/linux/inet_diag.h
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBxI48x")
+_ATTRIBUTE = struct.Struct("=HH")
+_MESSAGE_SIZE, _PORTS, _ADDRESS, _INODE = 72, 4, 24, 68
+_RECEIVED_AT = 128  # offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1
+_LIMIT_S = 0.2
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +55,12 @@ class Socket:
 
     @property
     def port(self) -> int:
-        """The local port."""
         return int(self.local.rpartition(":")[2])
 
 
-def read_rows(pid: int, proc: Path = PROC) -> tuple[Socket, ...]:
-    """Return the TCP sockets in the network namespace of a process."""
+def read_rows(pid: int | str, proc: Path = PROC) -> tuple[Socket, ...]:
+    """Return the TCP sockets in the network namespace of a process; "" is this one."""
     return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(read_text(proc / str(pid) / "net" / table)))
-
-
-def read_own_rows(system: System) -> tuple[Socket, ...]:
-    """Return the TCP sockets in the network namespace of this process."""
-    return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(system.text_or(f"/proc/net/{table}")))
 
 
 def parse_rows(table: str) -> Iterator[Socket]:
@@ -119,10 +119,7 @@ def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
 
 
 def parse_end(text: str) -> str | None:
-    """Return "10.0.0.4:29500" for "0400000A:733C", or None if the text is not an address.
-
-    The kernel writes words of four bytes in the machine's byte order. An IPv4 address in an IPv6 socket becomes IPv4.
-    """
+    """Return "10.0.0.4:29500" for "0400000A:733C" (words in the machine's byte order), or None for no address."""
     host, _, port = text.partition(":")
     try:
         raw = bytes.fromhex(host)
@@ -135,19 +132,6 @@ def parse_end(text: str) -> str | None:
     if isinstance(ip, ipaddress.IPv6Address):
         return f"{ip.ipv4_mapped}:{number}" if ip.ipv4_mapped else f"[{ip}]:{number}"
     return f"{ip}:{number}"
-
-
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
-# TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h.
-_ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2
-_HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBBxI48x")
-_ATTRIBUTE = struct.Struct("=HH")
-_MESSAGE_SIZE, _PORTS, _ADDRESS, _INODE = 72, 4, 24, 68
-_RECEIVED_AT = 128  # offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1
-_LIMIT_S = 0.2
-_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +174,6 @@ def _dump(asked: socket.socket, family: int) -> list[Received]:
 
 
 def _parse(message: bytes, family: int) -> list[Received]:
-    """Return the connection in a message, or [] if the kernel does not say what it has received."""
     local_port, remote_port = struct.unpack_from("!HH", message, _PORTS)
     (inode,) = struct.unpack_from("=I", message, _INODE)
     size = 16 if family == socket.AF_INET6 else 4

@@ -1,7 +1,4 @@
-"""Compares the fingerprints of this host's ranks point by point, while the ranks are still writing.
-
-Ranks can be at different points, so their records are paired by the number of the point.
-"""
+"""Compares the fingerprints of this host's ranks while they write, paired by the number of the point."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprint_files import DAMAGED, RankColumn, RowsRead, Writer, open_source, root_of
 from ddpdoctor.collect.recorded import read_record
-from ddpdoctor.model.consistency import Consistency, Difference, Stream, TensorRow, TensorSplit, Values, What
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamKey, TensorRow, TensorSplit, Values, What
 from ddpdoctor.model.words import group_alike
 from ddpdoctor.recorder.storage import fingerprint_file
 
@@ -20,11 +17,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.fingerprint_files import Name, NodeIndex, OpenFile, Written
-    from ddpdoctor.model.consistency import StreamKey
 
-
-# What must be equal: contents, shape and dtype; None if a rank has no such tensor.
-Token = tuple[bytes, tuple[int, ...], str] | None
+Token = tuple[bytes, tuple[int, ...], str] | None  # what must be equal; None: no such tensor
+MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale
+MAX_SPLITS = 16  # of a difference by name; our choice: a report names a few and counts the rest
+_Texts = dict[int, dict[str, object]]
+_Point = tuple[int, _Texts]
+# How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
+# that reduce gradients together are at most one step apart, so a rank that is further behind does not take part.
+MAX_AHEAD = 8
+MAX_ROUNDS = 128  # of reading a few points of each rank; our choice: enough for all files of a stream
+MAX_REASONS = 8  # how many unreadable files we keep the reason for
 
 
 def has_any(seen: Mapping[int, Written], what: What) -> bool:
@@ -76,19 +79,10 @@ def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow
         yield row, tokens
 
 
-MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale
-# How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest.
-MAX_SPLITS = 16
-
-_Texts = dict[int, dict[str, object]]
-_Point = tuple[int, _Texts]
-
-
 class StreamSeen:
     """The results for one stream so far. Points must come in order, each once."""
 
     def __init__(self, key: StreamKey) -> None:
-        """Begin with nothing compared."""
         self.key = key
         self.ranks: set[int] = set()
         self.compared = 0
@@ -132,10 +126,7 @@ class StreamSeen:
         return len(self.differences) > known
 
     def stream(self, writers: Iterable[int]) -> Stream:
-        """Return the results so far; ``writers`` are the ranks that wrote anything about this model.
-
-        Values that are missing or invalid take their defaults.
-        """
+        """Return the results so far; ``writers`` are the ranks that wrote anything about this model."""
         points = self._kept | dict([self._last] if self._last else [])
 
         tensors = 0
@@ -156,7 +147,6 @@ class StreamSeen:
         )  # fmt: skip
 
     def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
-        """Update the state that later points are compared with."""
         number, texts = point
         if not self.compared:
             self._kept[number] = texts
@@ -187,24 +177,17 @@ def _values(texts: _Texts) -> tuple[Values, ...]:
     return tuple(values)
 
 
-# How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
-# that reduce gradients together are at most one step apart, so a rank that is further behind does not take part.
-MAX_AHEAD = 8
-
-
 class Paired:
     """One stream: the points that wait for more ranks, and the results for all earlier points."""
 
     def __init__(self, key: StreamKey, index: NodeIndex | None = None) -> None:
-        """Begin without ranks; ``index`` keeps all points for other nodes."""
         self.key = key
         self._index = index
         self.seen = StreamSeen(key)
         self.columns: dict[int, RankColumn] = {}
         self._pending: dict[int, dict[int, Written]] = {}
         self._settled = -1
-        self._left: set[int] = set()
-        """Ranks that we do not wait for until they write again."""
+        self._left: set[int] = set()  # ranks that we do not wait for until they write again
         self._waits_for_new = True
 
     def read(self, *, closing: bool) -> bool:
@@ -219,10 +202,7 @@ class Paired:
         return any_read
 
     def settle(self, *, others_may_come: bool) -> None:
-        """Compare the points that have all their ranks.
-
-        ``others_may_come``: a rank that has not written to this stream yet may still do so.
-        """
+        """Compare the points that have all their ranks; ``others_may_come`` that have not written here yet."""
         if others_may_come and self._waits_for_new:
             return
         for number in sorted(self._pending):
@@ -259,11 +239,6 @@ class Paired:
         return column.latest >= number or column.is_over or rank in self._left
 
 
-# How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream.
-MAX_ROUNDS = 128
-MAX_REASONS = 8  # how many unreadable files we keep the reason for
-
-
 class Comparer:
     """The comparison of one attempt of a job on this host, while its ranks write or later."""
 
@@ -284,10 +259,7 @@ class Comparer:
         self._torn: set[StreamKey] = set()
 
     def compare(self, writers: Iterable[Writer]) -> bool:
-        """Compare what was written since the last call; return whether a kind of tensor differs for the first time.
-
-        ``writers`` are the processes whose files count. A process that has left the list keeps its last state.
-        """
+        """Compare what these processes wrote since the last call; return whether a kind differs for the first time."""
         self._writers |= {(writer.pid, writer.ticks): writer for writer in writers}
         known = self._count_differences()
         full = {key: paired.oldest_of_full() for key, paired in self._streams.items()}
@@ -364,7 +336,6 @@ class Comparer:
                 break
 
     def _paths(self) -> list[Path]:
-        """Return the files of the known processes, those of each process in the order of their creation."""
         paths = []
         for path in self._folder.glob("*.prints"):
             numbers = path.stem.split("-")

@@ -1,7 +1,4 @@
-"""Reads the fingerprints that ranks write, and keeps and packs them until we know whether other nodes have the same.
-
-A rank begins a new file when its rows change. Ranks with equal tables share one object.
-"""
+"""Reads the fingerprints that ranks write, and keeps and packs them until we know whether other nodes have the same."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import Stream
 
-
 WHAT = {
     fingerprint_file.PARAMETER: What.PARAMETER,
     fingerprint_file.GRADIENT: What.GRADIENT,
@@ -48,14 +44,22 @@ _CLOCKS = {
 ROOT_SIZE = 16
 
 Name = tuple[str, str]  # identifies a tensor of one kind: its name, and the part of the optimizer's state
+# The errors that a damaged, truncated or newer fingerprint file can cause.
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
+MAX_KEPT_BYTES = 16 * 2**20  # of a stream; our choice: eight points of 100,000 tensors fit
+MAX_KEPT_POINTS = 4096
+STREAM_SIZE = 8
+BEFORE_ALL = -1  # points are numbered from 0
+_RANK_BYTES = 1024  # approximate size of the text that each rank writes with its fingerprints
+MAX_BATCH_BYTES = 4 * 2**20  # of a stream; our choice: 64 nodes send this much within seconds
+_LETTERS = {what: letter for letter, what in WHAT.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class KindRows:
     """The rows of one kind."""
 
-    # By name, in the order of the model: the byte offset of the tensor's fingerprint, and its row.
-    rows: dict[Name, tuple[int, TensorRow]]
+    rows: dict[Name, tuple[int, TensorRow]]  # the offset of the fingerprint, and the row
     runs: tuple[slice, ...]  # byte ranges of all their fingerprints; adjacent ones are merged
 
 
@@ -80,7 +84,6 @@ class RowsRead:
     """Makes one ``Rows`` for equal tables: a table can have 100,000 rows, so a copy for each rank would be costly."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        """Leave out tensors whose names match one of the ``allowed`` patterns."""
         self._allowed = tuple(allowed)
         self._known: dict[bytes, Rows] = {}
 
@@ -113,11 +116,7 @@ class RowsRead:
 
 
 def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
-    """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds.
-
-    Nodes compare the hash over all kinds (see ``Kept``). Only if hashes differ does a node send fingerprints, 16
-    bytes for each tensor, with the names of the rows. It sends them once for ranks that agree with each other.
-    """
+    """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds."""
     root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
     for what in kinds:
         for run in rows.kinds[what].runs if what in rows.kinds else ():
@@ -129,10 +128,6 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"a whole number was expected, and it is {type(value).__name__}")
     return value
-
-
-# The errors that a damaged, truncated or newer fingerprint file can cause.
-DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +152,7 @@ class OpenFile:
 
 
 def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
-    """Open a fingerprint file.
-
-    Raises:
-        OSError: the file cannot be read.
-        DAMAGED: it is not a fingerprint file, or it is incomplete.
-    """
+    """Open a fingerprint file; raises OSError, or one of ``DAMAGED`` also if the rank still writes its head."""
     file = FingerprintFile(str(path))
     table = file.table
     key = StreamKey(
@@ -184,19 +174,14 @@ class RankColumn:
     """The records of one rank in one stream, in the order of writing."""
 
     def __init__(self, writer: Writer) -> None:
-        """Begin without a file."""
         self.writer = writer
-        self.latest = -1
-        """The number of the last point read."""
-        self.is_over = False
-        """Whether no more records will come."""
+        self.latest = -1  # the number of the last point read
+        self.is_over = False  # whether no more records will come
         self.bytes_written = 0
-        self.failed: tuple[str, str] | None = None
-        """The name of a file that can no longer be read, and why."""
+        self.failed: tuple[str, str] | None = None  # the name of a file that can no longer be read, and why
         self._sources: list[OpenFile] = []
 
     def add(self, source: OpenFile) -> None:
-        """Add a later file of this rank."""
         self._sources.append(source)
         self.bytes_written += source.file.head_bytes
 
@@ -225,14 +210,6 @@ class RankColumn:
         return points
 
 
-# Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds.
-MAX_KEPT_BYTES = 16 * 2**20
-MAX_KEPT_POINTS = 4096
-STREAM_SIZE = 8
-BEFORE_ALL = -1  # points are numbered from 0
-_RANK_BYTES = 1024  # approximate size of the text that each rank writes with its fingerprints
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What the ranks of this node wrote at one point of one stream."""
@@ -248,14 +225,11 @@ class StreamIndex:
     """The points of one stream, in order."""
 
     def __init__(self, key: StreamKey, name: str) -> None:
-        """Begin without points."""
         self.key = key
         self.name = name
         self.points: deque[Kept] = deque()
-        self.since = BEFORE_ALL
-        """The last point that was dropped."""
-        self.upto = BEFORE_ALL
-        """The last point that was written."""
+        self.since = BEFORE_ALL  # the last point that was dropped
+        self.upto = BEFORE_ALL  # the last point that was written
         self.ranks: set[int] = set()
         self._size_bytes = 0
 
@@ -316,7 +290,6 @@ class NodeIndex:
         """How often each stream was begun, so that two jobs of the same ranks are never compared with each other."""
 
     def note(self, key: StreamKey, number: int, seen: Mapping[int, Written]) -> None:
-        """Keep what ranks of this node wrote at one point."""
         index = self._by_key.get(key)
         if index is None:
             which = repr((self._attempt, self._begun.get(key, 0), key)).encode("utf-8", "replace")
@@ -336,7 +309,6 @@ class NodeIndex:
         return [stream for stream in self.streams.values() if not stream.ranks.issuperset(stream.key.members)]
 
     def report(self) -> tuple[StreamRoot, ...]:
-        """Return the reports for the other nodes."""
         reports = []
         for one in (one for one in self.shared() if one.points):
             root, random = one.root(one.since, one.upto)
@@ -347,9 +319,6 @@ class NodeIndex:
         return tuple(reports)
 
 
-# Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.
-MAX_BATCH_BYTES = 4 * 2**20
-_LETTERS = {what: letter for letter, what in WHAT.items()}
 Points = dict[int, dict[int, Written]]  # what each rank wrote, by the number of the point
 
 
@@ -388,11 +357,7 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
 
 
 def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
-    """Return the points by number.
-
-    Raises:
-        ValueError, TypeError: the points are damaged.
-    """
+    """Return the points by number; raises ``ValueError`` or ``TypeError`` if they are damaged."""
     tables = [  # rows in the format of a rank's table
         rows_read.read([[_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype] for row in table])
         for table in kept.tables

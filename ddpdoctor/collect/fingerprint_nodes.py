@@ -1,8 +1,4 @@
-"""Compares the replicas of all nodes by root hashes, and by fingerprints for the points where the hashes differ.
-
-A node's own comparison was saved by the watcher, or is made from the ranks' files. Those of several nodes are combined
-from the run folder of the reporting node.
-"""
+"""Compares the replicas of all nodes by root hashes, and by fingerprints for the points where the hashes differ."""
 
 from __future__ import annotations
 
@@ -15,22 +11,22 @@ from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
 from ddpdoctor.collect.run_files import load
 from ddpdoctor.model.consistency import Consistency, NodeStreams, RootsRequest, Stream, StreamKept, Values, What
-from ddpdoctor.model.facts import attempt_name
+from ddpdoctor.model.facts import Run, attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ddpdoctor.collect.fingerprint_files import NodeIndex, Points, StreamIndex, Writer, Written
-    from ddpdoctor.model.consistency import StreamKept, StreamRoot
-    from ddpdoctor.model.facts import Run
-
+    from ddpdoctor.collect.fingerprint_files import NodeIndex, StreamIndex, Writer, Written
+    from ddpdoctor.model.consistency import StreamRoot
 
 FIRST_REST_S = 2.0
-# The pause before we ask for contents again doubles up to this. Our choice: replicas that differ usually stay so.
-LONGEST_REST_S = 300.0
-# How long we wait for contents. Our choice: a node that is silent for this long is treated as gone.
-ANSWER_LIMIT_S = 10.0
+LONGEST_REST_S = 300.0  # the pause doubles up to this; our choice: replicas that differ usually stay so
+ANSWER_LIMIT_S = 10.0  # our choice: a node that is silent for this long is treated as gone
+COMPARISON = "consistency"  # stem of the file with the comparison of this host's ranks
+MAX_NUMBER = 2**62  # higher than the number of any point
+POINTS, JOINT = "moments", "joint"  # stems of files: a node's points, the first node's comparison of all
+_identity = attrgetter("clock", "group", "model", "optimizer")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,8 +36,7 @@ class JointStream:
     own: StreamIndex
     found: StreamSeen
     reported: dict[int, StreamRoot] = field(default_factory=dict)  # the last report of each other node
-    # By node, the last point that is known to be equal or was compared.
-    equal: dict[int, int] = field(default_factory=dict)
+    equal: dict[int, int] = field(default_factory=dict)  # by node, the last point that is equal or was compared
     same_random: bool = True
     compared_upto: int = BEFORE_ALL
     received: dict[int, Points] = field(default_factory=dict)
@@ -67,7 +62,6 @@ class JointStream:
         return False
 
     def ranks(self) -> set[int]:
-        """Return the ranks that any node has reported."""
         return self.own.ranks.union(*(reported.ranks for reported in self.reported.values()))
 
     def judge(self, member: int, now_s: float) -> None:
@@ -125,15 +119,12 @@ class Joint:
     """The comparison of one attempt over all nodes. It runs on the first node."""
 
     def __init__(self, own: NodeIndex, allowed: Sequence[str]) -> None:
-        """Compare with ``own``, this node's index; tensors whose names match ``allowed`` may differ."""
         self._own = own
         self._rows_read = RowsRead(allowed)
         self._streams: dict[str, JointStream] = {}
         self._wanted: set[str] = set()
-        self.turn = 0
-        """How often we asked for contents."""
-        self.unread: dict[int, str] = {}
-        """By node, why its contents could not be read."""
+        self.turn = 0  # how often we asked for contents
+        self.unread: dict[int, str] = {}  # by node, why its contents could not be read
 
     def hear(self, member: int, reported: Iterable[StreamRoot], now_s: float) -> None:
         """Store and compare another node's reports about its streams."""
@@ -172,7 +163,6 @@ class Joint:
                     self.unread[member] = str(error) or type(error).__name__
 
     def found(self) -> NodeStreams:
-        """Return the result over all nodes so far."""
         streams = []
         for joint in self._streams.values():
             if joint.reported:
@@ -192,14 +182,8 @@ class Joint:
         return self._streams[name]
 
 
-COMPARISON = "consistency"  # stem of the file with the comparison of this host's ranks
-
-
 def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
-    """Return the comparison, or None for a run of a version that had none.
-
-    ``writers`` are the ranks' processes. If the watcher was killed, their files are compared now.
-    """
+    """Return the saved comparison, or compare if the watcher was killed; None for a run of an older version."""
     if run.check_every is None or run.check_every < 0:
         return None
     if run.check_every == 0:
@@ -213,11 +197,6 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
         return comparer.close()
     except Exception as error:  # noqa: BLE001 - damaged files must not hide the other facts of the job
         return Consistency(check_every=run.check_every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))
-
-
-MAX_NUMBER = 2**62  # higher than the number of any point
-# Stems of the files with a node's points, and with the first node's comparison of all nodes.
-POINTS, JOINT = "moments", "joint"
 
 
 def read_points(path: Path) -> NodeStreams:
@@ -297,7 +276,6 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
 
 
 def _continued(before: Stream, after: Stream) -> Stream:
-    """Return the result of two consecutive ranges of points."""
     differences = list(before.differences)
     known = {difference.what for difference in differences}
     for difference in after.differences:
@@ -324,6 +302,3 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     return tuple(
         (number, tuple(one for _, one in sorted(by_rank.items()))) for number, by_rank in sorted(by_number.items())
     )
-
-
-_identity = attrgetter("clock", "group", "model", "optimizer")

@@ -1,7 +1,6 @@
 """Reads NVIDIA's GPUs by NVML, in a child process, because a dead GPU can leave the caller in a sleep that never ends.
 
-Only this file imports pynvml. Each query is independent: an unsupported one gives None. With --deep, every GPU also
-gets some work, each in its own process, because that may hang or crash.
+Each query is independent: an unsupported one gives None. With --deep, every GPU also gets some work in a process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ddpdoctor.collect.bounded import ChildEnd, run_child
 from ddpdoctor.collect.kernel import read_on_bus, try_unlisted
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.node import Gpu, GpuPair, GpuProcess, Gpus, GpuTrial, GpuWork, NvLink, PeerCopy
@@ -30,25 +29,66 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
 
-    from ddpdoctor.collect.system import ReadingPlan
-
     Run = Callable[[tuple[str, ...], float], ChildEnd]
+
+# The part of a cgroup path that names a Slurm job or a Kubernetes pod.
+JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
+FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
+# Errors of nvmlInit that mean there is nothing to read.
+ABSENT = {
+    "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
+    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
+    "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
+}
+GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})  # the device will answer no other query either
+HUNG = "it did not answer in time"
+PERSISTENCED = "/run/nvidia-persistenced/socket"
+P2P_READ = 0  # pynvml's NVML_P2P_CAPS_INDEX_READ is (0,) because of a stray comma
+NVLINK_ERRORS = (0, 1, 2, 3)  # DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h
+COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
+ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+P2P = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology not supported",
+    4: "disabled by a registry key",
+    5: "not supported",
+}
+CORRECTED, UNCORRECTED = 0, 1
+VOLATILE, AGGREGATE = 0, 1
+SM_CLOCK = 1
+MEMORY_V2 = 0x02000028
+MAX_LINKS = 18  # the value in nvml.h, for a pynvml without the constant
+GPU_SENSOR = 0
+SLOWDOWN_THRESHOLD = 1
+PAGE_CAUSES = (0, 1)  # causes of retirement: multiple single-bit errors, and a double-bit error
+CHILD_LIMIT_S = 40.0  # our choice: without a persistence daemon, the first call wakes every GPU, for seconds each
+COUNT_LIMIT_S = 20.0  # our choice: shorter, because a user waits for the commands that only count GPUs
+WITHOUT_LIMIT_S = 1.0  # our choice: so long before its section's limit the child must end to count
+UUIDS = "uuids"  # with this argument, the child prints only the GPUs' UUIDs
+HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
+NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
+MODULE = "ddpdoctor.collect.gpus"
+PROBE = "ddpdoctor.probes.gpu_trial"
+WORK_LIMIT_S = 60.0  # our choice: enough to import torch from a slow disk, create a context and work for seconds
+COPIES_LIMIT_S = 120.0  # our choice: eight GPUs have 56 pairs, and each takes a fraction of a second
 
 
 class NvmlError(Exception):
-    """NVML returned an error; ``name`` is NVML's name for it, such as "GPU_IS_LOST"."""
+    """NVML returned an error."""
 
-    def __init__(self, name: str) -> None:
-        """Keep the name."""
-        super().__init__(name)
-        self.name = name
+    @property
+    def name(self) -> str:
+        """NVML's name for it, such as "GPU_IS_LOST"."""
+        return str(self)
 
 
 class Nvml:
     """Wraps pynvml or a recording of it; all errors become ``NvmlError``."""
 
     def __init__(self, module: ModuleType | Any) -> None:
-        """Wrap the module."""
         self._module = module
         names = (name for name in dir(module) if name.startswith("NVML_ERROR_"))
         self._error_names = {getattr(module, name): name.removeprefix("NVML_ERROR_") for name in names}
@@ -81,16 +121,10 @@ class Nvml:
         return int(getattr(self._module, name, default))
 
 
-# The part of a cgroup path that names a Slurm job or a Kubernetes pod.
-JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
-FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
-
-
 class Kin:
     """The processes of the job that this process belongs to."""
 
     def __init__(self, system: System) -> None:
-        """Read the ancestors of this process."""
         self._system = system
         pid = int((system.text_or("/proc/self/stat").split() or ["0"])[0])
         self._own = (pid, *self._above(pid))
@@ -99,7 +133,6 @@ class Kin:
         self._job = self._job_of("self")
 
     def name(self, pid: int) -> str | None:
-        """Return a process's name, or None if we cannot see it."""
         return self._system.text_or(f"/proc/{pid}/comm") or None
 
     def ours(self, pid: int) -> bool:
@@ -119,40 +152,6 @@ class Kin:
     def _job_of(self, pid: str) -> str | None:
         job = JOB.search(self._system.text_or(f"/proc/{pid}/cgroup"))
         return job.group(1).rpartition("/")[2] if job else None
-
-
-# Errors of nvmlInit that mean there is nothing to read.
-ABSENT = {
-    "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
-    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
-    "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
-}
-# Errors of any query that mean the device will not answer other queries either.
-GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})
-HUNG = "it did not answer in time"
-PERSISTENCED = "/run/nvidia-persistenced/socket"
-# pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) because of a stray comma.
-P2P_READ = 0
-NVLINK_ERRORS = (0, 1, 2, 3)  # DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h
-COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
-FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
-ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
-P2P = {
-    0: "ok",
-    1: "chipset not supported",
-    2: "GPU not supported",
-    3: "topology not supported",
-    4: "disabled by a registry key",
-    5: "not supported",
-}
-CORRECTED, UNCORRECTED = 0, 1
-VOLATILE, AGGREGATE = 0, 1
-SM_CLOCK = 1
-MEMORY_V2 = 0x02000028
-MAX_LINKS = 18  # the value in nvml.h, for a pynvml without the constant
-GPU_SENSOR = 0
-SLOWDOWN_THRESHOLD = 1
-PAGE_CAUSES = (0, 1)  # causes of retirement: multiple single-bit errors, and a double-bit error
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
@@ -236,10 +235,7 @@ def _words(error: NvmlError) -> str:
 
 
 def _ask(nvml: Nvml, function: str, *arguments: Any, struct: str = "") -> Any:
-    """Return an answer (of a function that fills in a struct, that struct), or None for an error.
-
-    Raises ``NvmlError`` only if the device is gone.
-    """
+    """Return an answer or the filled struct, or None for an error; raises ``NvmlError`` if the device is gone."""
     try:
         return nvml.fill(function, struct, *arguments) if struct else nvml.call(function, *arguments)
     except NvmlError as error:
@@ -361,17 +357,6 @@ def _read_pairs(nvml: Nvml, handles: dict[int, Any]) -> Iterator[GpuPair]:
             )
 
 
-# Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each.
-CHILD_LIMIT_S = 40.0
-COUNT_LIMIT_S = 20.0  # our choice: shorter, because a user waits for the commands that only count GPUs
-# Our choice: the child must end this long before its section's limit, so that its answer still counts.
-WITHOUT_LIMIT_S = 1.0
-UUIDS = "uuids"  # with this argument, the child prints only the GPUs' UUIDs
-HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
-NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
-MODULE = "ddpdoctor.collect.gpus"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCount:
     """How many NVIDIA GPUs a job may use."""
@@ -461,11 +446,6 @@ def main(arguments: list[str]) -> None:
 
 def _say(facts: dict[str, Any]) -> None:
     print(json.dumps(facts), flush=True)  # noqa: T201 - the parent reads it
-
-
-PROBE = "ddpdoctor.probes.gpu_trial"
-WORK_LIMIT_S = 60.0  # our choice: enough to import torch from a slow disk, create a context and work for seconds
-COPIES_LIMIT_S = 120.0  # our choice: eight GPUs have 56 pairs, and each takes a fraction of a second
 
 
 def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:

@@ -1,8 +1,4 @@
-"""Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus.
-
-On the bus it reads GPUs, NVSwitches, network cards, the bridges above them, and the IOMMU's mode. A process that hangs
-inside the NVIDIA driver cannot be killed by any signal.
-"""
+"""Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus."""
 
 from __future__ import annotations
 
@@ -16,21 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.proc import Process, read_process
+from ddpdoctor.collect.limits import NODES, memory_nodes, parse_cpu_list
+from ddpdoctor.collect.proc import Process, read_link, read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.system import System, read_link
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.node import GpuOnBus, KernelView, Pci, PciDevice, StuckProcess, Xid
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ddpdoctor.collect.system import ReadingPlan
-
-
 KMSG = "/dev/kmsg"
-# A read returns one record, and fails if the buffer is too small. The kernel writes no longer records.
-RECORD_BYTES = 8192
+RECORD_BYTES = 8192  # of one record: a read fails if the buffer is too small, and the kernel writes no longer ones
 LIMIT_S = 1.5
 GRANT = (
     "the kernel's log may not be read: run as root, or let everybody read it with `sudo sysctl "
@@ -38,6 +31,29 @@ GRANT = (
 )
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, )?(?P<text>.*)")
 MAX_TEXT = 200  # how many characters of the driver's message we keep
+BETWEEN_READS_S = 1.0
+KTHREADD = 2  # The parent of kernel threads. The driver's own kernel threads may sleep for long.
+# Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex.
+DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
+# Programs that only query the driver: in uninterruptible sleep, they hang in the driver, whatever the symbol.
+TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
+HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
+DEVICES = "/sys/bus/pci/devices"
+DRIVER = "/proc/driver/nvidia/gpus"
+DRIVER_LIMIT_S = 1.0  # to answer, the driver takes a lock that a hanging GPU may hold
+NVIDIA = 0x10DE
+NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
+GPU_VENDORS = frozenset({NVIDIA, 0x1002})
+GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})  # VGA, 3D, other display, processing accelerator (MI300)
+NVSWITCH = (NVIDIA, 0x0680)
+NIC_CLASSES = frozenset({0x0200, 0x0207})  # Ethernet and InfiniBand controllers
+WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # Lane counts in PCIe. The kernel writes 0, 63 or 255 if it does not know.
+BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
+ACS_ID, ACS_CONTROL = 0x000D, 6
+ACS_REDIRECT = 0x0004 | 0x0008  # PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer traffic goes upstream
+EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
+HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 
 
 def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
@@ -108,16 +124,7 @@ def _records(system: System) -> Iterator[str]:
         os.close(fd)
 
 
-BETWEEN_READS_S = 1.0
-KTHREADD = 2  # The parent of kernel threads. The driver's own kernel threads may sleep for long.
-# Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex.
-DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
-# Programs that only query the driver: in uninterruptible sleep, they hang in the driver, whatever the symbol.
-TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
-HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
-
-
-def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
+def read_stuck_processes(system: System, _plan: ReadingPlan) -> tuple[StuckProcess, ...]:
     """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
@@ -150,10 +157,7 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
 
 
 def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
-    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads.
-
-    With each process are its wchan and its context switches; the latter change if it runs at all.
-    """
+    """Return who sleeps in the driver but our children and kernel threads, with wchan and context switches."""
     own = os.getpid() if system.live else 0
     sleepers = []
     for pid in filter(str.isdecimal, system.names("/proc")):
@@ -166,32 +170,6 @@ def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
             switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
             sleepers.append((process, wchan, switches))
     return sleepers
-
-
-DEVICES = "/sys/bus/pci/devices"
-DRIVER = "/proc/driver/nvidia/gpus"
-DRIVER_LIMIT_S = 1.0  # to answer, the driver takes a lock that a hanging GPU may hold
-
-NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
-NVIDIA = 0x10DE
-NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
-GPU_VENDORS = frozenset({NVIDIA, 0x1002})
-# VGA controller, 3D controller, other display controller, processing accelerator (AMD's MI300).
-GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
-NVSWITCH = (NVIDIA, 0x0680)
-NIC_CLASSES = frozenset({0x0200, 0x0207})  # Ethernet and InfiniBand controllers
-
-WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # Lane counts in PCIe. The kernel writes 0, 63 or 255 if it does not know.
-BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
-
-ACS_ID, ACS_CONTROL = 0x000D, 6
-# PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go upstream.
-ACS_REDIRECT = 0x0004 | 0x0008
-EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
-
-HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 
 
 def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all collectors get both
@@ -271,17 +249,6 @@ def parse_speed(text: str) -> float | None:
     return float(speed[1]) if speed else None
 
 
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs in "0-3,8,10-11", or () for any other text."""
-    cpus: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            return ()
-        cpus += range(int(first), int(last or first) + 1)
-    return tuple(cpus)
-
-
 def parse_acs(config: bytes) -> bool | None:
     """Return whether ACS redirects in a bridge's configuration space, or None if we may read only its header."""
     if len(config) <= CONFIG_SHOWN_TO_ALL:
@@ -308,11 +275,6 @@ def _is_virtual(system: System) -> bool:
     product = system.text_or("/sys/class/dmi/id/product_name").lower()
     machine = f"{system.text_or('/sys/class/dmi/id/sys_vendor')} {product}".lower()
     return any(name in machine for name in HYPERVISORS) and not product.endswith(".metal")
-
-
-def memory_nodes(system: System) -> tuple[str, ...]:
-    """Return the memory nodes of the machine."""
-    return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
 
 
 def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.system import read_link
+from ddpdoctor.collect.proc import read_link
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import (
     EXCHANGE_PORT,
@@ -32,11 +32,20 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
     from ddpdoctor.model.launch import NodeOptions
 
-
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 # Set by torchrun, Open MPI, other MPI launchers and Slurm; the first that is a number counts. Slurm comes last: what
 # mpirun starts in a Slurm job also has the variables of the step that runs mpirun's daemon, of which a node has one.
 LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+# First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
+# ip_local_port_range (32768 to 60999) and above the ports of common services.
+EXCHANGE_PORTS = (16_384, 12_288)
+STORE_PORTS = (28_672, 4_096)  # the same for the store of the step's job: above ddpdoctor's, below ip_local_port_range
+DEFAULT_PORT = 29500  # torchrun's default
+OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
+C10D_PORT = 29400  # for an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)
+MAX_PORT = 65_535
+# The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool).
+_BOOLEANS = dict.fromkeys(("1", "true", "t", "yes", "y"), True) | dict.fromkeys(("0", "false", "f", "no", "n"), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +87,7 @@ def read_identity(system: System) -> Identity:
 
 
 def is_slurm_step(env: Mapping[str, str]) -> bool:
-    """Return whether srun started this process; the shells of sbatch and salloc belong to a job, but not to a step.
-
-    Slurm numbers its own steps (batch, extern, interactive) from 0xfffffff0.
-    """
+    """Return whether srun started this process: Slurm's own steps (batch, interactive) are from 0xfffffff0."""
     step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
     return step is not None and step < 0xFFFFFFF0 and "SLURM_PROCID" in env
 
@@ -102,21 +108,13 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
 
 def read_rank(env: Mapping[str, str], names: tuple[str, ...] = RANK_VARIABLES) -> int | None:
     """Return the rank, or the number in other variables of launchers, or None if no launcher set it."""
-    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
-    in_step = is_slurm_step(env)
+    in_step = is_slurm_step(env)  # The batch script's shell also has SLURM_PROCID, but it is not a rank.
     return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 
 
 def read_local_rank(env: Mapping[str, str]) -> int | None:
     """Return the local rank, or None if no launcher set it."""
     return read_rank(env, LOCAL_RANK_VARIABLES)
-
-
-# First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
-# ip_local_port_range (32768 to 60999) and above the ports of common services.
-EXCHANGE_PORTS = (16_384, 12_288)
-# The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range.
-STORE_PORTS = (28_672, 4_096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +156,6 @@ def read_step_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
         return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
     except ValueError:
         return ()
-
-
-DEFAULT_PORT = 29500  # torchrun's default
-OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
 
 
 def seen_launch(
@@ -248,12 +242,6 @@ def _slurm_launch(env: Mapping[str, str]) -> Launch | None:
     )  # fmt: skip
 
 
-C10D_PORT = 29400  # for an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)
-MAX_PORT = 65_535
-# The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool).
-_BOOLEANS = dict.fromkeys(("1", "true", "t", "yes", "y"), True) | dict.fromkeys(("0", "false", "f", "no", "n"), False)
-
-
 def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:
     """Return the environment with the options added, and without the variables that they override."""
     given = options.variables()
@@ -287,10 +275,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return the launch from the options, or from the PET_* variables that torchrun reads in their place.
-
-    The node's number comes from torchrun, or else from the scheduler or operator that numbers nodes or pods.
-    """
+    """Return the launch from the options, as PET_* variables; schedulers and operators number nodes, too."""
     nodes = text(env, "PET_NNODES")
     if not nodes:
         if text(env, "PET_NODE_RANK"):

@@ -1,58 +1,71 @@
-"""Reads the limits that the shell, the control groups and the machine set for a job: processors, memory, disks, time.
+"""Reads the limits that the shell, the control groups and the machine set for a job, and how busy others keep it.
 
-Control groups are read in versions 1 and 2. /proc/self/cgroup names the group, and every group above it also limits it.
-In a container with its own cgroup namespace, the path is "/". In one without, it is the host's path, and only the
-mount's top exists.
-
-How busy other work keeps the processors: the kernel counts the idle time of every processor (/proc/stat), and the rest
-of a short window is work. From that we subtract the work of our own processes (/proc/PID/task/TID/stat, which names the
-processor that a thread last ran on). The result includes neighbors in other containers and virtual machines, whose
-processes we cannot see.
+/proc/self/cgroup names the group, and every group above it also limits it. In a container with its own cgroup
+namespace, the path is "/". In one without, it is the host's path, and only the mount's top exists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.kernel import memory_nodes, parse_cpu_list
-from ddpdoctor.collect.proc import descendants, read_processes, read_status
-from ddpdoctor.collect.system import UNLIMITED, System, read_text
+from ddpdoctor.collect.bounded import ask_one
+from ddpdoctor.collect.proc import below, by_parent, read_processes
+from ddpdoctor.collect.system import UNLIMITED, ReadingPlan, System
 from ddpdoctor.model.facts import Space
 from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
-    from ddpdoctor.collect.system import ReadingPlan
-
-
-# Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6).
-LOADER_WORKER = "pt_data_worker"
+LOADER_WORKER = "pt_data_worker"  # torch's name for them (torch/utils/data/_utils/worker.py, since 2.6)
+CGROUPS = "/sys/fs/cgroup"
+HERE = System()
+UNLIMITED_BYTES = 1 << 60  # more than any machine has; version 1 writes nearly 2**63 for "no limit"
+NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
+SHARED = "/dev/shm"  # noqa: S108 - only read
+MIN_AGE_S = 600.0  # our choice: NCCL unlinks a segment as soon as both sides have opened it
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO: every process of the machine is seen in it
+_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")  # torch/csrc/.../StorageSharing.cpp: PID, random, counter
+_OF_NCCL = re.compile(r"nccl-\w{6}")
+LIMIT_S = 2.0  # needed because a network file system with a dead server blocks every caller
+WRITE_S = 1.0
+WRITE_LIMIT_S = 4.0
+BLOCK = bytes(4 << 20)
+MAX_WRITE_BYTES = 256 << 20  # our choice: enough to exceed a disk's caches, and little enough that nobody notices
+TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
+FREE_SHARE = 4  # we write at most one part in this many of the free space
+SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
+WINDOW_S = 0.4  # our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark
+TICKS_PER_S = 100  # USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on
+LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that others used less counts as idle.
+CPU_FOLDER = "/sys/devices/system/cpu"
+# Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
+_UTIME, _STIME, _PROCESSOR = 11, 12, 36
+OwnTimes = dict[str, tuple[float, int]]  # by "PID/TID": CPU seconds since its start, and its last processor
 
 
 def read_limits(system: System, plan: ReadingPlan) -> Limits:
-    """Return all limits, with None for those that this system does not have.
-
-    Processes and threads are counted from /proc/PID/status; in a container, these are the container's own.
-    """
-    proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
-    uid, user_threads, loader_workers = _uid(read_status("self", proc)), None, 0
-    if uid is not None:
-        statuses = [read_status(name, proc) for name in system.names("/proc") if name.isdecimal()]
-        user_threads = sum(int(status.get("Threads", "0")) for status in statuses if _uid(status) == uid)
-        loader_workers = sum(status.get("Name") == LOADER_WORKER for status in statuses)
+    """Return all limits, None for those that this system lacks; a container counts its own processes."""
+    statuses = [
+        system.text_or(f"/proc/{pid}/status") for pid in ("self", *filter(str.isdecimal, system.names("/proc")))
+    ]
+    own, *others = [dict(re.findall(r"^(\w+):\s+(\S+)", status, re.MULTILINE)) for status in statuses]
+    user = own.get("Uid")  # the real user id, because the limit applies to that user
+    uid = int(user) if user else None
+    user_threads = sum(int(one.get("Threads", "0")) for one in others if one.get("Uid") == user) if user else None
+    loader_workers = sum(one.get("Name") == LOADER_WORKER for one in others) if user else 0
     tasks = []
-    for folder in cgroup_folders("pids", proc, groups):
-        most, current = _file_number(folder / "pids.max"), _file_number(folder / "pids.current")
+    for folder in cgroup_folders("pids", system):
+        most, current = (system.number_or_none(f"{folder}/{name}") for name in ("pids.max", "pids.current"))
         if most is not None and current is not None:
             tasks.append((most, current))
     task_limit = min(tasks, key=lambda task: task[0] - task[1], default=None)
@@ -63,14 +76,19 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         memory = psutil.virtual_memory()
         swap_bytes = psutil.swap_memory().total
         sizes = {"MemTotal": memory.total, "MemAvailable": memory.available, "SwapTotal": swap_bytes}
-    limit = read_memory_limit(proc, groups)
+    resources: dict[str, Limit] = {}
+    for name in ("NOFILE", "MEMLOCK", "NPROC"):
+        with contextlib.suppress(OSError):
+            soft, hard = (None if value == UNLIMITED else value for value in system.calls.rlimit(name))
+            resources[name] = Limit(soft=soft, hard=hard)
+    limit = read_memory_limit(system)
     cpus = system.calls.cpus()
     return Limits(
-        nofile=_limit(system, "NOFILE"), memlock=_limit(system, "MEMLOCK"), nproc=_limit(system, "NPROC"),
+        nofile=resources.get("NOFILE"), memlock=resources.get("MEMLOCK"), nproc=resources.get("NPROC"),
         user_processes=user_threads, pids_max=task_limit[0] if task_limit is not None else None,
         pids_current=task_limit[1] if task_limit is not None else None,
         cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
-        cpus_allowed=cpus, cpu_quota=read_cpu_quota(proc, groups), memory_total_bytes=sizes.get("MemTotal"),
+        cpus_allowed=cpus, cpu_quota=read_cpu_quota(system), memory_total_bytes=sizes.get("MemTotal"),
         memory_available_bytes=sizes.get("MemAvailable"), swap_total_bytes=sizes.get("SwapTotal"),
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
@@ -82,14 +100,6 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
     )  # fmt: skip
 
 
-def _limit(system: System, name: str) -> Limit | None:
-    try:
-        soft, hard = system.calls.rlimit(name)
-    except OSError:
-        return None
-    return Limit(soft=None if soft == UNLIMITED else soft, hard=None if hard == UNLIMITED else hard)
-
-
 def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
     """Return whether the clock is synchronized, from adjtimex; the node that gathers facts measures the offset."""
     try:
@@ -99,18 +109,6 @@ def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - al
     return Clock(synchronized=not unsynchronized, offset_s=None)
 
 
-def _uid(status: dict[str, str]) -> int | None:
-    """Return the real user id, because the limit applies to that user."""
-    match = re.match(r"\d+", status.get("Uid", ""))
-    return int(match.group()) if match else None
-
-
-CGROUPS = Path("/sys/fs/cgroup")
-PROC = Path("/proc")
-# More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63.
-UNLIMITED_BYTES = 1 << 60
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit(Space):
     """A limit on memory, the use that counts against it, and how often the kernel has killed a process for it."""
@@ -118,80 +116,70 @@ class MemoryLimit(Space):
     oom_kills: int | None
 
 
-def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
-    """Return the existing folders for a controller: this process's own group first, then those above it.
-
-    For a path that leads out of the namespace, there is only the top.
-    """
-    folders: list[Path] = []
-    for line in read_text(proc / "self" / "cgroup").splitlines():
+def cgroup_folders(controller: str, system: System) -> tuple[str, ...]:
+    """Return a controller's folders: this process's group, then those above; outside the namespace only the top."""
+    folders: list[str] = []
+    for line in system.text_or("/proc/self/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0":
-            tops = [cgroups, cgroups / "unified"]
+            tops = [CGROUPS, f"{CGROUPS}/unified"]
         elif controller in controllers.split(","):
-            tops = [cgroups / controller, cgroups / controllers]
+            tops = [f"{CGROUPS}/{controller}", f"{CGROUPS}/{controllers}"]
         else:
             continue
         parts = [part for part in path.split("/") if part]
         if ".." in parts:
             parts = []
-        folders += [top.joinpath(*parts[:count]) for top in tops for count in range(len(parts), -1, -1)]
-    return tuple(dict.fromkeys(folder for folder in [*folders, cgroups] if folder.is_dir()))
+        folders += ["/".join((top, *parts[:count])) for top in tops for count in range(len(parts), -1, -1)]
+    return tuple(dict.fromkeys(folder for folder in [*folders, CGROUPS] if system.path(folder).is_dir()))
 
 
-def _oom_kills(folder: Path) -> int | None:
-    """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
-    for name in ("memory.events", "memory.oom_control"):
-        match = re.search(r"^oom_kill (\d+)$", read_text(folder / name), re.MULTILINE)
-        if match:
-            return int(match.group(1))
-    return None
+def _oom_kills(folder: str, system: System) -> int | None:
+    texts = (system.text_or(f"{folder}/{name}") for name in ("memory.events", "memory.oom_control"))
+    found = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    return next((int(match[1]) for match in found if match), None)
 
 
-def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+def read_oom_kills(system: System = HERE) -> int | None:
     """Return how often the kernel has killed a process of our group for memory, or None if that cannot be read."""
-    counts = map(_oom_kills, cgroup_folders("memory", proc, cgroups))
+    counts = (_oom_kills(folder, system) for folder in cgroup_folders("memory", system))
     return next((count for count in counts if count is not None), None)
 
 
-def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
+def read_memory_limit(system: System = HERE) -> MemoryLimit | None:
     """Return the memory limit that leaves the least, or None if there is no limit."""
     limits = []
-    for folder in cgroup_folders("memory", proc, cgroups):
-        limit = _file_number(folder / "memory.max") or _file_number(folder / "memory.limit_in_bytes")
+    for folder in cgroup_folders("memory", system):
+        limit, used = (
+            system.number_or_none(f"{folder}/memory.{new}") or system.number_or_none(f"{folder}/memory.{old}_in_bytes")
+            for new, old in (("max", "limit"), ("current", "usage"))
+        )
         if limit is None or limit >= UNLIMITED_BYTES:
             continue
-        used = _file_number(folder / "memory.current") or _file_number(folder / "memory.usage_in_bytes") or 0
         # The kernel drops inactive page cache when a job needs memory. In version 1, "total_" has child groups too.
-        stat = read_text(folder / "memory.stat")
+        stat = system.text_or(f"{folder}/memory.stat")
         name = "total_inactive_file" if re.search("^total_", stat, re.MULTILINE) else "inactive_file"
         cache = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE)
-        used_bytes = max(0, used - (int(cache.group(1)) if cache else 0))
-        limits.append(MemoryLimit(limit_bytes=limit, used_bytes=used_bytes, oom_kills=_oom_kills(folder)))
+        used_bytes = max(0, (used or 0) - (int(cache[1]) if cache else 0))
+        limits.append(MemoryLimit(limit_bytes=limit, used_bytes=used_bytes, oom_kills=_oom_kills(folder, system)))
     return min(limits, key=lambda limit: limit.limit_bytes - limit.used_bytes, default=None)
 
 
-def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
+def read_cpu_quota(system: System) -> float | None:
     """Return the CPU quota in CPUs, or None if there is no quota."""
     quotas = []
-    for folder in cgroup_folders("cpu", proc, cgroups):
-        words = read_text(folder / "cpu.max").split() or [
-            read_text(folder / "cpu.cfs_quota_us").strip(),
-            read_text(folder / "cpu.cfs_period_us").strip(),
+    for folder in cgroup_folders("cpu", system):
+        words = system.text_or(f"{folder}/cpu.max").split() or [
+            system.text_or(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period")
         ]
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
 
 
-def _file_number(path: Path) -> int | None:
-    text = read_text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def read_machine(proc: Path = PROC) -> Space | None:
+def read_machine(system: System = HERE) -> Space | None:
     """Return the machine's total memory, and how much of it is not available."""
-    sizes = parse_meminfo(read_text(proc / "meminfo"))
+    sizes = parse_meminfo(system.text_or("/proc/meminfo"))
     total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
     return None if total is None or available is None else Space(limit_bytes=total, used_bytes=total - available)
 
@@ -204,7 +192,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 def read_shared() -> Space | None:
     """Return the size and use of /dev/shm, or None if it does not exist or has no limit."""
     try:
-        total, free = System().calls.statvfs(SHARED)
+        total, free = HERE.calls.statvfs(SHARED)
     except OSError:
         return None
     return Space(limit_bytes=total, used_bytes=total - free) if total else None
@@ -218,13 +206,20 @@ MEMORY_READERS: dict[str, Callable[[], Space | None]] = {
 }
 
 
-SHARED = "/dev/shm"  # noqa: S108 - only read
-MIN_AGE_S = 600.0  # our choice: NCCL unlinks a segment as soon as both sides have opened it
-# The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine.
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-# /torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp).
-_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
-_OF_NCCL = re.compile(r"nccl-\w{6}")
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the CPUs in "0-3,8,10-11", or () for any other text."""
+    cpus: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return ()
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
+
+
+def memory_nodes(system: System) -> tuple[str, ...]:
+    """Return the memory nodes of the machine."""
+    return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
 
 
 def read_shared_memory(
@@ -235,7 +230,7 @@ def read_shared_memory(
         return None
     stale = _stale_files(system, uid)
     return SharedMemory(
-        volume=read_volume(system, SHARED, "shared memory", deep=deep),
+        volume=read_volume(system, SHARED, mount_of(system, SHARED)[1], "shared memory", deep=deep),
         stale_files=tuple(sorted(stale)),
         stale_bytes=sum(stat.st_size for stat in stale.values()),
         loader_workers=loader_workers,
@@ -273,15 +268,6 @@ def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
     return stale
 
 
-LIMIT_S = 2.0  # needed because a network file system with a dead server blocks every caller
-WRITE_S = 1.0
-WRITE_LIMIT_S = 4.0
-BLOCK = bytes(4 << 20)
-MAX_WRITE_BYTES = 256 << 20  # our choice: enough to exceed a disk's caches, and little enough that nobody notices
-TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
-FREE_SHARE = 4  # we write at most one part in this many of the free space
-
-
 def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
     """Return the file systems for temporary files, caches and the working directory, without repeats."""
     temporary, folder = system.env.get("TMPDIR"), system.env.get("PWD", "/")
@@ -294,42 +280,37 @@ def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
     places = [("temporary files", temporary or "/tmp"), ("cache", cache)]  # noqa: S108 - only read
     if temporary:
         places.append(("/tmp", "/tmp"))  # noqa: S108 - torch's flight recorder ignores TMPDIR
-    purposes: dict[str, list[str]] = {}
-    paths: dict[str, str] = {}
+    volumes: dict[str, tuple[str, str | None, list[str]]] = {}
     for purpose, place in [*places, ("working directory", folder)]:
         path = place
         while len(path) > 1 and not system.exists(path):  # ~/.cache may not exist yet
             path = path.rstrip("/").rpartition("/")[0] or "/"
-        mount, _ = mount_of(system, path)
-        purposes.setdefault(mount, []).append(purpose)
-        paths.setdefault(mount, path)
+        mount, fstype = mount_of(system, path)
+        volumes.setdefault(mount, (path, fstype, []))[2].append(purpose)
     return tuple(
-        replace(read_volume(system, path, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
-        for path, of in zip(paths.values(), purposes.values(), strict=True)
+        replace(read_volume(system, path, fstype, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
+        for path, fstype, of in volumes.values()
     )
 
 
-def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
+def read_volume(system: System, path: str, fstype: str | None, purpose: str, *, deep: bool) -> Volume:
     """Return one file system; if it does not answer, ``error`` says so."""
-    size = ask_side_by_side({path: lambda: (system.calls.statvfs(path), system.calls.writable(path))}, LIMIT_S)[path]
+    size = ask_one(lambda: (system.calls.statvfs(path), system.calls.writable(path)), LIMIT_S)
     (total, free), writable = size.value or ((0, 0), False)
     speed = None
     if deep and writable and system.live:
         most = min(MAX_WRITE_BYTES, free // FREE_SHARE)
-        speed = ask_side_by_side({path: lambda: measure_writing(path, most)}, WRITE_LIMIT_S)[path].value
+        speed = ask_one(lambda: measure_writing(path, most), WRITE_LIMIT_S).value
     error = None if size.error is None else size.error.strerror or str(size.error)
     return Volume(
-        path=path, purpose=purpose, fstype=mount_of(system, path)[1], total_bytes=total, free_bytes=free,
+        path=path, purpose=purpose, fstype=fstype, total_bytes=total, free_bytes=free,
         writable=writable, write_mb_s=speed,
         error=f"did not answer within {LIMIT_S:.0f} s" if size.timed_out else error, timed_out=size.timed_out,
     )  # fmt: skip
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
-    """Write and sync for at most ``limit_s``; return the speed in MB/s, or None if there is no room.
-
-    The file never has a name, so nothing stays behind, whatever happens.
-    """
+    """Write a nameless file and sync for at most ``limit_s``; return MB/s, or None if there is no room."""
     if max_bytes < len(BLOCK):
         return None
     written = 0
@@ -341,12 +322,9 @@ def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> floa
         return written / 1e6 / max(time.monotonic() - started, 1e-9)
 
 
-SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
-
-
-def is_shared(path: Path, system: System | None = None) -> bool:
+def is_shared(path: Path, system: System = HERE) -> bool:
     """Return whether a path is on a file system that other hosts may use."""
-    kind = mount_of(system or System(), str(path))[1] or ""
+    kind = mount_of(system, str(path))[1] or ""
     return kind.removeprefix("fuse.") in SHARED_FILE_SYSTEMS
 
 
@@ -363,16 +341,6 @@ def mount_of(system: System, path: str) -> tuple[str, str | None]:
         if within and len(point) >= len(best):
             best, fstype = point, words[2]
     return best or "/", fstype
-
-
-WINDOW_S = 0.4  # our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark
-TICKS_PER_S = 100  # USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on
-LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that others used less counts as idle.
-CPU_FOLDER = "/sys/devices/system/cpu"
-# Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
-_UTIME, _STIME, _PROCESSOR = 11, 12, 36
-# By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on.
-OwnTimes = dict[str, tuple[float, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,8 +436,8 @@ def own_pids(system: System) -> set[int]:
     processes = read_processes(system.path("/proc"))
     own = system.text_or("/proc/self/cmdline")
     ranks = [process for process in processes.values() if system.text_or(f"/proc/{process.pid}/cmdline") == own]
-    below = {child.pid for rank in ranks for child in descendants(rank.pid, processes)}
-    return {rank.pid for rank in ranks} | {rank.ppid for rank in ranks} | below
+    children = by_parent(processes)
+    return {pid for rank in ranks for pid in (rank.pid, rank.ppid, *(child.pid for child in below(rank.pid, children)))}
 
 
 def read_governors(system: System) -> tuple[Governor, ...]:

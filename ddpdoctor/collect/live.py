@@ -6,6 +6,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,22 +15,10 @@ from ddpdoctor.collect import proc
 from ddpdoctor.collect.recorded import read_first_step
 from ddpdoctor.collect.run import SavedRun, job_of, read_run_folder
 from ddpdoctor.collect.run_files import load
+from ddpdoctor.model import facts
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import (
-    END_NAME,
-    MEMBERS_NAME,
-    RECORD_NAME,
-    REPLICAS_NAME,
-    JobEnd,
-    Life,
-    NodeSeen,
-    NodesSeen,
-    Presence,
-    RecordPlace,
-    Run,
-)
-from ddpdoctor.model.live import PassSeen
+from ddpdoctor.model.live import PassSeen, Start
 from ddpdoctor.recorder.storage.files import is_file, is_folder
 
 if TYPE_CHECKING:
@@ -37,7 +26,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.rank import RunFolder
     from ddpdoctor.model.data import LoaderSeen
-    from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RUN_MARK = "run.json"
@@ -55,21 +43,17 @@ class LiveRun:
     """A job as it is now."""
 
     folder: Path  # where the record is: the run folder, or a local one while the job runs
-    run: Run
-    job: Job
+    run: facts.Run
+    job: facts.Job
     is_running: bool | None  # Whether `wrap` runs. None: it runs on another host, if it does.
-    end: JobEnd | None  # how the job ended, or its state when a hang was reported; None if neither happened
-    members: NodesSeen | None
+    end: facts.JobEnd | None  # how the job ended, or its state when a hang was reported; None if neither happened
+    members: facts.NodesSeen | None
     replicas: Consistency | None
     memory_bytes: dict[tuple[str, int], int]  # the resident memory of each process on this host, by its host and pid
 
 
 def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
-    """Read a job as it is now. Without others, only the member that records in this folder is read.
-
-    Raises:
-        UserError: the folder is not a run folder, or is damaged.
-    """
+    """Read a job as it is now, or only the member that records in this folder; raises ``UserError``."""
     here = socket.gethostname()
     own_dir = _own_dir(run_dir, here)
     folder = find_record(own_dir, here)
@@ -79,12 +63,14 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
         if path != own_dir:
             with suppress(UserError):
                 others[int(path.name)] = _for_now(read_run_folder(find_record(path, here), kept=False))
-    members = load(NodesSeen, folder / MEMBERS_NAME)
+    members = load(facts.NodesSeen, folder / facts.MEMBERS_NAME)
     if members is None and others:  # none has written yet what it knows of all
         number = int(own_dir.name) if own_dir.parent.name == NODES else 0
         hosts = {number: own.run.host, **{other: found.run.host for other, found in others.items()}}
-        nodes = (NodeSeen(number=one, host=host, presence=Presence.HERE) for one, host in sorted(hosts.items()))
-        members = NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
+        nodes = (
+            facts.NodeSeen(number=one, host=host, presence=facts.Presence.HERE) for one, host in sorted(hosts.items())
+        )
+        members = facts.NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
     job = job_of(SavedRun(own=own, members=members, others=others))
     # The processes that recorded something, by host and pid
     owners = {
@@ -99,47 +85,43 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     ranks = tuple(_as_now(rank, here, owners, processes) for rank in job.ranks)
     job = replace(job, now_ns=now_ns, ended=False, ranks=ranks)
     has_watcher = own.run.watcher_pid is not None
-    alive = is_here and (is_watched(own.run) if has_watcher else any(rank.life is Life.RUNNING for rank in ranks))
+    alive = is_here and (is_watched(own.run) if has_watcher else any(rank.life is facts.Life.RUNNING for rank in ranks))
     return LiveRun(
-        folder=folder, run=own.run, job=job, is_running=alive if is_here else None, end=load(JobEnd, folder / END_NAME),
-        members=members, replicas=load(Consistency, folder / REPLICAS_NAME),
+        folder=folder, run=own.run, job=job, is_running=alive if is_here else None,
+        end=load(facts.JobEnd, folder / facts.END_NAME), members=members,
+        replicas=load(Consistency, folder / facts.REPLICAS_NAME),
         memory_bytes={key: process.rss_bytes for key, process in processes.items() if process is not None},
     )  # fmt: skip
 
 
 def _own_dir(run_dir: Path, here: str) -> Path:
-    """Return the folder of the member whose view is shown: the first one, or if it is elsewhere, one of this host."""
-    if (run_dir / RUN_MARK).is_file() or (run_dir / RECORD_NAME).is_file():
+    if (run_dir / RUN_MARK).is_file() or (run_dir / facts.RECORD_NAME).is_file():
         return run_dir
     for path in _member_dirs(run_dir):
-        run, place = load(Run, path / RUN_MARK), load(RecordPlace, path / RECORD_NAME)
+        run, place = load(facts.Run, path / RUN_MARK), load(facts.RecordPlace, path / facts.RECORD_NAME)
         if here in {run.host if run is not None else "", place.host if place is not None else ""}:
             return path
     return run_dir
 
 
 def _member_dirs(run_dir: Path) -> list[Path]:
-    """Return the folders of further members, by number."""
     found = [path for path in (run_dir / NODES).glob("*") if path.name.isascii() and path.name.isdecimal()]
     return sorted((path for path in found if is_folder(path)), key=lambda path: int(path.name))
 
 
 def find_record(run_dir: Path, here: str) -> Path:
-    """Return where a job's record is: in its run folder, or in a local one of this host while it runs.
-
-    A run folder from elsewhere may name any folder of this host, so the record must name the run folder, too.
-    """
-    place = load(RecordPlace, run_dir / RECORD_NAME)
+    """Return where a job's record is; a local one must name the run folder, since that may name any folder."""
+    place = load(facts.RecordPlace, run_dir / facts.RECORD_NAME)
     if place is None or place.host != here or not is_folder(Path(place.folder)):
         return run_dir
-    record = load(Run, Path(place.folder) / RUN_MARK)
+    record = load(facts.Run, Path(place.folder) / RUN_MARK)
     with suppress(OSError):
         if record is not None and record.run_dir and Path(record.run_dir).samefile(run_dir):
             return Path(place.folder)
     return run_dir
 
 
-def is_watched(run: Run) -> bool:
+def is_watched(run: facts.Run) -> bool:
     """Return whether the process of `wrap` that started a job on this host still runs; True if it is not known."""
     if run.watcher_pid is None:
         return True
@@ -154,40 +136,26 @@ def _for_now(folder: RunFolder) -> RunFolder:
 
 
 def _as_now(
-    rank: Rank,
+    rank: facts.Rank,
     here: str,
     owners: dict[tuple[str, int], RingContent],
     processes: dict[tuple[str, int], proc.Process | None],
-) -> Rank:
+) -> facts.Rank:
     """Return a rank with what /proc says now in the place of what the watcher saw when it last took evidence."""
     key = (rank.host, rank.pid or 0)
     rank = replace(rank, proc_state=None, cpu_share=None, frozen_since_ns=None)
-    if rank.life is not Life.RUNNING or rank.host != here or key not in owners:
+    if rank.life is not facts.Life.RUNNING or rank.host != here or key not in owners:
         return rank
     found = processes.get(key)
     if found is None or found.start_ticks != owners[key].start_ticks or found.state in "ZX":
-        return replace(rank, life=Life.GONE, ended_ns=owners[key].cells["heartbeat_ns"])
+        return replace(rank, life=facts.Life.GONE, ended_ns=owners[key].cells["heartbeat_ns"])
     return replace(rank, proc_state=found.state if found.state in FROZEN else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """How far one start of a job came. Times are CLOCK_MONOTONIC of the reporting host; None: not known."""
-
-    launched_ns: int  # when the run was launched
-    began_ns: int | None
-    first_step_ns: int | None
-    last_progress_ns: int | None  # when the last step ended
-    steps: int
-    saved_step: int | None = None  # the step at which a rank last saved something with torch.save; None if none did
-    passes: tuple[PassSeen, ...] = ()  # the passes over the data of one rank, without a gap from the last one backwards
-    first_epoch: int | None = None  # the epoch of the first pass, or None if the script gives its sampler no epochs
 
 
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders at or below a folder, without those of further members of a run that is there too."""
     found = sorted(set(_marked(folder, LEVELS)))[:MOST_RUNS]
-    runs = [load(Run, path / RUN_MARK) for path in found]
+    runs = [load(facts.Run, path / RUN_MARK) for path in found]
     first = [path for path, run in zip(found, runs, strict=True) if run is None or not run.node_rank]
     return first or found
 
@@ -206,13 +174,15 @@ def _marked(folder: Path, levels: int) -> Iterable[Path]:
             yield from _marked(path, levels - 1)
 
 
-def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
-    """Return how far one attempt of a run came.
+def with_past(start: Start, saved: SavedRun, launched: datetime | None, *, is_last: bool) -> Start:
+    """Return a start with how far its attempt came, by the time at which its run was launched; raises ``UserError``."""
+    job = job_of(saved, None if is_last else start.attempt)
 
-    Raises:
-        UserError: the run folder is damaged.
-    """
-    job = job_of(saved, None if is_last else attempt)
+    def wall(time_ns: int | None) -> datetime | None:
+        if launched is None or time_ns is None:
+            return None
+        return launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)
+
     contents = [saved.own.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
     last = [times.ended_ns[-1] for rank in job.ranks if (times := rank.step_times) is not None and times.ended_ns]
@@ -223,26 +193,22 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
         if loader is not None and loader.trained_batches:
             passes, first_epoch = _passes_of(loader, _steps_of(rank))
             break
-    return Past(
-        launched_ns=job.launched_ns,
-        began_ns=min((rank.started_ns for rank in job.ranks if rank.started_ns), default=None),
-        first_step_ns=min(first, default=None), last_progress_ns=max(last, default=None),
-        steps=max((_steps_of(rank) for rank in job.ranks), default=0),
+    began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns), default=None)
+    return replace(
+        start, began_at=start.began_at or wall(began_ns) or launched, first_step_at=wall(min(first, default=None)),
+        last_progress_at=wall(max(last, default=None)), steps=max(start.steps, *map(_steps_of, job.ranks), 0),
         saved_step=max((one.cells["saved_steps"] for one in contents if one and one.cells["saves"]), default=None),
         passes=passes, first_epoch=first_epoch,
     )  # fmt: skip
 
 
-def _steps_of(rank: Rank) -> int:
+def _steps_of(rank: facts.Rank) -> int:
     times = rank.step_times
     return rank.steps or (times.numbers[-1] if times is not None and times.numbers else 0)
 
 
 def _passes_of(loader: LoaderSeen, steps: int) -> tuple[tuple[PassSeen, ...], int | None]:
-    """Return the last passes that follow each other, and the epoch of the first one.
-
-    Of many passes the record has the first and the last ones.
-    """
+    """Return the last passes that follow each other, and the first one's epoch: the record has first and last ones."""
     trained = [one for one in loader.epochs if one.trained and one.set_epoch is not None]
     share = min(1.0, steps / loader.trained_batches)
     gaps = [at for at, (one, later) in enumerate(pairwise(trained), 1) if later.number != one.number + 1]

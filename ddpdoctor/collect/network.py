@@ -15,50 +15,86 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
+from ddpdoctor.collect.bounded import ask_one, ask_side_by_side
+from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_rows, read_sockets
 from ddpdoctor.collect.kernel import BUS_ID
 from ddpdoctor.collect.launch import text
+from ddpdoctor.collect.proc import list_pids, read_link
 from ddpdoctor.collect.software import read_driver
-from ddpdoctor.collect.system import list_pids, read_link
-from ddpdoctor.model.launch import parse_endpoint
-from ddpdoctor.model.node import (
-    FirewallChain,
-    Gid,
-    Interface,
-    Lookup,
-    Names,
-    Network,
-    PortUse,
-    Rdma,
-    RdmaDevice,
-    RdmaPort,
-)
+from ddpdoctor.model import node
+from ddpdoctor.model.launch import is_loopback_address, parse_endpoint
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ddpdoctor.collect.system import ReadingPlan, System
 
     Ask = Callable[[], tuple[str, ...]]
-    from collections.abc import Iterator
-
     Tables = dict[str, dict[str, "_Chain"]]
-    from collections.abc import Callable
 
 FOLDER = "/sys/class/net"
 IFF_UP = 0x1
 IFF_LOOPBACK = 0x8
 LAST = 1 << 30  # sorts interfaces without an index after all others
+# Ports of Istio's proxy for outgoing and incoming connections
+# (https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so
+# the other containers see the proxy's sockets but not its processes.
+ENVOY_PORTS = frozenset({15001, 15006})
+LOOKUP_LIMIT_S = 2.0
+REVERSED = 4  # how many of this host's own addresses we look up at most
+_REVERSE = "reverse of "
+# Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
+# tenths of a second, and many times that on a machine with busy CPUs.
+SEARCH_S = 5.0
+SHOWN = 120  # how many characters of a command line we keep
+# The first of these that is set says whether rank 0 runs here.
+NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
+# The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
+# mask, flags, metric and interface.
+ROUTES = (("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)), ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)))
+RTF_UP = 0x1
+RTF_REJECT = 0x200  # A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo.
+LIMIT_S = 2.0
+MAX_ACCEPTS = 20  # how many accepting rules of a chain we keep, which is enough to judge it
+NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
+_COUNTER = re.compile(
+    r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
+)
+_CHAIN = re.compile(r"chain (\S+) \{$")
+_TABLE = re.compile(r"table (\S+ \S+) \{$")
+_POLICY = re.compile(r"\bpolicy (\w+);")
+_JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
+_ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
+_REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
+# Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP.
+_NOT_NEW = re.compile(
+    r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
+)
+DEVICES = "/sys/class/infiniband"
+FILES = "/dev/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
+COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
+COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
+BETWEEN_READS_S = 0.5  # our choice: enough for a link that fails all the time, and short before every job
+PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
+# NCCL checks for these (src/transport/net_ib/gdr.cc).
+PEER_FILES = (
+    "/sys/module/nvidia_peermem",
+    "/sys/kernel/mm/memory_peers/nv_mem",
+    "/sys/kernel/mm/memory_peers/nv_mem_nc",
+)
+DMABUF_KERNEL = (5, 12)  # the first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)
+CAP_IPC_LOCK = 14
+Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
 
 
-def read_network(system: System, _plan: ReadingPlan) -> Network:
+def read_network(system: System, _plan: ReadingPlan) -> node.Network:
     """Read interfaces, routes, ports and the packet filter; on a Mac, only interfaces and the port."""
     addresses = read_addresses(system)
     local_ports = system.text_or("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return Network(
+    return node.Network(
         interfaces=_interfaces(system, addresses),
         default_interface=read_default_interface(system),
         ipv6_disabled=_flag(system.number_or_none("/proc/sys/net/ipv6/conf/all/disable_ipv6")),
@@ -73,7 +109,7 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else number == 1
 
 
-def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
+def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[node.Interface, ...]:
     """Return sysfs's interfaces in the kernel's order, then aliases such as eth0:1; without sysfs, those of psutil."""
     names = system.names(FOLDER)
     names = tuple(name for name in names if system.exists(f"{FOLDER}/{name}/flags"))  # bonding_masters is a file
@@ -83,7 +119,7 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         except OSError:
             return ()
         return tuple(
-            Interface(
+            node.Interface(
                 name=name, up=up, operstate="up" if up else "down", carrier=None, loopback=name.startswith("lo"),
                 virtual=False, mtu=mtu, speed_mb_s=speed_mb_s or None, addresses=addresses.get(name, ()), link_type=0,
             )
@@ -98,7 +134,7 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
         target = read_link(system.path(f"{FOLDER}/{device}"))
         interfaces.append(
-            Interface(
+            node.Interface(
                 name=name,
                 up=bool(flags & IFF_UP),
                 operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
@@ -119,23 +155,12 @@ def _number(system: System, device: str, file: str, default: int) -> int:
     return default if number is None else number
 
 
-# Ports of Istio's proxy for outgoing and incoming connections
-# (https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so
-# the other containers see the proxy's sockets but not its processes.
-ENVOY_PORTS = frozenset({15001, 15006})
-
-
 def has_mesh_proxy(system: System) -> bool:
     """Return whether something listens on both ports of Istio's proxy, or False if we cannot see sockets."""
-    return {row.port for row in read_own_rows(system) if row.state == LISTENING} >= ENVOY_PORTS
+    return {row.port for row in read_rows("", system.path("/proc")) if row.state == LISTENING} >= ENVOY_PORTS
 
 
-LOOKUP_LIMIT_S = 2.0
-REVERSED = 4  # how many of this host's own addresses we look up at most
-_REVERSE = "reverse of "
-
-
-def read_names(system: System, plan: ReadingPlan) -> Names:
+def read_names(system: System, plan: ReadingPlan) -> node.Names:
     """Look up all names in parallel, for two seconds at most."""
     hostname = system.calls.hostname()
     names = {"own": hostname, "master": master_name(system.env), "head": plan.head}
@@ -149,19 +174,19 @@ def read_names(system: System, plan: ReadingPlan) -> Names:
         asked[f"{_REVERSE}{address}"] = lambda address=address: (system.calls.reverse(address),)  # type: ignore[misc]
     asked["full name"] = lambda: (system.calls.fqdn(),)
     replies = ask_side_by_side(asked, LOOKUP_LIMIT_S)
-    lookups: dict[str, Lookup] = {}
+    lookups: dict[str, node.Lookup] = {}
     for use, name in names.items():
         if name:
             reply = replies[use]
             error = None if reply.error is None else reply.error.strerror or str(reply.error)
-            lookups[use] = Lookup(
+            lookups[use] = node.Lookup(
                 name=name,
                 addresses=reply.value or (),
                 error=f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error,
                 timed_out=reply.timed_out,
                 duration_s=round(reply.duration_s, 3),
             )
-    return Names(
+    return node.Names(
         hostname=hostname,
         fqdn=next(iter(replies["full name"].value or ()), None),
         own=lookups["own"],
@@ -181,15 +206,7 @@ def master_name(env: Mapping[str, str]) -> str | None:
     return text(env, "MASTER_ADDR") or host or text(env, "PET_MASTER_ADDR") or None
 
 
-# Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
-# tenths of a second, and many times that on a machine with busy CPUs.
-SEARCH_S = 5.0
-SHOWN = 120  # how many characters of a command line we keep
-# The first of these that is set says whether rank 0 runs here.
-NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
-
-
-def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
+def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> node.PortUse | Unread:
     """Try to bind MASTER_PORT, if this host would serve the store and this job does not already serve it."""
     given = text(system.env, "MASTER_PORT", "PET_MASTER_PORT")
     if not given:
@@ -206,16 +223,16 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
     port = int(given)
     error = _bind(system, port, reuse=False)
     if error is None:
-        return PortUse(port=port, free=True)
+        return node.PortUse(port=port, free=True)
     if error.errno != errno.EADDRINUSE:
-        return PortUse(port=port, error=error.strerror or str(error))
+        return node.PortUse(port=port, error=error.strerror or str(error))
     if _bind(system, port, reuse=True) is None:
-        closed = any((row.port, row.state) == (port, TIME_WAIT) for row in read_own_rows(system))
-        return PortUse(port=port, free=True, time_wait=closed)
+        closed = any((row.port, row.state) == (port, TIME_WAIT) for row in read_rows("", system.path("/proc")))
+        return node.PortUse(port=port, free=True, time_wait=closed)
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
         return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
-    return PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
+    return node.PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
 
 
 def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
@@ -226,9 +243,9 @@ def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> b
     master = master_name(system.env)
     if not master or master == "localhost":
         return True
-    reply = ask_side_by_side({"master": lambda: system.calls.resolve(master)}, LOOKUP_LIMIT_S)["master"]
+    reply = ask_one(lambda: system.calls.resolve(master), LOOKUP_LIMIT_S)
     own = {str(ipaddress.ip_interface(address).ip) for interface in addresses.values() for address in interface}
-    return any(address in own or ipaddress.ip_address(address).is_loopback for address in reply.value or ())
+    return any(address in own or is_loopback_address(address) for address in reply.value or ())
 
 
 def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
@@ -241,25 +258,19 @@ def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
 
 def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
     """Return the pid and command of the process that listens; if we cannot find it, return only its user."""
-    sockets = {row.inode: row.uid for row in read_own_rows(system) if (row.port, row.state) == (port, LISTENING)}
+    proc = system.path("/proc")
+    sockets = {row.inode: row.uid for row in read_rows("", proc) if (row.port, row.state) == (port, LISTENING)}
     deadline = time.monotonic() + SEARCH_S
-    for pid in list_pids(system.path("/proc")) if sockets else ():
+    for pid in list_pids(proc) if sockets else ():
         if time.monotonic() > deadline:
             break
-        if not sockets.keys().isdisjoint(read_sockets(pid, system.path("/proc")) or ()):
+        if not sockets.keys().isdisjoint(read_sockets(pid, proc) or ()):
             words = [word for word in system.text_or(f"/proc/{pid}/cmdline").split("\0") if word]
             if not words:
                 return pid, system.text_or(f"/proc/{pid}/comm") or None
             command = " ".join(hide_secrets((Path(words[0]).name, *words[1:])))
             return pid, command if len(command) <= SHOWN else f"{command[:SHOWN]}…"
     return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
-
-
-# The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
-# mask, flags, metric and interface.
-ROUTES = (("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)), ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)))
-RTF_UP = 0x1
-RTF_REJECT = 0x200  # A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo.
 
 
 def read_addresses(system: System) -> dict[str, tuple[str, ...]]:
@@ -286,24 +297,6 @@ def read_default_interface(system: System) -> str | None:
     return None
 
 
-LIMIT_S = 2.0
-MAX_ACCEPTS = 20  # how many accepting rules of a chain we keep, which is enough to judge it
-NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
-_COUNTER = re.compile(
-    r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
-)
-_CHAIN = re.compile(r"chain (\S+) \{$")
-_TABLE = re.compile(r"table (\S+ \S+) \{$")
-_POLICY = re.compile(r"\bpolicy (\w+);")
-_JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
-_ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
-_REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
-# Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP.
-_NOT_NEW = re.compile(
-    r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
-)
-
-
 @dataclass
 class _Chain:
     """A chain while it is parsed."""
@@ -313,7 +306,7 @@ class _Chain:
     rules: list[str] = field(default_factory=list)
 
 
-def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
+def read_firewall(system: System) -> tuple[node.FirewallChain, ...] | Unread:
     """Return the chains that refuse incoming packets, from nft and iptables-save, or why we cannot list the rules."""
     commands = {command[0]: partial(system.calls.run, command, LIMIT_S) for command in (NFT, IPTABLES)}
     replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit ends it first
@@ -345,7 +338,7 @@ def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
     return (*iptables, *(chain for chain in nft if not (iptables and chain.name == "nft ip filter INPUT")))
 
 
-def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
+def _refusing(tool: str, tables: Tables) -> Iterator[node.FirewallChain]:
     for table, chains in tables.items():
         manager = "ufw" if any(name.startswith("ufw-") for name in chains) else ""
         if "firewalld" in table or "INPUT_ZONES" in chains:
@@ -358,13 +351,12 @@ def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
             if chain.incoming and refusal:
                 rules = _reached(chains, name)
                 accepts = tuple(rule for rule in rules if _ACCEPT.search(rule) and not _NOT_NEW.search(rule))
-                yield FirewallChain(
+                yield node.FirewallChain(
                     name=f"{tool} {table} {name}", refusal=refusal, accepts=accepts[:MAX_ACCEPTS], manager=manager
                 )
 
 
 def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
-    """Yield the rules of a chain and of all chains that it can jump to."""
     todo, seen = [first], {first}
     while todo:
         for rule in chains[todo.pop(0)].rules:
@@ -389,7 +381,6 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def _parse_iptables(text: str) -> Tables:
-    """Return the filter table's chains from the output of iptables-save."""
     chains: dict[str, _Chain] = {}
     table = ""
     for line in text.splitlines():
@@ -404,29 +395,7 @@ def _parse_iptables(text: str) -> Tables:
     return {"filter": chains}
 
 
-DEVICES = "/sys/class/infiniband"
-FILES = "/dev/infiniband"
-VERBS = "/sys/class/infiniband_verbs"
-
-COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
-COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
-# Our choice: long enough to see a link that fails all the time, and short enough for a check before every job.
-BETWEEN_READS_S = 0.5
-
-PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
-# NCCL checks for these (src/transport/net_ib/gdr.cc).
-PEER_FILES = (
-    "/sys/module/nvidia_peermem",
-    "/sys/kernel/mm/memory_peers/nv_mem",
-    "/sys/kernel/mm/memory_peers/nv_mem_nc",
-)
-DMABUF_KERNEL = (5, 12)  # the first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)
-CAP_IPC_LOCK = 14
-
-Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
-
-
-def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
+def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> node.Rdma:  # noqa: ARG001
     """Read all RDMA devices; if any port is up, read the error counters twice."""
     names = system.names(DEVICES)
     if not names:
@@ -455,9 +424,8 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     elif (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
         has_dmabuf = True
     else:
-        # Red Hat's kernel 4.18 has the RDMA core of later kernels.
-        has_dmabuf = None if ".el8" in release else False
-    return Rdma(
+        has_dmabuf = None if ".el8" in release else False  # Red Hat's kernel 4.18 has the RDMA core of later kernels.
+    return node.Rdma(
         devices=tuple(_read_device(system, name, first, later) for name in names),
         peermem=bool(modules & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES),
         dmabuf=has_dmabuf,
@@ -469,7 +437,6 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
 
 
 def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
-    """Ask all ports in parallel; one that does not answer has no counters."""
 
     def read(folder: str) -> dict[str, int]:
         values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
@@ -480,12 +447,12 @@ def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
     return {folder: reply.value or {} for folder, reply in replies.items()}
 
 
-def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:
+def _read_device(system: System, name: str, first: Counters, later: Counters) -> node.RdmaDevice:
     folder = f"{DEVICES}/{name}"
     bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - only the name is needed
     ports = sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal())
     verbs = system.names(VERBS)
-    return RdmaDevice(
+    return node.RdmaDevice(
         name=name, bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
         board=system.text_or(f"{folder}/board_id") or None, firmware=system.text_or(f"{folder}/fw_ver") or None,
         ports=tuple(_read_port(system, name, port, first, later) for port in ports),
@@ -494,7 +461,7 @@ def _read_device(system: System, name: str, first: Counters, later: Counters) ->
     )  # fmt: skip
 
 
-def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> RdmaPort:
+def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> node.RdmaPort:
     folder = f"{DEVICES}/{device}/ports/{number}"
     rate = system.text_or(f"{folder}/rate")
     rate_gb_s = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)  # "400 Gb/sec (4X NDR)"
@@ -504,8 +471,8 @@ def _read_port(system: System, device: str, number: int, first: Counters, later:
         if gid.strip("0:"):  # a table has hundreds of empty entries, whose attributes cannot be read
             kind = system.text_or(f"{folder}/gid_attrs/types/{index}")
             netdev = system.text_or(f"{folder}/gid_attrs/ndevs/{index}") or None
-            gids.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
-    return RdmaPort(
+            gids.append(node.Gid(index=index, gid=gid, type=kind, netdev=netdev))
+    return node.RdmaPort(
         device=device, port=number, state=_worded(system, f"{folder}/state"),
         phys_state=_worded(system, f"{folder}/phys_state"),
         link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),

@@ -1,4 +1,4 @@
-"""Reads processes from /proc: state, parents, I/O, and how one that is not our child has ended."""
+"""Reads files that may be gone, and processes from /proc: state, parents, I/O, how one that is no child has ended."""
 
 from __future__ import annotations
 
@@ -10,12 +10,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.system import list_pids, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+MOST_CHARACTERS = 4 * 2**20 - 1  # our choice: 30,000 connections; the kernel refuses to read 4 MiB of /proc/sys
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MOST_COMMAND = 200  # how many characters of a command line we keep
+MOST_THREADS = 32  # our choice: a rank has a main thread and those of backends
+_GET_INFO = 0xC040FF0B  # PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13
+_WANTS_EXIT = 1 << 3  # PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process
+_INFO = struct.Struct("<Q52xi")  # the struct's mask at its start, and exit_code at its end
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, or an empty string if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except OSError:
+        return ""
+
+
+def read_link(path: Path) -> str:
+    """Return where a link leads, or an empty string if it cannot be read."""
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names in a folder, or [] if it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and nobody needs their paths
+    except OSError:
+        return []
+
+
+def list_pids(proc: Path) -> list[int]:
+    """Return the pids of all processes that can be seen."""
+    return sorted(int(name) for name in list_names(proc) if name.isdecimal())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +75,7 @@ class IoBytes:
 
     read: int
     written: int
-    # Bytes read from a disk, including page faults: libraries are loaded that way, not through read(2).
-    fetched: int = 0
-
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-MOST_COMMAND = 200  # how many characters of a command line we keep
+    fetched: int = 0  # from a disk, with page faults: libraries are loaded that way, not through read(2)
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
@@ -61,23 +93,13 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
 
 
 def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return how long a process's main thread has run or waited for a core, or None if the kernel does not say.
-
-    It is in /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst), which needs CONFIG_SCHED_INFO.
-    """
+    """Return how long the main thread ran or waited for a core (sched-stats.rst), if CONFIG_SCHED_INFO tells."""
     times = read_text(proc / str(pid) / "schedstat").split()
     return int(times[0]) + int(times[1]) if len(times) > 1 else None
 
 
-# Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends.
-MOST_THREADS = 32
-
-
 def read_run_delays(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Return how long each of a process's first threads has been ready to run without getting a core, in ns.
-
-    Empty if the kernel does not count it: see ``read_wanted_ns``.
-    """
+    """Return for how many ns each of a process's first threads was ready without a core; {}: not counted."""
     folder = proc / str(pid) / "task"
     delays = {}
     for thread in list_pids(folder)[:MOST_THREADS]:
@@ -155,16 +177,8 @@ def catches_signal(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-_GET_INFO = 0xC040FF0B  # PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13
-_WANTS_EXIT = 1 << 3  # PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process
-_INFO = struct.Struct("<Q52xi")  # the struct's mask at its start, and exit_code at its end
-
-
 def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
-    """Return the exit status, or the signal's number below zero, or None if the kernel does not say.
-
-    /proc has it while the process is a zombie. Afterwards only a pidfd has it, opened while the process lived.
-    """
+    """Return the exit status, or a signal below zero: /proc has a zombie's, and a pidfd opened before that later."""
     status = None
     process = read_process(pid)
     if process is not None and process.start_ticks == start_ticks:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.proc import list_names
 from ddpdoctor.collect.recorded import (
     believed,
     device_times,
@@ -37,8 +38,7 @@ from ddpdoctor.collect.recorded import (
     read_unfinished,
     whole_or_0,
 )
-from ddpdoctor.collect.run_files import DAMAGED, read_text
-from ddpdoctor.collect.system import list_names
+from ddpdoctor.collect.run_files import DAMAGED, End, WatchedJob, WatchedRank, read_text
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     Child,
@@ -54,7 +54,7 @@ from ddpdoctor.model.facts import (
     signal_name,
 )
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.ring_reading import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
@@ -63,13 +63,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.collect.run_ranks import Source
-    from ddpdoctor.model.call_log import CallLog
-    from ddpdoctor.model.facts import ControlFlow, JobEnd, NcclLine, Run
+    from ddpdoctor.model.facts import CallLog, ControlFlow, JobEnd, NcclLine, Run
     from ddpdoctor.model.launch import Connecting
     from ddpdoctor.model.node import Node
-    from ddpdoctor.recorder.storage import ring_reading
 
 # A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib.
 IDLE_FILES = (
@@ -77,19 +74,15 @@ IDLE_FILES = (
     "/http/server.py", "/asyncio/base_events.py", "/uvicorn/server.py",
 )  # fmt: skip
 DEFAULT_GROUP = "0"
-# A thread that fails ends the process within this time, if its hook for errors does that. Our choice.
-THREAD_ERROR_NS = 5_000_000_000
-# A process may be seen to end this much before its own limit, by the clocks of two threads. Our choice.
-LIMIT_SLACK_NS = 1_000_000_000
+THREAD_ERROR_NS = 5_000_000_000  # within this a failed thread's hook ends the process; our choice
+LIMIT_SLACK_NS = 1_000_000_000  # by the clocks of two threads; our choice
 LOOKS_APART_NS = 150_000_000  # the sampler reads the user's current line slightly more often than this
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
-# What faulthandler writes above a single requested thread: the main thread, because it runs the handlers.
-_ALONE = re.compile(r"^Stack \(most recent call first\)")
+_ALONE = re.compile(r"^Stack \(most recent call first\)")  # of the main thread, which runs the handlers
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
-# Maps a pid and its start ticks to the answers: the number of the request and the file with the answer.
-Answers = dict[tuple[int, int], list[tuple[int, str]]]
+Answers = dict[tuple[int, int], list[tuple[int, str]]]  # number and file, by pid and start ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +113,7 @@ class RankContext:
     stop_ns: int | None
     watch: WatchedJob
     children: dict[int, list[ring_reading.RingContent]]
-    # The errors of children whose rings are still there, by the pid of their rank.
-    child_errors: dict[int, list[dict[str, Any]]]
+    child_errors: dict[int, list[dict[str, Any]]]  # of children whose rings are still there, by the rank's pid
     agent_lacks: tuple[str, ...] = ()
 
 
@@ -162,7 +154,6 @@ def read_rank(source: Source, context: RankContext) -> Rank:
 def _with_ring(
     rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext, watched: WatchedRank
 ) -> Rank:
-    """Add what the process itself recorded."""
     log, notes, cells, raised = read_log(content.slots), content.notes, content.cells, read_errors(content.notes)
     last = {str(note.get("k")): note for note in notes}  # the last note of each kind
     evidence = {} if watched.dumps else read_answer(context.run.answers, content.pid, content.start_ticks)
@@ -219,7 +210,6 @@ def _ended_by_thread(
 def _with_stacks(
     rank: Rank, content: ring_reading.RingContent, context: RankContext, watched: WatchedRank, evidence: dict[str, Any]
 ) -> Rank:
-    """Add the stacks that the process wrote, by itself or at a signal."""
     process = find_note(content.notes, "process")
     main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
     path = context.run.path / "evidence" / f"{content.pid}-{content.start_ticks}"
@@ -318,8 +308,8 @@ def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
     found = []
     for child in watched.children:
         content = context.run.contents.get(child.pid)
-        recorded = content is not None and content.start_ticks == child.ticks
-        samples = read_samples(read_answer(context.run.answers, child.pid, child.ticks)) if recorded else ()
+        is_recorded = content is not None and content.start_ticks == child.ticks
+        samples = read_samples(read_answer(context.run.answers, child.pid, child.ticks)) if is_recorded else ()
         # It waits for work if its last sample has a queue's frame below the last user frame.
         stacks = [stack.frames for sample in samples[-1:] for stack in sample.stacks if stack.is_main]
         below = itertools.takewhile(lambda frame: not frame.user, reversed(stacks[0] if stacks else ()))
@@ -385,10 +375,7 @@ def split_dump(text: str) -> tuple[str, str, str]:
 
 
 def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
-    """Return the loaders that a rank used, in the order of their first use, or None if none was recorded.
-
-    A later note about a pass replaces an earlier one. The rank's evidence is newer than its notes.
-    """
+    """Return the loaders in the order of first use, or None; later notes and the evidence replace earlier ones."""
     loaders: dict[int, dict[str, Any]] = {}
     passes: dict[int, dict[int, dict[str, Any]]] = {}
     strays: dict[int, dict[str, Any]] = {}

@@ -1,8 +1,6 @@
 """What a rank recorded: how its records are read, its calls, its steps and their times, and what its recorder noted.
 
-Records from notes, answers and watch.json are read field by field, so that a damaged value costs its field and no
-other. A field that is missing or damaged takes its default, or the empty value of its type. A record that lacks a field
-without either, such as an enum, is damaged as a whole. ``model/codec.py`` reads our own files more strictly.
+Notes, answers and watch.json come from processes that may die at any instruction: ``Decoder`` reads them leniently.
 """
 
 from __future__ import annotations
@@ -12,23 +10,23 @@ import binascii
 import json
 import math
 import re
-import typing
 import zlib
 from array import array
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import compress
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.call_log import CallLog, shared_fields
-from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, field_hints
+from ddpdoctor.model import steps
+from ddpdoctor.model.codec import INTEGERS, Decoder, WrongValue
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     AtError,
     Call,
     CallKind,
+    CallLog,
     DeviceState,
     DeviceTime,
     GroupState,
@@ -44,35 +42,9 @@ from ddpdoctor.model.facts import (
     signal_name,
 )
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.model.steps import (
-    CoreTime,
-    DataParallelSeen,
-    DeviceSteps,
-    FetchTimes,
-    GradientTimes,
-    HandReduced,
-    LineSeen,
-    PartTotal,
-    Phase,
-    Speed,
-    StepEnd,
-    StepParts,
-    StepTimes,
-    Surroundings,
-)
 from ddpdoctor.model.words import dtype_name, grouped, op_name
-from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage import flight, ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import read_plain
-from ddpdoctor.recorder.storage.flight import (
-    HOOKED,
-    MOST_BYTES,
-    backend_of,
-    chosen,
-    is_pending,
-    is_untold,
-    op_of,
-    parse_plain_pickle,
-)
 from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
@@ -96,9 +68,9 @@ KEYS: dict[Any, dict[str, str]] = {
     NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},
     AtError: {"memory": "resident"},
     StoreSought: {"of_agent": "agent", "set_at": "set"},
-    DataParallelSeen: {"site": "frame"},
-    HandReduced: {"site": "frame"},
-    GradientTimes: {"number": "n", "cap_bytes": "cap", "static_graph": "static", "bucket_view": "view",
+    steps.DataParallelSeen: {"site": "frame"},
+    steps.HandReduced: {"site": "frame"},
+    steps.GradientTimes: {"number": "n", "cap_bytes": "cap", "static_graph": "static", "bucket_view": "view",
                     "syncs_buffers": "buffers"},
     EpochCall: {"time_ns": "at"},
     EpochSeen: {"number": "p", "set_epoch": "e", "batches": "b", "drawn": "d", "total": "t", "xor": "x", "order": "o",
@@ -107,16 +79,15 @@ KEYS: dict[Any, dict[str, str]] = {
     LoaderSeen: {"number": "n", "dataset": "ds", "dataset_digest": "dp", "samples": "N", "batch_size": "bs",
                  "drop_last": "dl", "iterable": "it", "workers": "w", "part_of": "of"},
 }  # fmt: skip
-_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
 # The columns of a ``device_times`` note: group, sequence number, operation, milliseconds.
 _ROWS = ([str, int, str, float], [str, int, str, int])
 # From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source.
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
 ENDS = {
-    ring_layout.STEP_COLLECTIVE: StepEnd.COLLECTIVE,
-    ring_layout.STEP_BACKWARD: StepEnd.BACKWARD,
-    ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
-    ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
+    ring_layout.STEP_COLLECTIVE: steps.StepEnd.COLLECTIVE,
+    ring_layout.STEP_BACKWARD: steps.StepEnd.BACKWARD,
+    ring_layout.STEP_OPTIMIZER: steps.StepEnd.OPTIMIZER,
+    ring_layout.STEP_REDUCED: steps.StepEnd.REDUCTION,
 }
 MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
 FETCH_CELLS = 4
@@ -131,30 +102,26 @@ _CPU = {
     "backward": "cpu_backward_us",
     "data": "data_cpu_us",
 }
-# How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch.
-MOST_CHILDREN = 16
-# Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows.
-MAX_TEXT_BYTES = 64 * 2**20
+MOST_CHILDREN = 16  # ended ones of a rank: a DataLoader without persistent workers ends some each epoch
+MAX_TEXT_BYTES = 64 * 2**20  # our choice: a million rows; run folders can come from strangers
+_shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
 
 
-def read_record(kind: type[Kind], entry: Any, **known: Any) -> Kind:
-    """Return a record from what was written; ``known`` are fields that the caller has read from elsewhere.
+def read_record(kind: type[Kind], entry: Any, lost: list[str] | None = None, **known: Any) -> Kind:
+    """Return a record from what was written, with the ``known`` fields; keys of damaged values go to ``lost``.
 
-    Raises:
-        WrongValue: a field that has neither a default nor an empty value is damaged.
+    Raises ``WrongValue`` if a field that has neither a default nor an empty value is damaged.
     """
-    written = entry if isinstance(entry, dict) else {}
-    found = {
-        name: _read_or(hint, written.get(key, MISSING), default)
-        for name, (key, hint, default) in _fields(kind).items()  # type: ignore[arg-type]
-        if name not in known
-    }
-    return kind(**found, **known)
+    found: Kind = _RECORDS.record(kind, entry if isinstance(entry, dict) else {}, known, lost)
+    return found
 
 
 def read_or_none(kind: type[Kind], entry: Any) -> Kind | None:
     """Return a record, or None if the entry is empty or damaged as a whole."""
-    found: Kind | None = _read_or(kind, entry, None)
+    try:
+        found: Kind = _RECORDS.of(kind)(entry)
+    except WrongValue:
+        return None
     return found
 
 
@@ -178,62 +145,21 @@ def dicts(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
-    """Return the keys whose values are damaged."""
-    read = ((key, _read_or(hint, entry[key], MISSING)) for key, hint, _ in _fields(kind).values() if key in entry)
-    return [key for key, value in read if value is MISSING]
+def _read_frame(value: Any) -> Frame:
+    """Return a frame as the recorder writes it, or a user's line as a list of three."""
+    parts = value
+    if isinstance(value, dict):
+        parts = [value.get(key) for key in KEYS[Frame].values()]
+    elif isinstance(value, list) and len(value) == 3:
+        parts = [*value, 1]
+    if isinstance(parts, list) and [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
+        return _shared_frame(file=parts[0], line=parts[1], function=parts[2], user=bool(parts[3]))
+    if not (value and isinstance(value, dict)):
+        raise WrongValue("it is no frame")
+    return read_record(Frame, value)
 
 
-def _read_or(hint: Any, value: Any, default: Any) -> Any:
-    try:
-        if value is not MISSING or default is WrongValue:
-            return _read(hint, value)
-    except WrongValue:
-        if default is WrongValue:
-            raise
-    return default
-
-
-def _read(hint: Any, value: Any) -> Any:
-    is_right = value is not None if hint is bool else hint in _EMPTY and type(value) is hint
-    if is_right and (hint is not int or value in INTEGERS):
-        return hint(value)
-    if hint is Frame:
-        if isinstance(value, list) and len(value) == 3:
-            return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
-        parts = [value.get(key) for key in KEYS[Frame].values()] if isinstance(value, dict) else []
-        if [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
-            return _shared_frame(file=parts[0], line=parts[1], function=parts[2], user=bool(parts[3]))
-    members, is_record = typing.get_args(hint), is_dataclass(hint)
-    if is_record and isinstance(value, list) and len(value) == len(_fields(hint)):
-        value = dict(zip(_fields(hint), value, strict=True))
-    if is_record and isinstance(value, dict) and value:
-        return read_record(hint, value)
-    if isinstance(value, list) and members[1:] == (...,):
-        read = (_read_or(members[0], one, MISSING) for one in value)
-        return tuple(one for one in read if one is not MISSING)
-    if type(None) in members:
-        return None if value is None else _read(members[0], value)
-    return decode(hint, value)
-
-
-_shared_frame = lru_cache(maxsize=4096)(Frame)  # thousands of ranks have equal ones
-
-
-@cache
-def _fields(kind: Any) -> dict[str, tuple[str, Any, Any]]:
-    """Return the key, the type and the default of each field; the default is ``WrongValue`` if there is none."""
-    found = {}
-    keys = KEYS.get(kind, {})
-    for one in fields(kind):
-        hint = field_hints(kind)[one.name]
-        default: Any = one.default
-        if default is MISSING and typing.get_origin(hint) is tuple:
-            default = ()
-        elif default is MISSING:
-            default = None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)
-        found[one.name] = (keys.get(one.name, one.metadata.get("json", one.name)), hint, default)
-    return found
+_RECORDS = Decoder(KEYS, {Frame: _read_frame})
 
 
 def read_errors(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
@@ -298,10 +224,7 @@ def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingContent], dict[int, str]]:
-    """Return the rings of a run folder by pid, and why that of a process without a readable one cannot be read.
-
-    If a pid was reused, the latest ring counts. With ``kept``, a copy that was kept before a signal replaces the ring.
-    """
+    """Return the latest ring of each pid, ``kept`` copies first, and why the rings of other pids cannot be read."""
     contents: dict[int, ring_reading.RingContent] = {}
     damaged: dict[int, str] = {}
     copies = sorted((folder / "evidence").glob("*.held")) if kept else ()
@@ -339,26 +262,24 @@ class Recorded:
     """What the flight recorders of one rank hold: the oldest pending entries, and the last timed ones."""
 
     entries: tuple[dict[str, Any], ...] = ()
-    # How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown.
-    wall_ahead_ns: int | None = None
+    wall_ahead_ns: int | None = None  # CLOCK_REALTIME, which entries use, minus CLOCK_MONOTONIC
     timed: bool = False  # Whether torch knows when a kernel starts. If so, "scheduled" means queued.
-    # Whether the default streams of its devices have nothing left to do; None if that was not asked or not known.
-    idle: bool | None = None
+    idle: bool | None = None  # nothing is left to do on the default streams of its devices
 
     @property
     def untold(self) -> dict[str, Any] | None:
         """The last call of which torch does not tell whether it has completed, or None if torch tells."""
-        return next(filter(is_untold, self.entries), None)
+        return next(filter(flight.is_untold, self.entries), None)
 
 
 def read_flight(evidence: dict[str, Any]) -> Recorded:
     """Return the flight recorder's entries from a rank's answer; earlier versions wrote a bare list of entries."""
     body = evidence.get("flight_recorder")
     if not isinstance(body, dict):
-        return Recorded(entries=tuple(chosen(body)))
+        return Recorded(entries=tuple(flight.chosen(body)))
     wall, at = body.get("wall_ns"), body.get("at")
     ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
-    entries = chosen(body.get("entries"))
+    entries = flight.chosen(body.get("entries"))
     timed, idle = body.get("timed") == 1 or _shows_times(entries), body.get("idle")
     idle = bool(idle) if idle in (0, 1) else None
     return Recorded(entries=tuple(entries), wall_ahead_ns=ahead, timed=timed, idle=idle)
@@ -368,12 +289,12 @@ def read_dump(folder: Path, content: RingContent) -> Recorded | None:
     """Return what torch dumped when it aborted a process, or None if there is no readable dump."""
     for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
         try:
-            body = parse_plain_pickle(read_plain(path, MOST_BYTES))
+            body = flight.parse_plain_pickle(read_plain(path, flight.MOST_BYTES))
         except (OSError, ValueError):
             continue
         if isinstance(body, dict):
             ahead_ns = content.cells["started_wall_ns"] - content.cells["started_ns"]
-            entries = chosen(body.get("entries"))
+            entries = flight.chosen(body.get("entries"))
             return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=_shows_times(entries))
     return None
 
@@ -390,7 +311,7 @@ def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupSt
     the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
     Where torch does not tell what has completed, the last call counts as long as its device has work.
     """
-    pending = [entry for entry in recorded.entries if is_pending(entry)]
+    pending = [entry for entry in recorded.entries if flight.is_pending(entry)]
     untold = recorded.untold if recorded.idle is False else None
     if untold is not None and all(entry["time_created_ns"] < untold["time_created_ns"] for entry in pending):
         pending.append(untold)
@@ -399,10 +320,7 @@ def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupSt
 
 
 def device_times(recorded: Recorded, notes: Sequence[dict[str, Any]] = ()) -> tuple[DeviceTime, ...]:
-    """Return how long the last completed collectives ran on the device.
-
-    Where the flight recorder does not tell, the note counts that a rank writes before it destroys its groups.
-    """
+    """Return how long the last completed collectives ran, else by the note before groups are destroyed."""
     rows = [
         (entry["process_group"][0], entry["collective_seq_id"], _op(entry), entry["duration_ms"])
         for entry in recorded.entries
@@ -419,13 +337,13 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     group, ahead_ns = entry["process_group"][0], recorded.wall_ahead_ns
     created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
     # The global rank of the peer, or None for any source or if the group's ranks are unknown
-    match = _POINT_TO_POINT.fullmatch(op_of(entry))
+    match = _POINT_TO_POINT.fullmatch(flight.op_of(entry))
     place = int(match[2]) if match is not None and match[2].isdigit() else None
     ranks = next((state.ranks for state in groups if state.name == group), ())
     peer = ranks[place] if place is not None and place < len(ranks) else None
     known = _known_call(entry, log, peer, created_ns)
     if known:
-        shared = shared_fields(known)
+        shared = known.shared()
     else:  # C++ made it: what the entry says about its kind, with dtype and shape of the first input
         sizes: Any = entry.get("input_sizes")
         dtypes: Any = entry.get("input_dtypes")
@@ -440,8 +358,8 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     state = DeviceState.SCHEDULED if is_scheduled else DeviceState.UNKNOWN
     if entry["state"] == "started":
         state = DeviceState.STARTED
-    elif backend_of(entry) in HOOKED:
-        state = DeviceState.UNTOLD if is_untold(entry) else DeviceState.UNTIMED
+    elif flight.backend_of(entry) in flight.HOOKED:
+        state = DeviceState.UNTOLD if flight.is_untold(entry) else DeviceState.UNTIMED
     return Call(
         **{**shared, "group": group, "is_async": False, "failed": False, "thread_is_main": True},
         index=index,
@@ -454,18 +372,15 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
 
 
 def _op(entry: dict[str, Any]) -> str:
-    name = op_of(entry)
+    name = flight.op_of(entry)
     match = _POINT_TO_POINT.fullmatch(name)
     return match[1] if match else op_name(name)
 
 
 def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
-    """Return the recorded call that made an entry, or None if C++ made it.
-
-    For a send or receive, that is the last one with this peer that began before the entry was made.
-    """
+    """Return the call that made an entry (of a send the last with this peer before it), or None if C++ did."""
     op, group, number = _op(entry), entry["process_group"][0], entry.get("collective_seq_id")
-    single = op.removesuffix("_single") if backend_of(entry) in HOOKED else None
+    single = op.removesuffix("_single") if flight.backend_of(entry) in flight.HOOKED else None
     kinds = set()
     for place, kind in enumerate(log.kinds):
         if entry["is_p2p"]:
@@ -482,7 +397,7 @@ def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_n
     return None
 
 
-def read_steps(content: RingContent) -> StepTimes | None:
+def read_steps(content: RingContent) -> steps.StepTimes | None:
     """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
     columns = content.steps
     if not columns:
@@ -490,7 +405,7 @@ def read_steps(content: RingContent) -> StepTimes | None:
     group, kind = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
     alike = [row == (group, kind) for row in zip(columns[_GROUP], columns[_FLAGS], strict=True)]
     kept = columns if all(alike) else [array(column.typecode, compress(column, alike)) for column in columns]
-    return StepTimes(
+    return steps.StepTimes(
         ends_with=ENDS[kind],
         group=content.strings.get(group, ""),
         unknown=columns[_FLAGS].count(kind | ring_layout.STEP_WAIT_UNKNOWN),
@@ -522,11 +437,8 @@ def read_first_step(content: RingContent) -> int | None:
 
 def read_lines(
     content: RingContent, children: Iterable[RingContent], ended: Iterable[tuple[str, int, str, int]] = ()
-) -> tuple[LineSeen, ...]:
-    """Return the lines at which the sampler saw a rank and its children, the most frequent first.
-
-    ``ended`` is what the watcher kept from children that have ended: file, line, function and count.
-    """
+) -> tuple[steps.LineSeen, ...]:
+    """Return where a rank and its children were sampled, the most frequent first; ``ended``: kept by the watcher."""
     found = []
     for seen, in_child in ((content, False), *((child, True) for child in children)):
         for one in seen.lines:
@@ -535,37 +447,33 @@ def read_lines(
             if place is not None and calls_module in {0, 1}:
                 calls = bool(calls_module)
                 found.append(
-                    LineSeen(frame=place, phase=Phase(phase), times=one.times, in_child=in_child, calls_module=calls)
+                    steps.LineSeen(
+                        frame=place, phase=steps.Phase(phase), times=one.times, in_child=in_child, calls_module=calls
+                    )
                 )
     for file, line, function, times in ended:
         frame = Frame(file=file, line=line, function=function, user=True)
-        found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
+        found.append(steps.LineSeen(frame=frame, phase=steps.Phase.BEFORE, times=times, in_child=True))
     return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
 
 
 def read_fetches(
     children: Iterable[RingContent], ended: tuple[int, ...] = (), workers: int | None = None
-) -> FetchTimes | None:
-    """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers.
-
-    ``workers`` is how many it has at a time, if known.
-    """
+) -> steps.FetchTimes | None:
+    """Return what loader workers made and how long it took; ``ended`` sums up those that have ended."""
     current = [fetch_cells(child) for child in children]
     known = len(ended) in {FETCH_CELLS - 1, FETCH_CELLS}  # older versions kept no processor time
     before = (*ended, 0)[:FETCH_CELLS] if known else (0,) * FETCH_CELLS
     batches, making_ns, pauses_ns, cpu_ns = map(sum, zip(before, *current, strict=True))
     if not batches:
         return None
-    return FetchTimes(
+    return steps.FetchTimes(
         batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6, cpu_ms=cpu_ns / 1e6, workers=workers
     )
 
 
 def fetch_cells(content: RingContent) -> tuple[int, int, int, int]:
-    """Return how many batches a child has made, how long that took, its pauses, and its processor time.
-
-    Times are nanoseconds.
-    """
+    """Return how many batches a child has made, how long that took, its pauses, its processor time, all in ns."""
     cells = content.cells
     return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"], cells["fetching_cpu_ns"]
 
@@ -590,10 +498,7 @@ def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
-    """Return the pid of the process that a child works for, or None for a rank.
-
-    A fork server starts children for the process that started it. ``find`` returns the ring of a pid.
-    """
+    """Return the pid that a child works for (a fork server's is its starter's), or None; ``find`` returns a ring."""
     parent = parent_of(content)
     between = find(parent) if parent is not None else None
     return (parent_of(between) or parent) if between is not None else parent
@@ -605,14 +510,14 @@ def parent_of(content: RingContent) -> int | None:
     return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None
 
 
-def read_speed(content: RingContent) -> Speed | None:
+def read_speed(content: RingContent) -> steps.Speed | None:
     """Return the speed of a rank, or None if no steps were recorded, or an older version recorded them."""
     columns = content.steps
     if not columns or len(columns) < _INSIDE + len(ring_layout.STEP_INSIDE):
         return None
     key = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
     totals = {
-        part: PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
+        part: steps.PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
         for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
     }
     cells, notes = content.cells, content.notes
@@ -623,7 +528,7 @@ def read_speed(content: RingContent) -> Speed | None:
     unsplit = parts.pop("unsplit")
     parts["backward"] = array("f", map(add, parts["backward"], unsplit))
     inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
-    kept = StepParts(
+    kept = steps.StepParts(
         numbers=array("Q", (row[0] for row in rows)), parts_ms=parts,
         is_even=bytes(is_sampled(row[0], cells["sample_bits"]) for row in rows),
         is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
@@ -631,13 +536,13 @@ def read_speed(content: RingContent) -> Speed | None:
         reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
         input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
     )  # fmt: skip
-    core_time = CoreTime(
+    core_time = steps.CoreTime(
         elapsed_ms=cells["trained_ns"] / 1e6,
         on_core_ms=cells["main_cpu_ns"] / 1e6,
         queued_ms=cells["run_delay_ns"] / 1e6,
         others_queued_ms=cells["others_delay_ns"] / 1e6,
     )
-    return Speed(
+    return steps.Speed(
         ends_with=ENDS[key[1]],
         group=content.strings.get(key[0], ""),
         count=cells["steps_recorded"],
@@ -645,23 +550,23 @@ def read_speed(content: RingContent) -> Speed | None:
         kept=kept,
         totals=totals,
         core_time=core_time if cells["trained_ns"] else None,
-        surroundings=read_or_none(Surroundings, find_note(notes, "surroundings")),
-        data_parallel=read_all(DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
-        hand_reduced=read_or_none(HandReduced, find_note(notes, "hand_reduced")),
+        surroundings=read_or_none(steps.Surroundings, find_note(notes, "surroundings")),
+        data_parallel=read_all(steps.DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
+        hand_reduced=read_or_none(steps.HandReduced, find_note(notes, "hand_reduced")),
         # The last note counts: it is written again from time to time.
         collected_at=read_or_none(Frame, find_note(reversed(notes), "collected").get("frame")),
         device=read_device_steps(notes),
     )
 
 
-def read_device_steps(notes: Sequence[dict[str, Any]]) -> DeviceSteps | None:
+def read_device_steps(notes: Sequence[dict[str, Any]]) -> steps.DeviceSteps | None:
     """Return the steps, or None if none was measured. The last note counts."""
     columns = unpack_columns(str(find_note(reversed(notes), "device_steps").get("columns", "")))
     rows = [row for row in _lists(columns.get("rows")) if len(row) == len(DEVICE_COLUMNS)]
     if not rows:
         return None
     by_name = dict(zip(DEVICE_COLUMNS, zip(*rows, strict=True), strict=True))
-    return DeviceSteps(
+    return steps.DeviceSteps(
         numbers=by_name["number"], device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in DEVICE_PHASES},
         host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in DEVICE_PHASES}, data_ms=_ms(by_name["data_us"]),
         data_cpu_ms=_ms(by_name["data_cpu_us"]), gc_ms=_ms(by_name["gc_us"]), input_rows=by_name["rows"],
@@ -680,7 +585,7 @@ def _ms(column_us: Sequence[int]) -> tuple[float, ...]:
     return tuple(us / 1e3 for us in column_us)
 
 
-def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...]:
+def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[steps.GradientTimes, ...]:
     """Return what was read of each DDP model, in the order of their first reductions. A model's last note counts."""
     last = {whole_or_0(note.get("n")): note for note in notes if note.get("k") == "gradient_times"}
     found = []
@@ -693,7 +598,7 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...
         if sizes and len(sizes) == len(ready):  # else it is damaged
             found.append(
                 read_record(
-                    GradientTimes,
+                    steps.GradientTimes,
                     note,
                     sizes_bytes=sizes,
                     ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),
@@ -759,10 +664,7 @@ def read_unfinished(notes: list[dict[str, Any]]) -> ReducerSaid | None:
 
 
 def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
-    """Return the findings in the order in which they were made, or None if gradients were not checked.
-
-    The recorder notes a finding again when it learns more about it, so the last note of each counts.
-    """
+    """Return the findings in order, each by its last note, or None if gradients were not checked."""
     found = {note["id"]: note for note in notes if note.get("k") == "nonfinite" and isinstance(note.get("id"), int)}
     if not found and not any(note.get("k") == "gradients" for note in notes):
         return None

@@ -8,52 +8,16 @@ from dataclasses import dataclass, fields, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect import run_files
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
 from ddpdoctor.collect.rank import RankContext, RunFolder, find_answers, read_rank
 from ddpdoctor.collect.recorded import believed, errors_of_child, find_children, read_all, read_rings
-from ddpdoctor.collect.run_files import (
-    CONTROL_FLOW_NAME,
-    DAMAGED,
-    FOLDERS,
-    MACHINE_NAME,
-    AgentLog,
-    End,
-    load,
-    load_json,
-    log_of,
-    read_entries,
-    read_text,
-    read_warnings,
-    read_watch,
-)
 from ddpdoctor.collect.run_ranks import find_ends, find_ranks, interruption_ns, is_on_one_host, stop_of_others
-from ddpdoctor.model.call_log import CallLog
+from ddpdoctor.model import facts
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import (
-    END_NAME,
-    REACHED_NAME,
-    RUN_FORMAT,
-    RUN_VERSION,
-    BeforeCall,
-    Call,
-    Child,
-    ControlFlow,
-    HelperError,
-    HostSeen,
-    Job,
-    JobEnd,
-    Logger,
-    NodeSeen,
-    NodesSeen,
-    Presence,
-    Raised,
-    Rank,
-    Run,
-    Save,
-)
 from ddpdoctor.model.launch import Connecting
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import StackSample
@@ -69,29 +33,23 @@ if TYPE_CHECKING:
 
     Entries = Sequence[dict[str, Any]]  # what the agent of one node logged in all attempts
     # What was seen of another node, its folder, the attempt by its own count, and its job by the reporting node's clock
-    _Node = tuple[NodeSeen, Path, int | None, Job]
+    _Node = tuple[facts.NodeSeen, Path, int | None, facts.Job]
 
 JUDGED_ATTEMPTS = 10  # How many earlier attempts we judge. Without a limit, each restart would make the report slower.
 NODES_NAME = "nodes.json"
-# Subfolders with each other node's records, by its number: what it sent, or what it wrote to a shared run folder.
-NODE_FOLDERS = ("gathered", "nodes")
-# Three heartbeats: a node that was silent for longer than this when the ranks started was not there. Our choice.
-BEATS_NS = 3_000_000_000
+NODE_FOLDERS = ("gathered", "nodes")  # what each other node sent, or wrote to a shared run folder, by its number
+BEATS_NS = 3_000_000_000  # three heartbeats: who was silent for longer when ranks started was not there; our choice
 # The records with times, or with records that have times. Times are their fields that end in "_ns".
 TIMED: frozenset[Any] = frozenset({
-    BeforeCall, Call, Child, EpochCall, EpochSeen, HelperError, Job, LoaderSeen, Raised, Rank, Save, Speed, StackSample,
-    StepParts, StepTimes,
+    facts.BeforeCall, facts.Call, facts.Child, EpochCall, EpochSeen, facts.HelperError, facts.Job, LoaderSeen,
+    facts.Raised, facts.Rank, facts.Save, Speed, StackSample, StepParts, StepTimes,
 })  # fmt: skip
-_HOLDERS = TIMED | {CallLog, tuple}
+_HOLDERS = TIMED | {facts.CallLog, tuple}
 
 
 def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
-    """Read a run folder. With ``kept``, copies of rings that were kept before a signal replace these rings.
-
-    Raises:
-        UserError: the folder is not a run folder, or is damaged.
-    """
-    for name in FOLDERS:  # a link could lead anywhere
+    """Read a run folder; with ``kept``, with the copies of rings kept before a signal. Raises ``UserError``."""
+    for name in run_files.FOLDERS:  # a link could lead anywhere
         part = folder / name
         if part.is_symlink() or (part.exists() and not is_folder(part)):
             raise UserError(
@@ -104,34 +62,31 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
         for path in folder.glob("lost-*"):
             pid = path.name.split("-")[1]
             if pid.isascii() and pid.isdecimal():
-                lost[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
+                lost[int(pid)] = run_files.read_text(path).partition("\n")[2] or "no reason given"
         return RunFolder(
-            path=folder, run=run, end=load(JobEnd, folder / END_NAME), agent=read_entries(folder / "agent.jsonl"),
-            contents=contents, answers=find_answers(folder / "evidence"), lost=lost,
-            machine=load(Node, folder / MACHINE_NAME),
-            control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
-            nccl_lines=read_warnings(folder), reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
+            path=folder, run=run, end=run_files.load(facts.JobEnd, folder / facts.END_NAME),
+            agent=run_files.read_entries(folder / "agent.jsonl"), contents=contents, lost=lost,
+            answers=find_answers(folder / "evidence"), machine=run_files.load(Node, folder / run_files.MACHINE_NAME),
+            control_flow=run_files.load(tuple[facts.ControlFlow, ...], folder / run_files.CONTROL_FLOW_NAME) or (),
+            nccl_lines=run_files.read_warnings(folder),
+            reached=run_files.load(tuple[Connecting, ...], folder / facts.REACHED_NAME) or (),
         )  # fmt: skip
     except Exception as error:
         raise _damage(folder, error) from error
 
 
-def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
-    """Return the facts of one attempt, by default the last.
-
-    Raises:
-        UserError: the folder is damaged.
-    """
+def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
+    """Return the facts of one attempt, by default the last; raises ``UserError``."""
     try:
         run, path, contents = folder.run, folder.path, folder.contents
-        watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
+        watch, agent = run_files.read_watch(path, attempt), run_files.log_of(folder.agent, attempt)
         sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
         notes = [note for content in contents.values() for note in content.notes]
         coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
-        known = agent.ends | {end.pid: end for end in read_all(End, coded)}
+        known = agent.ends | {end.pid: end for end in read_all(run_files.End, coded)}
         pid, code = watch.launcher_pid, watch.launcher_status
         if pid is not None and code is not None:  # the command itself may be a rank
-            known[pid] = End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
+            known[pid] = run_files.End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
         ends = find_ends(sources, contents, path, watch, known)
         # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
         stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
@@ -154,7 +109,7 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
         for one in (contents[source.pid] for source in sources if source.pid in contents):
             began_ns, ended_ns = one.cells["started_ns"], watch.of(one.pid).ended_ns
             writers.append(Writer(pid=one.pid, ticks=one.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
-        return Job(
+        return facts.Job(
             now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
             hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
             world_size=believed(world_size) if world_size != 1 or not ranks else None, nnodes=nnodes,
@@ -175,27 +130,26 @@ def _damage(folder: Path, error: Exception) -> UserError:
     return UserError(f"{folder} is damaged, and cannot be judged ({type(error).__name__}: {error})")
 
 
-def _read_run(folder: Path) -> Run:
-    """Return run.json, which says what was started, when and how."""
+def _read_run(folder: Path) -> facts.Run:
     try:
-        plain = load_json(folder / "run.json")
-    except DAMAGED:
+        plain = run_files.load_json(folder / "run.json")
+    except run_files.DAMAGED:
         plain = None
-    if not isinstance(plain, dict) or plain.get("format") != RUN_FORMAT:
+    if not isinstance(plain, dict) or plain.get("format") != facts.RUN_FORMAT:
         raise UserError(
             f"{folder} is not a run folder of ddpdoctor",
             help="give the folder that `ddpdoctor wrap` named at its end (--report-dir)",
         )
-    if plain.get("version") != RUN_VERSION:
-        raise UserError(f"{folder} has version {plain.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
+    if plain.get("version") != facts.RUN_VERSION:
+        raise UserError(f"{folder} has version {plain.get('version')!r}, this ddpdoctor reads {facts.RUN_VERSION}")
     try:
-        return decode(Run, plain)
+        return decode(facts.Run, plain)
     except WrongValue as wrong:
         raise UserError(f"{folder}: run.json is damaged: {wrong}") from wrong
 
 
 def _read_shape(
-    run: Run, agent: AgentLog, contents: dict[int, ring_reading.RingContent]
+    run: facts.Run, agent: run_files.AgentLog, contents: dict[int, ring_reading.RingContent]
 ) -> tuple[int | None, int, int | None, bool]:
     """Return the world size, the number of hosts, the ranks expected here, and whether ranks may run elsewhere.
 
@@ -214,7 +168,7 @@ def _read_shape(
     return None, 1, None, not is_on_one_host(contents.values())
 
 
-def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
+def share_groups(found: tuple[facts.Rank, ...]) -> tuple[facts.Rank, ...]:
     """Fill in the members of groups on ranks that do not know them, from ranks that do."""
     members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
     shared = {ranks: ranks for ranks in members.values()}  # otherwise a thousand ranks keep a thousand equal tuples
@@ -235,17 +189,13 @@ class SavedRun:
     """A run folder and the records of other nodes in it, all read once."""
 
     own: RunFolder  # the run folder of the reporting node
-    members: NodesSeen | None  # None if the job had one node
+    members: facts.NodesSeen | None  # None if the job had one node
     others: dict[int, RunFolder]  # the readable run folders of other nodes, by number
 
 
 def read_saved_run(folder: Path) -> SavedRun:
-    """Read a run folder, and the other nodes' run folders in it.
-
-    Raises:
-        UserError: the folder is not a run folder, or is damaged.
-    """
-    own, members = read_run_folder(folder), load(NodesSeen, folder / NODES_NAME)
+    """Read a run folder, and the other nodes' run folders in it; raises ``UserError``."""
+    own, members = read_run_folder(folder), run_files.load(facts.NodesSeen, folder / NODES_NAME)
     others = {}
     for seen in members.nodes if members is not None else ():
         places = (folder / name / str(seen.number) for name in NODE_FOLDERS)
@@ -256,12 +206,8 @@ def read_saved_run(folder: Path) -> SavedRun:
     return SavedRun(own=own, members=members, others=others)
 
 
-def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
-    """Return the facts of one attempt (by default the last) on all nodes.
-
-    Raises:
-        UserError: the folder is damaged.
-    """
+def job_of(saved: SavedRun, attempt: int | None = None) -> facts.Job:
+    """Return the facts of one attempt (by default the last) on all nodes; raises ``UserError``."""
     own, members = job_of_node(saved.own, attempt), saved.members
     if members is None:
         return own
@@ -277,12 +223,12 @@ def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
     return _unite(own, members, others, saved.own.path, attempt)
 
 
-def read_job(folder: Path, attempt: int | None = None) -> Job:
+def read_job(folder: Path, attempt: int | None = None) -> facts.Job:
     """Read a run folder and return the facts of one attempt; raises ``UserError`` like ``read_saved_run``."""
     return job_of(read_saved_run(folder), attempt)
 
 
-def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
+def _took_part(saved: SavedRun, seen: facts.NodeSeen, members: facts.NodesSeen, attempt: int | None) -> bool:
     """Return whether a node took part in an attempt: in an elastic job, nodes leave and others join."""
     if seen.number == members.own:
         return True
@@ -291,7 +237,7 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
         return False
     if not was_gone(saved.own.agent, seen.heard_ns, attempt):
         return True
-    started = log_of(saved.own.agent, attempt).started.values()
+    started = run_files.log_of(saved.own.agent, attempt).started.values()
     here = [one for one in members.nodes if not was_gone(saved.own.agent, one.heard_ns, attempt)]
     ranks = {one.rank for one in started}.union(*(one.ranks for one in here))
     # A static rendezvous starts the ranks again without asking who is there, and they wait for those of this node.
@@ -299,7 +245,9 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
     return is_known and len(ranks) < max((one.world_size for one in started), default=0)
 
 
-def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
+def _unite(
+    own: facts.Job, members: facts.NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None
+) -> facts.Job:
     jobs = [own, *(job for *_, job in others)]
     jobs_by_number = {seen.number: job for seen, *_, job in others} | {members.own: own}
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
@@ -317,7 +265,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         job = jobs_by_number.get(node.number)
         here = tuple(sorted({rank.rank for rank in job.ranks})) if job is not None else ()
         nodes.append(replace(node, gathered=job is not None, ranks=here or node.ranks))
-    statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
+    statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is facts.Presence.LEFT)]
     return replace(
         own,
         ranks=tuple(sorted(share_groups(tuple(ranks)), key=lambda rank: (rank.rank, rank.host))),
@@ -333,7 +281,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         ),
         members=replace(members, nodes=tuple(nodes)),
         elsewhere=tuple(
-            HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)
+            facts.HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)
             for *_, job in others
         ),
     )
@@ -349,8 +297,8 @@ def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int 
     The agents of all nodes share a number for each attempt (the round of their rendezvous). If they logged none, the
     number is the same on both nodes. Raises ``NotThere``.
     """
-    meeting = log_of(own, attempt).meeting
-    last = log_of(other)
+    meeting = run_files.log_of(own, attempt).meeting
+    last = run_files.log_of(other)
     if meeting is None or (last.meeting is None and last.attempt < 0):
         return attempt
     # This node's attempts, with the numbers that the agents of all nodes share for them, if they logged any
@@ -363,7 +311,7 @@ def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int 
 
 def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
     """Return whether a node's last message came before an attempt began, so that the agents met without it."""
-    log = log_of(own, attempt)
+    log = run_files.log_of(own, attempt)
     if log.meeting is None or log.begun_ns is None or heard_ns is None:
         return False
     return heard_ns + BEATS_NS < log.begun_ns
@@ -371,7 +319,7 @@ def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
 
 def came_later(own: Entries, other: Entries, attempt: int | None) -> bool:
     """Return whether another node's log shows that it joined after an attempt began."""
-    meeting, last = log_of(own, attempt).meeting, log_of(other)
+    meeting, last = run_files.log_of(own, attempt).meeting, run_files.log_of(other)
     if meeting is None or last.meeting is None or last.meeting <= meeting:
         return False
     try:
@@ -385,7 +333,7 @@ def shift_times(value: Any, ahead_ns: int) -> Any:
     """Return a job, or a part of it, with its times moved to the reporting host's clock; its own is ahead of it."""
     if not ahead_ns:
         return value
-    if isinstance(value, CallLog):
+    if isinstance(value, facts.CallLog):
         return value.shifted(ahead_ns)
     if isinstance(value, tuple):
         return tuple(shift_times(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
@@ -405,19 +353,15 @@ def shift_times(value: Any, ahead_ns: int) -> Any:
     return replace(value, **new)
 
 
-def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
-    """Return each logger that the ranks use, as the lowest rank that uses it does.
-
-    Raises:
-        UserError: the run folder is damaged.
-    """
+def read_loggers(run_dir: Path) -> tuple[facts.Logger, ...]:
+    """Return each logger that the ranks use, as the lowest rank that uses it does; raises ``UserError``."""
     folder = read_run_folder(run_dir)
-    found: dict[str, Logger] = {}
+    found: dict[str, facts.Logger] = {}
     for rank in sorted(job_of_node(folder).ranks, key=lambda rank: rank.rank):
         content = folder.contents.get(rank.pid or 0)
         for note in content.notes if content is not None else ():
             name, place = note.get("logger"), note.get("place")
             if note.get("k") == "logger" and isinstance(name, str) and isinstance(place, dict):
                 texts = {str(key): str(value) for key, value in place.items()}
-                found.setdefault(name, Logger(name=name, place=texts))
+                found.setdefault(name, facts.Logger(name=name, place=texts))
     return tuple(found.values())

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.bounded import ask_one
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.proc import read_environment
-from ddpdoctor.collect.recorded import damaged_fields, read_lacks, read_record, whole_or_0
+from ddpdoctor.collect.recorded import read_lacks, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
 from ddpdoctor.model.pictures import SourceExcerpt
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 # The errors for a file that is missing, cannot be opened, or has the wrong content.
 DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
-# Limit for stacks and other plain text. Our choice: the stacks of a process with 100 threads take 100 KiB.
-MAX_TEXT_BYTES = 16 * 2**20
+MAX_TEXT_BYTES = 16 * 2**20  # our choice: the stacks of a process with 100 threads take 100 KiB
 FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
 MOST_ATTEMPTS = 2**16  # our choice: no launcher restarts a job more often
 MACHINE_NAME = "machine.json"
@@ -59,8 +57,7 @@ _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 _HIDDEN_KEY = "<part of a private key>"
 NCCL_FOLDER = "nccl"  # in the run folder
-# How much of a log's end we read. Our choice: a warning is one line, and old ones no longer matter.
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 256 * 1024  # of a log's end; our choice: a warning is one line, and old ones no longer matter
 MOST_FILES = 1024
 MOST_LINES = 8  # how many of a log's last warnings we keep
 MOST_TEXT = 300
@@ -124,15 +121,8 @@ class End:
     at: int  # in nanoseconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
-    """The agent begins to stop its workers."""
-
-    at: int  # in nanoseconds
-
-
 # The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting.
-RECORDS: dict[Any, type[WorkerStart | End | Closing]] = {"rank": WorkerStart, "end": End, "closing": Closing}
+RECORDS: dict[Any, type[WorkerStart | End]] = {"rank": WorkerStart, "end": End}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +135,10 @@ class AgentLog:
     closing_ns: int | None = None
     superseded_ns: int | None = None  # when the next attempt began
     lacks: tuple[str, ...] = ()  # the recorder hooks that this version of torch's agent has no place for
-    # The number that the agents of all nodes share for this attempt, or None if they logged none.
-    meeting: int | None = None
+    meeting: int | None = None  # shared by the agents of all nodes for this attempt, if they logged it
 
     @property
     def begun_ns(self) -> int | None:
-        """When the first worker was started, or None if none was."""
         return min((start.at for start in self.started.values()), default=None)
 
 
@@ -185,6 +173,8 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         except (ValueError, WrongValue):
             continue
         attempt = entry.get("attempt", -1) if isinstance(entry, dict) else None
+        if isinstance(entry, dict) and entry.get("k") == "closing" and type(entry.get("at")) is not int:
+            continue
         if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
             entries.append(entry)
     return entries
@@ -216,13 +206,10 @@ class WatchedRank:
     oom: bool | None = None
     why: str | None = None  # why some facts about it are missing
     before_call: BeforeCall | None = None
-    # The parts of its dump file: start offset, end offset, and time of writing.
-    dumps: tuple[tuple[int, int, int], ...] = ()
+    dumps: tuple[tuple[int, int, int], ...] = ()  # of its dump file: start offset, end offset, time of writing
     children: tuple[WatchedChild, ...] = ()
-    # Lines of its ended children: file, line, function and count.
-    child_lines: tuple[tuple[str, int, str, int], ...] = ()
-    # The sums of ``steps.fetch_cells`` over its ended children; empty if none has ended.
-    child_fetches: tuple[int, ...] = ()
+    child_lines: tuple[tuple[str, int, str, int], ...] = ()  # of its ended children
+    child_fetches: tuple[int, ...] = ()  # sums of ``fetch_cells`` over ended children
     child_errors: tuple[HelperError, ...] = ()  # the errors of its ended children
     causes: ProcessCauses | None = None
     unrecorded: dict[str, str] | None = None  # its environment, if it is a rank without a recorder
@@ -268,9 +255,10 @@ def parse_watch(watch: Mapping[str, Any]) -> WatchedJob:
     found = {}
     for pid, row in rows.items() if isinstance(rows, dict) else ():
         if isinstance(row, dict) and pid.isascii() and pid.isdecimal() and len(pid) < 20:
-            seen, lost = read_record(WatchedRank, row), sorted(damaged_fields(WatchedRank, row))
+            lost: list[str] = []
+            seen = read_record(WatchedRank, row, lost)
             # ``why`` names the damaged fields, unless it already gives another reason.
-            why = seen.why or f"what the watcher saw of it is damaged ({', '.join(lost)})"
+            why = seen.why or f"what the watcher saw of it is damaged ({', '.join(sorted(lost))})"
             found[int(pid)] = replace(seen, why=why) if lost else seen
     return read_record(WatchedJob, watch, processes=found)
 
@@ -286,7 +274,7 @@ def save_control_flow(folder: Path, job: Job) -> bool:
     """Save the control flow of the files that made the job's calls; return whether there was any to save."""
     with contextlib.suppress(OSError):
         began_s = (folder / "run.json").stat().st_mtime
-        sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
+        sites = [kind.site for rank in job.ranks for kind in rank.recent_calls.kinds]
         sites += [call.site for rank in job.ranks for call in rank.open_calls]
         sites += [
             frame
@@ -312,10 +300,7 @@ def save_control_flow(folder: Path, job: Job) -> bool:
 def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:
     """Return the statements that decide which lines run, or None if the file changed since the run or is no Python."""
     try:
-        file = path.resolve(strict=True)
-        if file.stat().st_mtime > unchanged_since_s:
-            return None
-        tree = ast.parse(read_plain(file, MAX_SOURCE_BYTES))
+        tree = ast.parse(_read_source(path, unchanged_since_s))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return ControlFlow(file=str(path), statements=tuple(_statements(tree)))
@@ -370,16 +355,13 @@ def _find_answers(function: ast.AST) -> list[int]:
 
 
 def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerpt | None:
-    """Return the lines around a line without secrets, or None.
-
-    None means that the file cannot be read, has no such line, is no regular file, is too large, or has changed since
-    ``unchanged_since_s``, seconds since the epoch.
-    """
+    """Return the lines around a line without secrets, or None if the file is unreadable, changed or too short."""
     path = Path(file)
-    reply = ask_side_by_side({"source": lambda: _read(path, unchanged_since_s)}, SOURCE_LIMIT_S)["source"]
+    source = ask_one(lambda: _read_source(path, unchanged_since_s), SOURCE_LIMIT_S).value or b""
     # Lines of private keys are replaced: one alone does not look like a secret.
     lines, inside = [], False
-    for text in reply.value or ():
+    # As Python counts lines; str.splitlines() knows more ends.
+    for text in re.split(r"\r\n|\r|\n", source.decode("utf-8", "replace")) if source else ():
         ends = _KEY_ENDS.search(text) is not None
         lines.append(_HIDDEN_KEY if inside and not ends else text)
         inside = not ends and (inside or _KEY_BEGINS.search(text) is not None)
@@ -388,12 +370,6 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
     first = max(1, line - AROUND)
     shown = lines[first - 1 : line + AROUND]
     return SourceExcerpt(file=file, first=first, lines=tuple(map(_shown, shown)), blamed=line)
-
-
-def keep_excerpt(folder: Path, excerpt: SourceExcerpt) -> None:
-    """Save an excerpt in a run folder. A full disk loses it, and nothing else."""
-    with contextlib.suppress(OSError):
-        save(folder / SOURCE_NAME, excerpt)
 
 
 def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
@@ -422,15 +398,15 @@ def records_own_job(folder: Path, pids: Iterable[int]) -> bool:
     return False
 
 
-def _read(path: Path, unchanged_since_s: float) -> list[str]:
+def _read_source(path: Path, unchanged_since_s: float) -> bytes:
+    """Return a source file; raises OSError also if it has changed since."""
     try:
         file = path.resolve(strict=True)
         if file.stat().st_mtime > unchanged_since_s:
-            return []
-        text = read_plain(file, MAX_SOURCE_BYTES).decode("utf-8", "replace")
+            raise OSError(f"{file} was changed")
+        return read_plain(file, MAX_SOURCE_BYTES)
     except (ValueError, RuntimeError) as error:  # a NUL in the path, a circle of links
         raise OSError(str(error)) from error
-    return re.split(r"\r\n|\r|\n", text)  # as Python counts lines; str.splitlines() knows more ends
 
 
 def _shown(line: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.recorded import find_note
-from ddpdoctor.collect.run_files import End, read_text
+from ddpdoctor.collect.run_files import End, WatchedJob, WorkerStart, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.collect.run_files import WatchedJob, WorkerStart
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 # Slurm's is not here: a batch script that starts a single process also has the number of tasks in its environment.
@@ -26,10 +25,8 @@ MAX_ANCESTORS = 20
 SHELL_SIGNAL = 128  # a shell adds this to the signal's number when a signal ended its command
 LAST_SIGNAL = 64
 SIGTERM = 15
-# One launcher sends SIGTERM to its ranks within this time. Our choice: a rank takes 16 ms to write its stack.
-ASKED_TOGETHER_NS = 30_000_000
-# A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Our choice.
-SAME_SIGNAL_NS = 1_000_000_000
+ASKED_TOGETHER_NS = 30_000_000  # our choice: a rank takes 16 ms to write its stack
+SAME_SIGNAL_NS = 1_000_000_000  # of ranks before ``wrap``; our choice
 # Faulthandler's names for the signals on which it dumps.
 _FATAL = {
     "Segmentation fault": 11,
@@ -167,7 +164,6 @@ def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> boo
 
 
 def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[Source]:
-    """Return the ranks of a launcher that is not torch's elastic agent."""
     all_ranks = sorted((c for c in contents.values() if c.role == ring_layout.ROLE_RANK), key=_began)
     ranks = {c.pid: c for c in all_ranks if not _is_helper(c, contents)}
     # A rank may start its peers before it joins them, as Lightning does. They join the same world under numbers that no
@@ -210,7 +206,6 @@ def _rank_of(content: RingContent) -> int:
 
 
 def _joined_as(content: RingContent) -> int | None:
-    """Return the rank number with which a process joined its process group, or None if it has not."""
     for kind in ("initialized", "init"):
         for note in content.notes:
             if note.get("k") == kind and isinstance(note.get("rank"), int):
@@ -287,10 +282,7 @@ def find_ends(
 
 
 def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
-    """Return when a launcher that does not log it began to stop the ranks, or None if it did not.
-
-    If one rank gets SIGTERM before any other has ended, somebody killed it, and the launcher then stopped the others.
-    """
+    """Return when another launcher began to stop the ranks: if none has ended before, one SIGTERM is a kill."""
     terminated, others = [], []
     for source in sources:
         end = ends.get(source.pid)
@@ -309,10 +301,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
 
 
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
-    """Return when somebody interrupted the job, or None if nobody did.
-
-    Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
-    """
+    """Return when somebody interrupted the job: Ctrl-C and ``scancel`` may reach ranks before ``wrap``."""
     noted = watch.interrupted_ns
     if not noted:
         return None

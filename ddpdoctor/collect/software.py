@@ -1,7 +1,4 @@
-"""Reads software versions from files and package metadata, torch's from a child process, and NCCL's own settings files.
-
-The child imports torch, so that a crash or hang does no harm.
-"""
+"""Reads software versions from files and package metadata, torch's from a child process, and NCCL's settings files."""
 
 from __future__ import annotations
 
@@ -16,15 +13,13 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import start_torch_child, wait_for_program
+from ddpdoctor.collect.bounded import TORCH_PROBE, ChildProcess, start_module, wait_for_program
 from ddpdoctor.model.launch import hide_login, is_listed
 from ddpdoctor.model.node import ConfFile, Software, TorchBuild
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.bounded import ChildProcess
     from ddpdoctor.collect.system import ReadingPlan, System
-
 
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 LIBRARY = "libnvidia-ml.so.1"
@@ -43,6 +38,29 @@ _TORCH_CUDA = re.compile(
 )
 MOST_HOSTS_LINES = 1024  # our choice: enough for all hosts of a large cluster, but not for a list of blocked addresses
 _LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
+_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+# Words in a cgroup path, which show the container if it has no cgroup namespace of its own.
+_OF_CGROUP = (
+    ("kubepods", "kubernetes"),
+    ("docker", "docker"),
+    ("libpod", "podman"),
+    ("containerd", "containerd"),
+    ("lxc", "lxc"),
+)
+MARK = "ddpdoctor-torch-facts:"  # as in ``probes.torch_facts``, which loads torch
+# Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
+# daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
+# not lost.
+CHILD_LIMIT_S = 55.0
+SYSTEM_FILE = "/etc/nccl.conf"
+USER_FILE = ".nccl.conf"
+FILE_VARIABLE = "NCCL_CONF_FILE"
+FIRST_BY_HOME = "2.30.3"
+# Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this by
+# running the releases under strace.
+LAST_BY_DATABASE = "2.29.7"
+LONGEST = 1023  # how many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)
+MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 
 def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - all collectors get both
@@ -120,7 +138,6 @@ def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ..
 
 
 def _wheels() -> tuple[str | None, str | None, str | None]:
-    """Return the versions of torch, of the CUDA that it requires, and of the NCCL wheel."""
     from importlib import metadata
 
     try:
@@ -143,17 +160,6 @@ def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | 
         return None
     matches = (_TORCH_CUDA.match(requirement) for requirement in requires)
     return next((match.group(1) for match in matches if match), None)
-
-
-_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-# Words in a cgroup path, which show the container if it has no cgroup namespace of its own.
-_OF_CGROUP = (
-    ("kubepods", "kubernetes"),
-    ("docker", "docker"),
-    ("libpod", "podman"),
-    ("containerd", "containerd"),
-    ("lxc", "lxc"),
-)
 
 
 def container_kind(system: System) -> str | None:
@@ -185,21 +191,13 @@ def container_image(system: System) -> str | None:
     return f"nvcr.io/nvidia/pytorch:{version}-py3" if version else None
 
 
-# The same as in ``probes.torch_facts``, which collectors do not import because it loads torch.
-MARK = "ddpdoctor-torch-facts:"
-# Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
-# daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
-# not lost.
-CHILD_LIMIT_S = 55.0
-
-
 def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
     """Return the child's facts; raises ``NotRead`` if torch must not be imported or the import did not end."""
     if not plan.use_torch:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))
     if not system.live:
         raise NotRead(Unread(why=Why.ABSENT, reason="a recorded machine cannot import torch"))
-    child = plan.torch_child if plan.torch_child is not None else start_torch_child(system.env)
+    child = plan.torch_child if plan.torch_child is not None else start_module((TORCH_PROBE,), system.env)
     return wait_for_torch(child, CHILD_LIMIT_S)
 
 
@@ -227,17 +225,6 @@ def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
         error = late if status is None else f"the process {end} while it initialized CUDA"
         facts |= {"cuda_error": error, "cuda_stuck": True}
     return read_record(TorchBuild, facts)
-
-
-SYSTEM_FILE = "/etc/nccl.conf"
-USER_FILE = ".nccl.conf"
-FILE_VARIABLE = "NCCL_CONF_FILE"
-FIRST_BY_HOME = "2.30.3"
-# Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this by
-# running the releases under strace.
-LAST_BY_DATABASE = "2.29.7"
-LONGEST = 1023  # how many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)
-MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 
 def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors get both

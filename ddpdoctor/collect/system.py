@@ -1,8 +1,7 @@
 """Access to a machine: the files below a root folder, and system calls; and the facts of a node, read with them.
 
-Collectors read files and make calls only through a ``System``. So the same code reads this machine and a recorded one,
-which is a folder of files with a table of answers in place of ``SystemCalls``. They read the sections of a node in
-parallel, each with a time limit.
+The same code reads this machine and a recorded one, which is a folder of files with answers in place of
+``SystemCalls``.
 """
 
 from __future__ import annotations
@@ -19,69 +18,50 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import ask_side_by_side, start_bound_program, wait_for_program
-from ddpdoctor.model.node import Node
+from ddpdoctor.collect.bounded import ChildEnd, ChildProcess, ask_side_by_side, start_program, wait_for_program
+from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ddpdoctor.collect.bounded import ChildEnd, ChildProcess
-    from ddpdoctor.model.node import NodeProcess
-
-
-# Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys.
-MOST_CHARACTERS = 4 * 2**20 - 1
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text, or an empty string if it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MOST_CHARACTERS)
-    except OSError:
-        return ""
-
-
-def read_link(path: Path) -> str:
-    """Return where a link leads, or an empty string if it cannot be read."""
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def list_names(folder: Path) -> list[str]:
-    """Return the names in a folder, or [] if it cannot be read."""
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and nobody needs their paths
-    except OSError:
-        return []
-
-
-def list_pids(proc: Path) -> list[int]:
-    """Return the pids of all processes that can be seen."""
-    return sorted(int(name) for name in list_names(proc) if name.isdecimal())
-
-
 UNLIMITED = -1  # the value of resource.RLIM_INFINITY
 _STA_UNSYNC = 0x40  # a bit of adjtimex's status, from linux/timex.h
 _TIMEX_SIZE_BYTES = 512  # larger than struct timex in any kernel
+# Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
+# files took eight seconds.
+SECTION_LIMIT_S = 20.0
+TORCH_LIMIT_S = 60.0  # our choice: a cold import from a network file system takes this long on a busy cluster
+TRIAL_LIMIT_S = 300.0
+# The sections that each module reads: ``read_SECTION`` takes the system and the plan. It raises ``NotRead`` if the
+# section is absent or denied; any other exception is a bug and becomes an ``Unread``.
+_SECTIONS = {
+    "software": ("conf_files", "software", "torch"),
+    "limits": ("limits", "clock", "load"),
+    "network": ("names", "network", "rdma"),
+    "gpus": ("gpus", "gpu_trial"),
+    "kernel": ("kernel_log", "stuck_processes", "pci"),
+}
+COLLECTORS = {section: module for module, sections in _SECTIONS.items() for section in sections}
+ALONE = frozenset({"load"})  # what is read after all others have ended, because they would disturb it
+# Each collector has shorter limits for its own look-ups, commands and children: a dead server costs one fact only.
+LIMITS_S = {"torch": TORCH_LIMIT_S, "gpus": 45.0, "gpu_trial": TRIAL_LIMIT_S}
+# The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
+SECTIONS_FOR_BENCH = frozenset({
+    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
+})  # fmt: skip
 
 
 class SystemCalls:
     """Calls to the kernel and the C library for facts that are in no file. All raise OSError if they fail."""
 
     def platform(self) -> str:
-        """Return sys.platform."""
         return sys.platform
 
     def hostname(self) -> str:
-        """Return gethostname's result."""
         return socket.gethostname()
 
     def home(self) -> str:
-        """Return this user's home folder in the password database."""
         import pwd
 
         try:
@@ -90,7 +70,6 @@ class SystemCalls:
             raise OSError("this user is not in the password database") from None
 
     def kernel(self) -> str:
-        """Return the kernel's release, as uname -r."""
         return os.uname().release
 
     def rlimit(self, name: str) -> tuple[int, int]:
@@ -114,14 +93,10 @@ class SystemCalls:
         return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
 
     def writable(self, path: str) -> bool:
-        """Return whether this process may write to a path."""
         return os.access(path, os.W_OK)
 
     def readable(self, path: str) -> bool:
-        """Return whether this process may open a device file for reading and writing.
-
-        We open it, because its permissions do not show what a container's device rules forbid.
-        """
+        """Return whether we may open a device file: permissions do not show what a container's rules forbid."""
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError:
@@ -134,11 +109,9 @@ class SystemCalls:
         return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def fqdn(self) -> str:
-        """Return the result of socket.getfqdn."""
         return socket.getfqdn()
 
     def reverse(self, address: str) -> str:
-        """Return the name of an address."""
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
 
     def interface_addresses(self) -> dict[str, tuple[str, ...]]:
@@ -180,7 +153,7 @@ class SystemCalls:
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
-        ended = wait_for_program(start_bound_program([path, *command[1:]]), limit_s)
+        ended = wait_for_program(start_program([path, *command[1:]], is_bound=True), limit_s)
         if ended.status is None:
             raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s")
         return ended
@@ -223,7 +196,6 @@ class System:
         return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
 
     def text_or(self, name: str, default: str = "") -> str:
-        """Return a file's text, or the default if it cannot be read."""
         try:
             return self.text(name)
         except OSError:
@@ -237,8 +209,10 @@ class System:
             return None
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return the sorted names in a folder, or () if it cannot be read."""
-        return tuple(sorted(list_names(self.path(folder))))
+        try:
+            return tuple(sorted(os.listdir(self.path(folder))))  # noqa: PTH208 - only names are needed
+        except OSError:
+            return ()
 
     def exists(self, name: str) -> bool:
         """Return whether a path exists; a dangling link counts."""
@@ -254,13 +228,6 @@ def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
         listener.bind(("", port))
 
 
-# Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
-# files took eight seconds.
-SECTION_LIMIT_S = 20.0
-TORCH_LIMIT_S = 60.0  # our choice: a cold import from a network file system takes this long on a busy cluster
-TRIAL_LIMIT_S = 300.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
     """What to read, and how."""
@@ -273,50 +240,10 @@ class ReadingPlan:
     limit_s: float | None = None  # upper limit for every section; if None, each section has only its own limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collector:
-    """Names the function that reads a section; it takes the system and the plan, and returns the section.
-
-    It raises ``NotRead`` if the section is absent or denied. Any other exception is a bug and becomes an ``Unread``.
-    """
-
-    module: str
-    function: str
-    limit_s: float = SECTION_LIMIT_S
-    alone: bool = False  # whether it runs after all others have ended, because they would disturb it
-
-
-# The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server
-# costs one fact and not the whole section.
-COLLECTORS = {
-    "conf_files": Collector(module="ddpdoctor.collect.software", function="read_conf_files"),
-    "software": Collector(module="ddpdoctor.collect.software", function="read_software"),
-    "torch": Collector(module="ddpdoctor.collect.software", function="read_torch", limit_s=TORCH_LIMIT_S),
-    "limits": Collector(module="ddpdoctor.collect.limits", function="read_limits"),
-    "clock": Collector(module="ddpdoctor.collect.limits", function="read_clock"),
-    "names": Collector(module="ddpdoctor.collect.network", function="read_names"),
-    "network": Collector(module="ddpdoctor.collect.network", function="read_network"),
-    "gpus": Collector(module="ddpdoctor.collect.gpus", function="read_gpus", limit_s=45.0),
-    "kernel_log": Collector(module="ddpdoctor.collect.kernel", function="read_kernel_log"),
-    "stuck_processes": Collector(module="ddpdoctor.collect.kernel", function="read_stuck"),
-    "gpu_trial": Collector(module="ddpdoctor.collect.gpus", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
-    "pci": Collector(module="ddpdoctor.collect.kernel", function="read_pci"),
-    "rdma": Collector(module="ddpdoctor.collect.network", function="read_rdma"),
-    "load": Collector(module="ddpdoctor.collect.limits", function="read_load", alone=True),
-}
-
-
-# The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
-SECTIONS_FOR_BENCH = frozenset({
-    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
-})  # fmt: skip
-
-
 def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, ...]) -> Node:
     """Read the planned sections of a node; a section that does not answer in time becomes an ``Unread``."""
-    together = [name for name in plan.sections if not COLLECTORS[name].alone]
-    facts = _read_sections(system, plan, together)
-    for name in sorted(plan.sections.difference(together)):
+    facts = _read_sections(system, plan, plan.sections - ALONE)
+    for name in sorted(plan.sections & ALONE):
         facts |= _read_sections(system, plan, [name])
     return Node(host=system.calls.hostname(), processes=processes, **facts)
 
@@ -324,8 +251,8 @@ def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, .
 def _read_sections(system: System, plan: ReadingPlan, sections: Collection[str]) -> dict[str, Any]:
     """Read sections in parallel, the slowest first: those with child processes run while we read the others."""
     most_s = math.inf if plan.limit_s is None else plan.limit_s
-    limits = {name: min(COLLECTORS[name].limit_s, most_s) for name in sections}
-    ordered = sorted(sections, key=lambda name: -COLLECTORS[name].limit_s)
+    limits = {name: min(LIMITS_S.get(name, SECTION_LIMIT_S), most_s) for name in sections}
+    ordered = sorted(sections, key=lambda name: -LIMITS_S.get(name, SECTION_LIMIT_S))
     replies = ask_side_by_side({name: partial(_read_section, name, system, plan) for name in ordered}, limits)
     return {
         name: Unread(why=Why.TIMEOUT, reason=f"{name} did not answer within {limits[name]:.0f} s")
@@ -336,9 +263,9 @@ def _read_sections(system: System, plan: ReadingPlan, sections: Collection[str])
 
 
 def _read_section(name: str, system: System, plan: ReadingPlan) -> Any:
-    collector = COLLECTORS[name]
     try:
-        return getattr(importlib.import_module(collector.module), collector.function)(system, plan)
+        module = importlib.import_module(f"ddpdoctor.collect.{COLLECTORS[name]}")
+        return getattr(module, f"read_{name}")(system, plan)
     except NotRead as missing:
         return missing.unread
     except Exception as error:  # noqa: BLE001 - one failing collector must not stop the others

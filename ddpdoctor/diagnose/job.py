@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
 from ddpdoctor.collect.run import JUDGED_ATTEMPTS, SavedRun, job_of, job_of_node, read_job, read_saved_run
-from ddpdoctor.collect.run_files import keep_excerpt, load_excerpt, read_excerpt, records_own_job
+from ddpdoctor.collect.run_files import SOURCE_NAME, load_excerpt, read_excerpt, records_own_job, save
 from ddpdoctor.diagnose.pictures import (
     began_ns,
     blamed_ranks,
@@ -166,7 +167,8 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
     found = read_excerpt(place.file, place.line, began_s)
     if found is None:
         return kept
-    keep_excerpt(saved.own.path, found)
+    with suppress(OSError):  # a full disk loses it, and nothing else
+        save(saved.own.path / SOURCE_NAME, found)
     return found
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.live import find_runs, read_live, read_past
+from ddpdoctor.collect.live import find_runs, read_live, with_past
 from ddpdoctor.collect.run import job_of, read_saved_run
 from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.diagnose.pictures import describe_state
-from ddpdoctor.model import live as metrics
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import BEST_CLOCKS
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Attempt, JobStatus
 from ddpdoctor.model.live import (
+    METRICS,
     Blamed,
     Cost,
     History,
@@ -42,12 +40,10 @@ from ddpdoctor.rules.progress.states import call_words, peer_words, to_place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.collect.live import LiveRun, Past
-    from ddpdoctor.collect.run import SavedRun
+    from ddpdoctor.collect.live import LiveRun
     from ddpdoctor.model.consistency import Consistency
     from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.live import Metric
     from ddpdoctor.rules.progress.job_state import JobState
     from ddpdoctor.rules.progress.states import RankState
 
@@ -129,7 +125,7 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     # How long it has been in its call, or if it is in none, since its last one ended
     since_ns = waiting.since(now_ns) if waiting is not None else None
     if since_ns is None:
-        last = max((rank.started_ns or 0, *pack_calls(rank.recent_calls).ended_ns[-1:]))
+        last = max((rank.started_ns or 0, *rank.recent_calls.ended_ns[-1:]))
         since_ns = now_ns - last if last else None
     # The user's line of its call, or else the last one that was seen
     site = waiting.call.site if waiting is not None and waiting.call is not None else None
@@ -182,44 +178,45 @@ def read_samples(
     ``is_first``: this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double.
     """
     common = {"run": run, "host": now.host}
-    rows: list[tuple[Metric, float | None, dict[str, str]]] = []
+    rows: list[tuple[str, float | None, dict[str, str]]] = []
     if is_first:
         ended = report.job if report is not None else None
         status = ended.status if ended is not None else JobStatus.RUNNING
         started_s = datetime.fromisoformat(now.started_at).timestamp() if now.started_at else None
         rows = [
-            (metrics.JOB_INFO, 1, {**common, "script": script, "version": version}),
-            *((metrics.JOB_STATUS, one is status, {**common, "status": one.value}) for one in STATUSES),
-            (metrics.JOB_EXIT_STATUS, ended.exit_status if ended is not None else None, common),
-            (metrics.JOB_START_TIME, started_s, common),
-            (metrics.JOB_RESTARTS, now.attempt, common),
-            (metrics.JOB_RANKS, now.world_size, common),
+            ("job_info", 1, {**common, "script": script, "version": version}),
+            *(("job_status", one is status, {**common, "status": one.value}) for one in STATUSES),
+            ("job_exit_status", ended.exit_status if ended is not None else None, common),
+            ("job_start_time_seconds", started_s, common),
+            ("job_restarts", now.attempt, common),
+            ("job_ranks", now.world_size, common),
         ]
         if now.replicas is not None:
             rows += [
-                (metrics.REPLICAS_EQUAL_UP_TO, now.replicas.equal_up_to or 0, common),
-                (metrics.REPLICAS_COMPARED, now.replicas.compared, common),
-                (metrics.REPLICAS_DIFFER, bool(now.replicas.differing), common),
+                ("replicas_equal_up_to_step", now.replicas.equal_up_to or 0, common),
+                ("replicas_compared", now.replicas.compared, common),
+                ("replicas_differ", bool(now.replicas.differing), common),
             ]
         counts = Counter((one.code, one.kind, one.severity.value) for one in (report.findings if report else ()))
         for (code, kind, severity), count in counts.items():
-            rows.append((metrics.FINDINGS, count, {**common, "code": code, "kind": kind, "severity": severity}))
+            rows.append(("findings", count, {**common, "code": code, "kind": kind, "severity": severity}))
     for rank in now.ranks:
         labels = {**common, "host": rank.host, "rank": str(rank.rank)}
-        values: dict[Metric, float | None] = {
-            metrics.RANK_UP: rank.lives,
-            metrics.RANK_STEPS: rank.step,
-            metrics.RANK_STEP_TIME: rank.step_ms / 1000 if rank.step_ms is not None else None,
-            metrics.RANK_WAITING: rank.waits_share,
-            metrics.RANK_IDLE: 0 if rank.trains else rank.since_s,
-            metrics.RANK_EPOCHS: rank.epoch,
-            metrics.RANK_BATCHES: rank.batch,
-            metrics.RANK_MEMORY: rank.memory_bytes,
+        values = {
+            "rank_up": rank.lives,
+            "rank_steps": rank.step,
+            "rank_step_time_seconds": rank.step_ms / 1000 if rank.step_ms is not None else None,
+            "rank_waiting_ratio": rank.waits_share,
+            "rank_idle_seconds": 0 if rank.trains else rank.since_s,
+            "rank_epochs": rank.epoch,
+            "rank_batches": rank.batch,
+            "rank_memory_bytes": rank.memory_bytes,
         }
-        rows += [(metric, value, labels) for metric, value in values.items()]
+        rows += [(name, value, labels) for name, value in values.items()]
+    metrics = {one.name.removeprefix("ddpdoctor_"): one for one in METRICS}
     return tuple(
-        Sample(metric=metric, labels=tuple(labels.items()), value=value + 0)
-        for metric, value, labels in rows
+        Sample(metric=metrics[name], labels=tuple(labels.items()), value=value + 0)
+        for name, value, labels in rows
         if value is not None
     )
 
@@ -375,14 +372,16 @@ def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tup
         command = report.command
     starts = []
     for one in attempts:
-        past = None
-        with suppress(UserError):  # its records are gone or damaged
-            past = read_past(saved, one.attempt, is_last=one is attempts[-1]) if saved is not None else None
-        starts.append(_start(path, one, saved, past))
+        start = _start(path, one)
+        if saved is not None:
+            with suppress(UserError):  # its records are gone or damaged
+                launched = _time(saved.own.run.started_at)
+                start = with_past(start, saved, launched, is_last=one is attempts[-1])
+        starts.append(start)
     return command, tuple(starts)
 
 
-def _start(path: Path, attempt: Attempt, saved: SavedRun | None, past: Past | None) -> Start:
+def _start(path: Path, attempt: Attempt) -> Start:
     verdict = attempt.verdict if attempt.status is not JobStatus.FINISHED else None
     # The ranks or hosts that a verdict blames, or none if it blames all of several ranks
     hosts = {row.rank: row.host for row in attempt.ranks}
@@ -391,7 +390,7 @@ def _start(path: Path, attempt: Attempt, saved: SavedRun | None, past: Past | No
         blamed = tuple(Blamed(rank=rank, host=hosts.get(rank, "")) for rank in verdict.ranks)
     elif verdict is not None and not verdict.ranks:
         blamed = tuple(Blamed(host=host) for host in verdict.hosts)
-    start = Start(
+    return Start(
         run=str(path),
         attempt=attempt.attempt,
         status=attempt.status,
@@ -405,25 +404,6 @@ def _start(path: Path, attempt: Attempt, saved: SavedRun | None, past: Past | No
         kind=verdict.kind if verdict is not None else "",
         summary=verdict.summary if verdict is not None else "",
         blamed=blamed,
-    )
-    if saved is None or past is None:
-        return start
-    launched = _time(saved.own.run.started_at)
-
-    def wall(time_ns: int | None) -> datetime | None:
-        if launched is None or time_ns is None:
-            return None
-        return launched + timedelta(microseconds=(time_ns - past.launched_ns) / 1000)
-
-    return replace(
-        start,
-        began_at=start.began_at or wall(past.began_ns) or launched,
-        first_step_at=wall(past.first_step_ns),
-        last_progress_at=wall(past.last_progress_ns),
-        steps=max(start.steps, past.steps),
-        saved_step=past.saved_step,
-        passes=past.passes,
-        first_epoch=past.first_epoch,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.collect.bounded import ask_side_by_side, start_torch_child
+from ddpdoctor.collect.bounded import TORCH_PROBE, ask_one, start_module
 from ddpdoctor.collect.launch import read_identity, read_process, seen_launch
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
@@ -47,7 +47,7 @@ def start_torch_early(env: Mapping[str, str]) -> ChildProcess | None:
     if any(env.get(name, "0") != "0" for name in LOCAL_RANKS):
         return None
     try:
-        return start_torch_child(env)
+        return start_module((TORCH_PROBE,), env)
     except OSError:
         return None  # the collector tries again and reports the problem
 
@@ -185,7 +185,7 @@ class _Member:
         """Publish this host's name and clock, read this host, and receive the facts of the others."""
         fqdn: str | None = None
         if "names" in self.plan.sections:
-            fqdn = ask_side_by_side({"fqdn": self.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+            fqdn = ask_one(self.system.calls.fqdn, FQDN_LIMIT_S).value
         conversation.send("head", Head(fqdn=fqdn))
         with shown_clock(conversation):
             node = read_node(self.system, replace(self.plan, head=fqdn), (self.process,))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, Life
 from ddpdoctor.model.findings import RankRow
 from ddpdoctor.model.pictures import Lane, RankWaits, Span, SpanKind, Timeline, TimelineEvent, WaitingRanks
@@ -19,8 +18,7 @@ from ddpdoctor.rules.progress.waits import default_name, own_state
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.call_log import CallLog
-    from ddpdoctor.model.facts import Call, CallKind, Job, Rank
+    from ddpdoctor.model.facts import Call, CallKind, CallLog, Job, Rank
     from ddpdoctor.model.findings import Finding, Place
     from ddpdoctor.model.stacks import Frame
 
@@ -205,7 +203,7 @@ def find_reductions(rank: Rank, from_ns: int) -> dict[int, tuple[StepKey, int]]:
     times = rank.step_times
     if times is None or not times.waits_us:
         return {}
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     calls = log[bisect_left(log.started_ns, from_ns) :]
     backwards = {which for which, kind in enumerate(calls.kinds) if kind.op == "backward"}
     columns = zip(calls.which, calls.started_ns, calls.ended_ns, strict=True)
@@ -442,7 +440,7 @@ def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
 
 
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
-    return replace(_words(rank, kind_of(call)), start_ms=clock.ms(call.started_ns), number=call.seq)
+    return replace(_words(rank, call.kind), start_ms=clock.ms(call.started_ns), number=call.seq)
 
 
 def _end_of(span: Span, clock: TimelineClock) -> float:
@@ -559,7 +557,7 @@ def _details(
     most = min(LANE_DETAIL_SPANS, MOST_DETAIL_SPANS // len(shown))
     chosen = {}
     for number in there.keys() & shown:  # its last calls, or those around the fault if there are many after it
-        log, room = pack_calls(there[number].recent_calls), most // 2
+        log, room = there[number].recent_calls, most // 2
         end = len(log)
         if at_ns is not None:
             end = min(end, bisect_right(log.started_ns, at_ns) + room // CALLS_AFTER)
@@ -572,7 +570,7 @@ def _details(
     # When the last rank began each of the wanted collectives, and was done with each step's backward
     arrivals: dict[CallKey | StepKey, int] = {}
     for rank in there.values():
-        log = pack_calls(rank.recent_calls)
+        log = rank.recent_calls
         begun_calls = log[bisect_left(log.started_ns, first_ns) :]
         begun = zip(call_keys(rank, begun_calls), begun_calls.started_ns, strict=True)
         for arrival, came_ns in (*begun, *find_reductions(rank, first_ns).values()):

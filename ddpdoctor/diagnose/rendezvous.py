@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
-from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.bounded import ask_one
 from ddpdoctor.collect.launch import effective_environment, read_identity, read_node_launch, read_process
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.diagnose.machines import FQDN_LIMIT_S, Head, sections_of
@@ -104,7 +104,7 @@ def read_own_node(member: OwnNode, entry: JoinedMeeting | None) -> Node:
     head: str | None = None
     if entry is not None and not member.launch.by_number:
         if entry.serves:
-            head = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+            head = ask_one(member.system.calls.fqdn, FQDN_LIMIT_S).value
             entry.conversation.send("head", Head(fqdn=head))
         else:
             sent = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")

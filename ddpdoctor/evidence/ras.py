@@ -13,7 +13,6 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import DocumentFormat, Found, quote
@@ -38,6 +37,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
+from ddpdoctor.model.launch import parse_address
 from ddpdoctor.model.words import grouped, odd_ranks, rank_list
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class RasProcess:
     node: str  # its name or its address
 
     def who(self, **place: Any) -> Who:
-        try:
-            ip_address(self.node)
-        except ValueError:
+        if parse_address(self.node) is None:
             return Who(host=self.node, pid=self.pid, **place)
         return Who(address=self.node, pid=self.pid, **place)
 

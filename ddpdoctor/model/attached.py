@@ -1,18 +1,8 @@
-"""What ``attach`` saw of a running job: the records that its folder holds as JSON. No judgment, no I/O.
+"""What ``attach`` saw of a running job: the records that its folder holds as JSON (``docs/design/0012-attach.md``).
 
-``docs/design/0012-attach.md`` describes the folder. Every file begins with ``format`` and ``kind``, so that a reader
-recognizes it by its content:
-
-| file | format, kind | record |
-|---|---|---|
-| ``attach.json`` | ``ddpdoctor-attach``, ``job`` | ``AttachedJob`` |
-| ``look_1/rank_3_pid_4711.json`` | ``ddpdoctor-attach``, ``look`` | ``RankLook`` |
-| ``look_1/store.json`` | ``ddpdoctor-attach``, ``store`` | ``StoreLook`` |
-| ``nodes.json`` | ``ddpdoctor-attach``, ``nodes`` | ``AskedNodes`` |
-
-Times: ``wall_ns`` is the host's wall clock, ``monotonic_ns`` its CLOCK_MONOTONIC, which is comparable on one host until
-it boots again. CPU times are in clock ticks (1/100 s on Linux). What could not be read is None, or stands in
-``refused`` with its reason.
+``wall_ns`` is the host's wall clock, ``monotonic_ns`` its CLOCK_MONOTONIC, which is comparable on one host until it
+boots again. CPU times are in clock ticks (1/100 s on Linux). What could not be read is None, or in ``refused`` with its
+reason.
 """
 
 from __future__ import annotations
@@ -78,10 +68,8 @@ class SeenRank:
     parent_pid: int
     command: str  # without secrets, cut to 200 characters
     user: str
-    # The run folder as the rank sees it, if ``ddpdoctor wrap`` started the job: its own evidence is there.
-    wrap_folder: str | None
-    # The environment with which it started: the variables of NCCL, torch and launchers, and no others.
-    variables: dict[str, str]
+    wrap_folder: str | None  # the run folder as the rank sees it, if ``ddpdoctor wrap`` started the job
+    variables: dict[str, str]  # of its start: variables of NCCL, torch and launchers, and no others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +91,7 @@ class Peer:
     state: str  # "established", "close-wait" (the other end is gone), "syn-sent" (no answer yet) or the kernel's number
     unsent_bytes: int
     retries: int
-    # Since the connection was made. None if the kernel does not say, or in another network namespace.
-    received_bytes: int | None
+    received_bytes: int | None  # None if the kernel does not say, or in another network namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +130,6 @@ class Refusal:
     remedy: str = ""  # A command, or a sentence. Empty: none is known.
 
     def line(self) -> str:
-        """Return it in a line."""
         return f"{self.source}: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 
@@ -161,10 +147,8 @@ class RankLook:
     job: JobIdentity
     rank: SeenRank
     process: ProcessFacts | None  # None: the process has ended
-    # py-spy's JSON, unchanged: a list of threads with ``frames``, innermost first. None: see ``refused``.
-    stacks: Any = None
-    # What other sources gave of this rank: JSON or pickles of the flight recorder, stacks of faulthandler.
-    files: tuple[str, ...] = ()
+    stacks: Any = None  # py-spy's JSON: a list of threads with ``frames``, innermost first; None: see ``refused``
+    files: tuple[str, ...] = ()  # JSON or pickles of the flight recorder, stacks of faulthandler
     refused: tuple[Refusal, ...] = ()
 
 
@@ -180,12 +164,10 @@ class StoreLook:
     monotonic_ns: int
     job: JobIdentity
     address: str  # "10.0.0.4:29500"
-    # Without the "/" that torch puts before each: "default_pg/0//cpu//0/3": rank 3 came to init_process_group.
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # without torch's "/": "default_pg/0//cpu//0/3": rank 3 came to init_process_group
     complete: bool  # False: this torch cannot list keys; ``keys`` are those that exist of ``asked``
     asked: tuple[str, ...] = ()
-    # Of some keys: addresses of debug servers, and the traces that TORCH_NCCL_DESYNC_DEBUG leaves.
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)  # of debug servers, and TORCH_NCCL_DESYNC_DEBUG's traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +180,7 @@ class RankMovement:
     # What changed: "stack", "flight recorder", "received" (data from another rank that was seen), "ended". If nothing
     # changed, what was compared, with "slept" for a main thread that did not run at all.
     evidence: tuple[str, ...]
-    # CPU time of the main thread between the looks: a rank that waits in a NCCL kernel spins.
-    main_cpu_ticks: int | None
+    main_cpu_ticks: int | None  # of the main thread between the looks: a rank that waits in a NCCL kernel spins
     main_slept: bool | None  # the main thread slept throughout, or was stopped
 
 

@@ -1,7 +1,6 @@
-"""The settings, measurements and conclusions of `allreduce-bench`. No I/O.
+"""The settings, measurements and conclusions of `allreduce-bench`; GB are 1e9 bytes.
 
-Sizes are in bytes, times in microseconds, and bandwidths in GB/s (1 GB = 1e9 bytes). The conventions are those of
-nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). ``None`` means that there is no value.
+The conventions are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -32,17 +31,14 @@ class Collective(str, Enum):
 
     @property
     def reduces(self) -> bool:
-        """Whether the collective takes a reduction operator."""
         return self in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE}
 
 
 class Mode(str, Enum):
     """How calls are timed."""
 
-    # There is a barrier before each call. Each call is timed alone, from its start to its completion on this rank.
-    LATENCY = "latency"
-    # A batch of back-to-back calls is timed, and the time is divided by the number of calls, as in nccl-tests.
-    THROUGHPUT = "throughput"
+    LATENCY = "latency"  # each call alone, after a barrier, from its start to its completion on this rank
+    THROUGHPUT = "throughput"  # a batch of back-to-back calls, divided by their number, as in nccl-tests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +55,7 @@ class BenchSettings:
     backend: str = "gloo"
     in_place: bool = False
     cold: bool = False  # rotate through more buffers than the last-level cache holds, instead of reusing warm ones
-    # Time to measure and check the sweep, without start-up. --pairs and --by-node have the same budget again.
-    budget_s: float = 30.0
+    budget_s: float = 30.0  # for the sweep, without start-up; --pairs and --by-node have the same again
     iterations: int | None = None  # Timed calls per case. None: as many as the budget allows.
     warmup: int | None = None
     pairs: bool = False
@@ -83,8 +78,7 @@ class Member:
     torch: str
     nccl: str | None = None
     driver: str | None = None
-    # Environment variables that affect the measurement, from an allow-list.
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)  # that affect it, from an allow-list
     gpu_ranks: int = 1  # How many ranks of the bench use its GPU. If above 1, no measurement describes a link.
 
 
@@ -122,12 +116,10 @@ class Measurement(Case):
     iterations: int
     first_us: float  # the very first call of the case, before any warm-up
     min_us: float
-    # In throughput mode: a batch's time divided by its number of calls. The statistics are then over batches.
-    p50_us: float
+    p50_us: float  # in throughput mode, statistics are over batches: time divided by number of calls
     p95_us: float
     p50_low_us: float
-    # With ``p50_low_us``: a confidence interval of about 95 % for p50, from the order statistics of the iterations.
-    p50_high_us: float
+    p50_high_us: float  # an interval of about 95 % for p50, from the order statistics of the iterations
     cv: float  # standard deviation divided by mean
     algbw_gb_s: float
     busbw_gb_s: float | None  # None with one rank, because the formula has no value then
@@ -158,8 +150,7 @@ class Arrival:
 
     rank: int
     host: str
-    # Median over calls of (median wait of the other ranks - this rank's wait). Negative: the rank comes early.
-    late_us: float
+    late_us: float  # median over calls of (median wait of the others - its own); negative: it comes early
     late_p95_us: float
     share: float  # the fraction of calls in which it came last
     calls: int
@@ -220,10 +211,8 @@ class Position:
     stale_s: float  # seconds since it last completed a call
     stack: tuple[str, ...] = ()  # the main thread's frames, outermost first, as "file:line function"
     error: str | None = None  # the first line of the exception that ended it
-    # For each rank on its host, the state letter of /proc/PID/stat, or "" if the process is gone.
-    states: dict[str, str] = field(default_factory=dict)
-    # For each rank on its host that was seen to end, how it ended: "SIGKILL", "exit status 3".
-    ends: dict[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)  # of /proc/PID/stat for each rank on its host; "": gone
+    ends: dict[str, str] = field(default_factory=dict)  # of each rank on its host: "SIGKILL", "exit status 3"
 
 
 class Ending(str, Enum):
@@ -252,8 +241,7 @@ class NcclLog:
     rank: int
     network: str | None  # "IB", "Socket", or a plugin's name
     interfaces: tuple[str, ...]  # the interfaces that it uses: "mlx5_0:1", "eth0"
-    # How many channels it opened per transport: "P2P/CUMEM", "SHM", "NET/IB/GDRDMA", "NET/Socket".
-    transports: dict[str, int]
+    transports: dict[str, int]  # opened channels: "P2P/CUMEM", "SHM", "NET/IB/GDRDMA", "NET/Socket"
     nvls: bool | None = None
 
 
@@ -315,8 +303,7 @@ class Curve(CallGroup):
     plateau_from_bytes: int | None
     latency_us: float | None  # median time of the small sizes, for which the time does not depend on the size
     fit: Fit | None  # None with too few sizes
-    # The interpolated size that reaches half of the plateau, or None if the curve does not cross it.
-    half_bytes: int | None
+    half_bytes: int | None  # the interpolated size that reaches half of the plateau; None: none does
     assessment: Assessment = field(metadata={"json": "standing"})
     reference: Reference | None
     share: float | None  # plateau divided by reference
@@ -377,14 +364,12 @@ class Reason:
 class KnownBandwidth:
     """A row of the table."""
 
-    # Matches the whole name that torch gives: "NVIDIA GH200" is not an H200, and a MIG slice is not a GPU.
-    gpu: re.Pattern[str]
+    gpu: re.Pattern[str]  # matches torch's whole name: "NVIDIA GH200" is no H200, and a MIG slice is no GPU
     ranks: int
     nodes: int
     collective: Collective
     algorithm: str  # "nvls" or "ring"; empty if there is no choice
-    # Its range begins at the lowest figure measured at that size and above, or the lowest that a cloud accepts.
-    reference: Reference
+    reference: Reference  # its range begins at the lowest figure measured from that size on, or that a cloud accepts
     checked: bool  # whether the figure was found at its source when the row was written
 
 

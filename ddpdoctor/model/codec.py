@@ -1,18 +1,11 @@
-"""Converts frozen dataclasses to plain JSON values and back, by their type hints.
-
-Reports, the files of a run folder, and messages between processes use it. It knows str, int, float, bool, None, Enum
-with plain values, tuples of one kind (``tuple[X, ...]``) or of fixed length, ``dict[str, X]``, dataclasses, ``Any`` for
-plain JSON, and unions whose members have different JSON kinds (``Unread`` has a tag).
+"""Converts frozen dataclasses to plain JSON values and back, by their type hints (``docs/design/0008-codec.md``).
 
 The name of a field in JSON is its own, or ``metadata["json"]``: a field that got a better name keeps the old one in
-files, so that saved runs are still read. A field with ``metadata["omit"]`` is left out where it has its default.
-
-A report holds records in its plain data until it is written: they are encoded there, and decoding leaves them as they
-are, so that one reader serves a report that was just made and one that comes from a file.
-
-Hosts may run different versions, so unknown fields are dropped and missing fields take their default. Any other value
-that does not match its hint raises ``WrongValue``, which names the place. Received data is never executed.
-``docs/design/0008-codec.md`` compares this with msgspec and cattrs.
+files, so that saved runs are still read. A field with ``metadata["omit"]`` is left out where it has its default. A
+report holds records in its plain data until it is written: decoding leaves them as they are, so that one reader serves
+a report that was just made and one that comes from a file. Hosts may run different versions, so unknown fields are
+dropped and missing ones take their default. Any other value that does not match its hint raises ``WrongValue``. Nothing
+is executed.
 """
 
 from __future__ import annotations
@@ -22,9 +15,9 @@ import math
 import re
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,8 +25,7 @@ import ddpdoctor.model
 from ddpdoctor.model.reading import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from dataclasses import Field
+    from collections.abc import Callable, Mapping
 
     Convert = Callable[[Any], Any]
 
@@ -44,6 +36,17 @@ UNREAD_TAG = "~unread"
 INTEGERS = range(-(2**63), 2**64)
 _MOST_LEVELS = 40  # Our choice for plain JSON. The deepest data of a report, the facts of a node, has a dozen levels.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_OWN_DEFAULT = object()
+_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
+_NAMES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "nothing",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class WrongValue(Exception):  # noqa: N818 - says what it is
@@ -56,7 +59,6 @@ class WrongValue(Exception):  # noqa: N818 - says what it is
         self.place = ""
 
     def within(self, place: str) -> WrongValue:
-        """Return this error with an outer place added."""
         self.place = place + self.place
         return self
 
@@ -73,7 +75,7 @@ def encode(value: Any) -> Any:
 def decode(kind: type[Kind], plain: Any) -> Kind:
     """Build an instance of a dataclass from the result of ``json.loads``. Raises ``WrongValue``."""
     hint: Any = kind
-    made: Kind = _decoder(hint)(plain)
+    made: Kind = _STRICT.of(hint)(plain)
     return made
 
 
@@ -94,29 +96,21 @@ def _encoder(hint: Any) -> Convert:
         encode_one = _encoder(_value_hint(hint))
         return lambda value: {name: encode_one(one) for name, one in value.items()}
     if origin in {typing.Union, types.UnionType}:
-        by_json = _by_json_kind(hint)
-        encoders = {kind: _encoder(member) for kind, member in by_json.items()}
-        encode_unread = _encoder(Unread)
+        kinds: list[tuple[Any, Convert]] = [
+            ((float, int) if one is float else typing.get_origin(one) or one, _encoder(one)) for one in members
+        ]
 
         def encode_union(value: Any) -> Any:
-            if value is None:
-                return None
-            if type(value) is Unread:
-                return {UNREAD_TAG: encode_unread(value)}
-            # The JSON kind that a value of a union is encoded as
-            if isinstance(value, Enum):
-                json_kind = type(value.value)
-            elif isinstance(value, tuple):
-                json_kind = list
-            else:
-                json_kind = type(value) if type(value) in _PLAIN else dict
-            return encoders[json_kind](value)
+            for kind, encode_one in kinds:
+                if isinstance(value, kind):
+                    return {UNREAD_TAG: encode_one(value)} if kind is Unread else encode_one(value)
+            raise TypeError(f"{type(value)} is not one of {hint!r}")
 
         return encode_union
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda value: value.value
     if is_dataclass(hint):
-        return _dataclass_encoder(hint)
+        return partial(_encode_record, hint)
     raise TypeError(f"{hint!r} cannot be sent")
 
 
@@ -133,56 +127,160 @@ def _encode_any(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _dataclass_encoder(kind: Any) -> Convert:
-    # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, str, Convert, Any]] = []
-
-    def encode_dataclass(value: Any) -> dict[str, Any]:
-        if not parts:
-            hints = field_hints(kind)
-            for one in fields(kind):
-                omitted = one.default if "omit" in one.metadata else MISSING
-                parts.append((one.name, _json_name(one), _encoder(hints[one.name]), omitted))
-        held = ((in_json, encode_one, getattr(value, name), omitted) for name, in_json, encode_one, omitted in parts)
-        return {in_json: encode_one(one) for in_json, encode_one, one, omitted in held if one != omitted}
-
-    return encode_dataclass
+def _encode_record(kind: Any, record: Any) -> dict[str, Any]:
+    held = (
+        (key, encode_one, getattr(record, name), without) for name, key, encode_one, without in _encoded_fields(kind)
+    )
+    return {key: encode_one(value) for key, encode_one, value, without in held if value != without}
 
 
 @cache
-def _decoder(hint: Any) -> Convert:
-    origin = typing.get_origin(hint)
-    if hint in _PLAIN:
-        return _PLAIN[hint]
-    if origin is tuple:
-        return _tuple_decoder(typing.get_args(hint))
-    if origin is dict:
-        return _dict_decoder(_value_hint(hint))
-    if origin in {typing.Union, types.UnionType}:
-        return _union_decoder(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        members = {member.value: member for member in hint}
-
-        def decode_enum(plain: Any) -> Any:
-            if type(plain) not in {str, int} or plain not in members:
-                raise WrongValue(f"one of {', '.join(map(str, members))} was expected, and it is {_shown(plain)}")
-            return members[plain]
-
-        return decode_enum
-    if is_dataclass(hint):
-        return _dataclass_decoder(hint)
-    raise TypeError(f"{hint!r} cannot be received")
+def _encoded_fields(kind: Any) -> list[tuple[str, str, Convert, Any]]:
+    """Return name, key, encoder and value to leave out of each field. It is called late: a record may hold itself."""
+    hints = field_hints(kind)
+    omitted = {one.name: one.default if "omit" in one.metadata else MISSING for one in fields(kind)}
+    return [(one.name, _json_name(one), _encoder(hints[one.name]), omitted[one.name]) for one in fields(kind)]
 
 
-def _plain_decoder(kind: type) -> Convert:
-    def decode_plain(plain: Any) -> Any:
-        if type(plain) is not kind:
-            raise _wrong(_name(kind), plain)
-        if kind is int and plain not in INTEGERS:
-            raise WrongValue("it has more than 64 bits")
-        return plain
+class Decoder:
+    """Builds records from plain JSON by their type hints.
 
-    return decode_plain
+    With ``keys``, those of fields that have others than their names, it is lenient: a damaged value costs its field or
+    its place in a tuple, and no other. A field that is missing or damaged takes its default, or the empty value of its
+    type. A record that lacks a field without either, such as an enum, is damaged as a whole.
+    """
+
+    def __init__(self, keys: Mapping[Any, Mapping[str, str]] | None = None, own: Mapping[Any, Convert] = {}) -> None:
+        """``own`` are functions of the caller for some hints."""
+        self._keys = keys
+        self._by_hint: dict[Any, Convert] = dict(own)
+        self._fields = cache(self._read_fields)
+
+    def of(self, hint: Any) -> Convert:
+        if hint not in self._by_hint:
+            origin, members, is_lenient = typing.get_origin(hint), typing.get_args(hint), self._keys is not None
+            made: Convert
+            if hint is bool and is_lenient:
+                made = _DECODE_TRUTH
+            elif hint in _PLAIN:
+                made = _PLAIN[hint]
+            elif origin is tuple:
+                decoders = [self.of(member) for member in members if member is not ...]
+                made = partial(_decode_tuple, decoders, is_endless=members[1:] == (...,), is_lenient=is_lenient)
+            elif origin is dict:
+                made = partial(_decode_dict, self.of(_value_hint(hint)))
+            elif origin in {typing.Union, types.UnionType}:
+                is_known = is_lenient and type(None) in members
+                by_json = {} if is_known else {kind: self.of(one) for kind, one in _by_json_kind(hint).items()}
+                other = self.of(members[0] if is_known else Unread)
+                made = partial(_decode_union, by_json, other, has_unread=Unread in members)
+            elif isinstance(hint, type) and issubclass(hint, Enum):
+                made = partial(_decode_enum, {member.value: member for member in hint})
+            elif is_dataclass(hint):
+                made = partial(self._record, hint)
+            else:
+                raise TypeError(f"{hint!r} cannot be received")
+            self._by_hint[hint] = made
+        return self._by_hint[hint]
+
+    def record(self, kind: Any, plain: dict[str, Any], known: Mapping[str, Any], lost: list[str] | None = None) -> Any:
+        """Build a record with the ``known`` fields; keys of damaged values that it can do without go to ``lost``."""
+        made = dict(known)
+        for name, key, decode_one, default in self._fields(kind, tuple(made)):
+            if key in plain:
+                try:
+                    made[name] = decode_one(plain[key])
+                    continue
+                except WrongValue as wrong:
+                    if self._keys is None or default is MISSING:
+                        raise wrong.within(f".{key}") from None
+                    if lost is not None:
+                        lost.append(key)
+            elif default is MISSING:
+                raise WrongValue("it is missing").within(f".{key}")
+            if default is not _OWN_DEFAULT:
+                made[name] = default
+        return kind(**made)
+
+    def _record(self, kind: Any, plain: Any) -> Any:
+        if type(plain) is kind:
+            return plain
+        if self._keys is not None and type(plain) is list and len(plain) == len(fields(kind)):
+            plain = dict(zip((key for _, key, _, _ in self._fields(kind, ())), plain, strict=True))
+        if type(plain) is not dict:
+            raise _wrong("an object", plain)
+        # An empty one says nothing, so it is a record only if no field is needed.
+        return (self if plain else _STRICT).record(kind, plain, {})
+
+    def _read_fields(self, kind: Any, known: tuple[str, ...]) -> list[tuple[str, str, Convert, Any]]:
+        """Return name, key, decoder and default of each other field. It is called late: a record may hold itself."""
+        keys, parts = (self._keys or {}).get(kind, {}), []
+        for one in (one for one in fields(kind) if one.name not in known):
+            hint, default = field_hints(kind)[one.name], one.default
+            if default is not MISSING or one.default_factory is not MISSING:
+                default = _OWN_DEFAULT
+            elif self._keys is not None:
+                is_optional = type(None) in typing.get_args(hint)
+                empty = None if is_optional else _EMPTY.get(hint, MISSING)
+                default = () if typing.get_origin(hint) is tuple else empty
+            parts.append((one.name, keys.get(one.name, _json_name(one)), self.of(hint), default))
+        return parts
+
+
+def _decode_tuple(decoders: list[Convert], plain: Any, *, is_endless: bool, is_lenient: bool) -> tuple[Any, ...]:
+    if type(plain) is not list:
+        raise _wrong("a list", plain)
+    if not is_endless and len(plain) != len(decoders):
+        raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
+    made = []
+    for at, value in enumerate(plain):
+        try:
+            made.append(decoders[0 if is_endless else at](value))
+        except WrongValue as wrong:
+            if not (is_endless and is_lenient):
+                raise wrong.within(f"[{at}]") from None
+    return tuple(made)
+
+
+def _decode_dict(decode_one: Convert, plain: Any) -> dict[str, Any]:
+    if type(plain) is not dict:
+        raise _wrong("an object", plain)
+    made = {}
+    for name, value in plain.items():
+        try:
+            made[name] = decode_one(value)
+        except WrongValue as wrong:
+            raise wrong.within(f"[{_shown(name)}]") from None
+    return made
+
+
+def _decode_union(by_json: dict[type, Convert], decode_other: Convert, plain: Any, *, has_unread: bool) -> Any:
+    """Decode by the JSON kind; without any, all but None is the other."""
+    if has_unread and type(plain) is dict and UNREAD_TAG in plain:
+        return decode_other(plain[UNREAD_TAG])
+    if not by_json:
+        return None if plain is None else decode_other(plain)
+    json_kind = dict if is_dataclass(plain) else type(plain)
+    if json_kind not in by_json:
+        raise _wrong(" or ".join(sorted({_name(kind) for kind in by_json})), plain)
+    return by_json[json_kind](plain)
+
+
+def _decode_enum(values: dict[Any, Enum], plain: Any) -> Any:
+    if type(plain) not in {str, int} or plain not in values:
+        raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_shown(plain)}")
+    return values[plain]
+
+
+_STRICT = Decoder()
+
+
+def _decode_plain(kind: type, plain: Any, *, takes_all: bool = False) -> Any:
+    if type(plain) is not kind and (plain is None or not takes_all):
+        raise _wrong(_name(kind), plain)
+    if kind is int and plain not in INTEGERS:
+        raise WrongValue("it has more than 64 bits")
+    return kind(plain) if takes_all else plain
 
 
 def _decode_float(plain: Any) -> float:
@@ -206,92 +304,10 @@ def _decode_any(plain: Any) -> Any:
 
 _PLAIN: dict[Any, Convert] = {
     Any: _decode_any,
-    **{kind: _plain_decoder(kind) for kind in (str, int, bool, type(None))},
+    **{kind: partial(_decode_plain, kind) for kind in (str, int, bool, type(None))},
     float: _decode_float,
 }
-
-
-def _tuple_decoder(members: tuple[Any, ...]) -> Convert:
-    endless = len(members) == 2 and members[1] is ...
-    decoders = [_decoder(member) for member in members[: 1 if endless else None]]
-
-    def decode_tuple(plain: Any) -> tuple[Any, ...]:
-        if type(plain) is not list:
-            raise _wrong("a list", plain)
-        if not endless and len(plain) != len(decoders):
-            raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
-        made: list[Any] = []
-        try:
-            made.extend(
-                map(decoders[0], plain) if endless else (one(value) for one, value in zip(decoders, plain, strict=True))
-            )
-        except WrongValue as wrong:
-            raise wrong.within(f"[{len(made)}]") from None
-        return tuple(made)
-
-    return decode_tuple
-
-
-def _dict_decoder(hint: Any) -> Convert:
-    decode_one = _decoder(hint)
-
-    def decode_dict(plain: Any) -> dict[str, Any]:
-        if type(plain) is not dict:
-            raise _wrong("an object", plain)
-        made = {}
-        for name, value in plain.items():
-            try:
-                made[name] = decode_one(value)
-            except WrongValue as wrong:
-                raise wrong.within(f"[{_shown(name)}]") from None
-        return made
-
-    return decode_dict
-
-
-def _union_decoder(hint: Any) -> Convert:
-    by_json = _by_json_kind(hint)
-    decoders = {kind: _decoder(member) for kind, member in by_json.items()}
-    allows_unread = Unread in typing.get_args(hint)
-    decode_unread = _decoder(Unread)
-
-    def decode_union(plain: Any) -> Any:
-        if allows_unread and type(plain) is dict and UNREAD_TAG in plain:
-            return decode_unread(plain[UNREAD_TAG])
-        decode_one = decoders.get(dict if is_dataclass(plain) else type(plain))
-        if decode_one is None:
-            raise _wrong(" or ".join(sorted({_name(kind) for kind in decoders})), plain)
-        return decode_one(plain)
-
-    return decode_union
-
-
-def _dataclass_decoder(kind: Any) -> Convert:
-    # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, str, Convert, bool]] = []
-
-    def decode_dataclass(plain: Any) -> Any:
-        if type(plain) is kind:
-            return plain
-        if type(plain) is not dict:
-            raise _wrong("an object", plain)
-        if not parts:
-            hints = field_hints(kind)
-            for one in fields(kind):
-                has_default = one.default is not MISSING or one.default_factory is not MISSING
-                parts.append((one.name, _json_name(one), _decoder(hints[one.name]), has_default))
-        made = {}
-        for name, in_json, decode_one, has_default in parts:
-            if in_json in plain:
-                try:
-                    made[name] = decode_one(plain[in_json])
-                except WrongValue as wrong:
-                    raise wrong.within(f".{in_json}") from None
-            elif not has_default:
-                raise WrongValue("it is missing").within(f".{in_json}")
-        return kind(**made)
-
-    return decode_dataclass
+_DECODE_TRUTH = partial(_decode_plain, bool, takes_all=True)
 
 
 def _json_name(one: Field[Any]) -> str:
@@ -360,17 +376,6 @@ def _wrong(expected: str, plain: Any) -> WrongValue:
 
 def _name(kind: type) -> str:
     return _NAMES.get(kind, kind.__name__)
-
-
-_NAMES = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "nothing",
-    list: "a list",
-    dict: "an object",
-}
 
 
 def _shown(plain: Any) -> str:

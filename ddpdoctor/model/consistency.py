@@ -1,7 +1,7 @@
-"""Facts about the states of replicas: where ranks differ, and which gradients are not finite. No judgment.
+"""Facts about the states of replicas: where ranks differ, and which gradients are not finite.
 
-Ranks record 16 bytes per tensor at the same points of training. Any process that can read the records of several ranks
-compares them. Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.
+Ranks record 16 bytes per tensor at the same points of training. Tensor names are those of the wrapped module, without
+``module.``. Steps are counted from 1.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from ddpdoctor.model.words import outvoted, rank_list
 if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
-
 MESH = "mesh "  # prefix of a stream's group if it is a set of device mesh dimensions instead of a process group
+MAX_NAMED = 5  # How many differences a message names (our choice). The result holds all of them.
 
 
 class What(str, Enum):
     """What a tensor is."""
 
     PARAMETER = "parameter"
-    # The gradient that the optimizer gets: after the reduction and after any changes by the script.
-    GRADIENT = "gradient"
+    GRADIENT = "gradient"  # what the optimizer gets: after the reduction and any changes by the script
     BUFFER = "buffer"
     STATE = "optimizer state"
 
@@ -32,8 +31,7 @@ class What(str, Enum):
 class StreamClock(str, Enum):
     """The event at which ranks record their state, and that numbers these points in time."""
 
-    # Right before (gradients) and after (all else) step N of an optimizer that holds parameters of the model.
-    STEP = "optimizer step"
+    STEP = "optimizer step"  # right before (gradients) and after (all else) step N of an optimizer of the model
     FORWARD = "forward"  # At the forward after N reduced backwards. Used if no torch optimizer holds the parameters.
     SYNC = "sync of buffers"  # right after DDP broadcasts rank 0's buffers, in the forward after N reduced backwards
     END = "end"  # at the end of training, after N reduced backwards
@@ -65,16 +63,13 @@ class Values:
     reductions: int  # backwards of this model so far whose gradients DDP has reduced
     forwards: int  # forwards of DDP with gradients since the previous step, with or without a reduction
     unreduced_forwards: int  # how many of those were under ``no_sync``
-    # Settings of the optimizer by parameter group: ("lr", "0.1"), ("1.weight_decay", "0.01").
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()  # of the optimizer: ("lr", "0.1"), ("1.weight_decay", "0.01")
     optimizer: str = ""  # class of the optimizer
     scale: float | None = None  # scale of the gradient scaler, if there is one
     random: str = ""  # a digest of torch's random state on this rank
     dropout: bool = False  # the model trains with dropout
-    # The first trainable parameters that DDP does not reduce: added, replaced or unfrozen after wrapping.
-    unreduced: tuple[str, ...] = ()
-    # The first parameters whose gradients DDP still waited for at this step, because it had not reduced all.
-    unfinished: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()  # the first that DDP does not reduce: added, replaced or unfrozen after wrapping
+    unfinished: tuple[str, ...] = ()  # the first whose gradients DDP still waited for at this step
     stray: int = 0  # tensors in the optimizers of this process that are not parameters of any DDP model
     unheld: int = 0  # trainable parameters of the model that are in no optimizer of this process
     # The first of the ``unheld`` parameters for which an optimizer holds a stray tensor of equal shape that never had a
@@ -102,8 +97,7 @@ class TensorSplit:
     row: TensorRow
     # Sets of ranks with equal contents, the largest set first. Sets of equal size are sorted by lowest rank.
     sides: tuple[tuple[int, ...], ...]
-    # Ranks without this tensor, for example because the gradient is None. They form a side too.
-    absent_on: tuple[int, ...] = ()
+    absent_on: tuple[int, ...] = ()  # ranks without it, for example because the gradient is None; they form a side too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +106,7 @@ class Difference:
 
     what: What
     number: int  # number of this point by the clock of its stream
-    # Number of the last earlier point at which all tensors of this kind were equal, or None if there was none.
-    last_equal: int | None
+    last_equal: int | None  # the last earlier point at which all of this kind were equal
     splits: tuple[TensorSplit, ...]  # the first tensors that differ, in the order of the model
     differing: int  # how many tensors differ in all
     of: int  # how many tensors of this kind were compared
@@ -125,8 +118,7 @@ class Stream:
 
     clock: StreamClock
     group: str  # Name of the process group whose replicas stay equal. For a device mesh: ``MESH`` and its dimensions.
-    # Number of the DDP model within this group, from 1. Below 0 for parameters that an optimizer trains outside DDP.
-    model: int
+    model: int  # of the DDP model within this group, from 1; below 0: trained outside DDP
     optimizer: int  # number of the optimizer that steps with its parameters, from 1, or 0 if there is none
     ranks: tuple[int, ...]  # ranks whose records were compared
     compared: int  # number of points in time that were compared
@@ -164,10 +156,7 @@ class Origin(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """Local gradients that held inf or NaN before one reduction.
-
-    Occasional ones that a gradient scaler causes are left out, unless a step used them or they repeat.
-    """
+    """Local gradients with inf or NaN before a reduction, without what a gradient scaler causes now and then."""
 
     step: int  # the backward whose gradients were reduced, from 1
     model: int  # number of the DDP model within this group, from 1
@@ -256,11 +245,7 @@ class RootsRequest:
 
     turn: int = 0  # how often contents were requested
     wanted: tuple[str, ...] = ()  # the streams whose contents are requested
-    # By stream: the last point whose contents are no longer needed.
-    settled: dict[str, int] = field(default_factory=dict)
-
-
-MAX_NAMED = 5  # How many differences a message names (our choice). The result holds all of them.
+    settled: dict[str, int] = field(default_factory=dict)  # by stream: the last point no longer needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +256,7 @@ class TensorDifference:
     name: str  # The name in the module, without ``module.``. A setting has its own name: "lr" or "group 1: lr".
     part: str  # for optimizer state, which part: "exp_avg"; else empty
     sides: tuple[tuple[int, ...], ...]  # sets of global ranks with equal values, the largest set first
-    # One per side: the value of a setting, "float32[8, 16]" for a tensor, "none" if it is missing.
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # one per side: a setting, "float32[8, 16]" for a tensor, "none" if it is missing
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -302,7 +286,6 @@ class ConsistencyResult:
 
     @property
     def text(self) -> str:
-        """Return one sentence with the result and the first differences."""
         who = rank_list(self.ranks)
         if self.equal:
             return f"replicas are equal on {who}: {self.compared} tensors and settings compared"
@@ -318,6 +301,5 @@ class ConsistencyError(RuntimeError):
     """Replicas that should be equal are not. The message names the first differences; ``result`` has all."""
 
     def __init__(self, result: ConsistencyResult) -> None:
-        """Keep the result."""
         super().__init__(result.text)
         self.result = result

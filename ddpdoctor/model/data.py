@@ -1,9 +1,4 @@
-"""Facts about how data is split over ranks: samplers, loaders, and what each rank drew. No judgment.
-
-``sharing`` predicts what ranks draw, and ``Drawn`` has what they really drew, counted index by index.
-
-The data itself is not kept: only counts, sums and digests of indices, and digests of the first batches.
-"""
+"""Facts about how data is split over ranks: what ``sharing`` predicts, and what each rank drew, index by index."""
 
 from __future__ import annotations
 
@@ -35,8 +30,7 @@ class Cut:
 
     what: str  # ``loader``, ``sampler`` or ``dataset``
     type: str
-    # Among how many ranks. None: its code asks for the rank and the number of ranks, and no attribute has them.
-    replicas: int | None
+    replicas: int | None  # None: its code asks for the number of ranks, and no attribute has it
     rank: int | None
 
 
@@ -83,8 +77,7 @@ class EpochSeen:
     backwards: int = 0  # batches that a backward followed
     repeats: int = 0  # Repeated indices among the first ones. More than a few mean sampling with replacement.
     highest: int | None = None  # the highest index drawn
-    # DDP's forward got clearly less than the loader delivered, so the script itself splits each batch.
-    split_after: bool = False
+    split_after: bool = False  # DDP's forward got clearly less than the loader delivered: the script splits each batch
     begun_ns: int = 0
     ended_ns: int | None = None  # None if the pass was still running when it was last recorded
 
@@ -114,8 +107,7 @@ class LoaderSeen:
     stray_calls: tuple[EpochCall, ...] = ()  # calls of ``set_epoch`` on unused samplers of equally many samples
     part: str = ""  # a digest of the indices of that ``Subset``, or of some of them if there are many
     chosen: Chosen | None = None  # these indices, added up
-    # If the dataset divides itself: a digest of the containers that it holds, without its rank; empty if unread.
-    held: str = ""
+    held: str = ""  # if the dataset divides itself: a digest of its containers without its rank
     cuts: tuple[Cut, ...] = ()  # everything that divides its samples among ranks, the outermost first
 
 
@@ -153,8 +145,7 @@ class RankPass:
 
     rank: int
     drawn: int  # Samples in its batches. The sampler draws the same ones, plus those of a dropped last batch.
-    # How many of them the rank had already drawn in this pass, or None if the indices were not visible.
-    repeated: int | None
+    repeated: int | None  # how many of them the rank had already drawn in this pass; None: not visible
     batches: int
     last_batch: int
     complete: bool  # False if ddpdoctor ended the pass
@@ -176,7 +167,6 @@ class Pass:
 
     @property
     def drawn(self) -> int:
-        """Samples in the batches of all ranks."""
         return sum(one.drawn for one in self.ranks)
 
 
@@ -236,8 +226,7 @@ class SamplingPlan:
     world_size: int
     batch_size: int  # batch size of each rank's loader
     drop_last: bool = False  # whether the loader drops an incomplete last batch
-    # If the samples do not divide evenly, the sampler drops the rest (True) or repeats samples (False).
-    sampler_drop_last: bool = False
+    sampler_drop_last: bool = False  # else it repeats samples if they do not divide evenly
     sharing: Sharing = Sharing.SAMPLER
     shuffle: bool = True
     accumulation: int = 1  # number of batches whose gradients are accumulated for one step
@@ -303,10 +292,7 @@ def share_out(plan: SamplingPlan) -> Shares:
 
 
 def count_both(plan: SamplingPlan, one: RankShare, other: RankShare) -> int:
-    """Count the different samples that two ranks both get, or those of one rank.
-
-    For ``Sharing.NONE`` with a shuffle, this holds only if ranks get all samples.
-    """
+    """Count the different samples that two ranks both get; without sharing only if ranks get all samples."""
     if one.rank == other.rank or plan.sharing is Sharing.NONE:
         return min(one.delivered, other.delivered, plan.samples)
     if plan.sharing is Sharing.SPLIT or plan.samples <= 0:

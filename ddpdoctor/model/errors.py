@@ -41,7 +41,6 @@ class UserError(Exception):
     """A problem that the user can fix: what is wrong, what to do about it, and the exit status."""
 
     def __init__(self, message: str, *, help: str = "", status: int = ExitStatus.WRONG_USE) -> None:  # noqa: A002
-        """Keep ``message`` (what is wrong), ``help`` (what to do, may be empty) and the exit ``status``."""
         super().__init__(message)
         self.message = message
         self.help = help

@@ -1,10 +1,4 @@
-"""The facts that logs, dumps and stacks hold about a job that nobody watched. No judgment, no I/O.
-
-A reader of one format yields ``Fact`` objects. Each one says about whom it is, where it was found, and when it happened
-as far as the source says so. Facts of all sources about one run of a job make a ``EvidenceRun``.
-
-Comparing facts of several ranks is judgment: see ``rules/evidence``.
-"""
+"""The facts that logs, dumps and stacks hold about a job that nobody watched; ``rules/evidence`` compares ranks."""
 
 from __future__ import annotations
 
@@ -60,8 +54,7 @@ class Operation:
     """A collective or a point-to-point operation, as far as a source describes it. Empty or None: it does not say."""
 
     op: str = ""  # torch's name in lower case: "all_reduce", "reduce_scatter_tensor", "send"
-    # The key of the process group: its name, or for old logs the number that they print. Empty: the default group.
-    group: str = ""
+    group: str = ""  # its name, or for old logs the number that they print; empty: the default group
     group_words: str = ""  # what a reader should see for the group: "default_pg", "PG GUID 3 (dp)"
     seq: int | None = None
     numel_in: int | None = None
@@ -104,8 +97,7 @@ class Size(Fact):
 
     ranks: int
     group: str = ""  # empty: the world
-    # The global ranks in the group, in the order of their group ranks, or None if unknown.
-    members: tuple[int, ...] | None = None
+    members: tuple[int, ...] | None = None  # global ranks in the order of their group ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +180,7 @@ class Nature(str, Enum):
     PEER_LOST = "peer-lost"  # Another rank is gone. This rank is a victim.
     TIMED_OUT = "timed-out"  # A wait ran into its limit. This rank is a victim.
     STOPPED = "stopped"  # it was told to stop by its launcher, the scheduler or a person
-    # It reports an earlier failure of the same job and adds nothing, as torchrun's ChildFailedError does.
-    FOLLOWS = "follows"
+    FOLLOWS = "follows"  # it only reports an earlier failure, as torchrun's ChildFailedError does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +196,7 @@ class Failed(Fact):
     memory: bool = False  # memory ran out, on the device or the host
     operation: Operation | None = None  # the operation in which it was raised, if it says so
     in_worker: bool = False  # a DataLoader worker or another child of the rank died or raised it
-    # Its line stands alone: no traceback shows where it was raised, and nothing that it ended a process.
-    alone: bool = False
+    alone: bool = False  # no traceback shows where it was raised, and nothing that it ended a process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +214,7 @@ class Exited(Fact):
 class Doing(str, Enum):
     """What the innermost frames of a rank's main thread show."""
 
-    # It waits in a collective, in backward, or for its own device: for other ranks, as far as a stack can tell.
-    COLLECTIVE = "collective"
+    COLLECTIVE = "collective"  # it waits in a collective, in backward, or for its own device: for other ranks
     DEVICE = "device"  # it waits for its own device, which may wait for others: ``.item()``, ``synchronize()``
     DATA = "data"  # it waits for a DataLoader worker
     INIT = "init"  # it is in ``init_process_group``, the rendezvous or a store
@@ -259,8 +248,7 @@ class Differ(Fact):
     # The ranks of each side and the operation that they made, the side with the most ranks first. Group ranks were
     # translated to global ones.
     sides: tuple[tuple[tuple[int, ...], Operation], ...]
-    # The ranks that differ from the majority; None if it cannot be told who is wrong.
-    odd: tuple[int, ...] | None = None
+    odd: tuple[int, ...] | None = None  # who differs from the majority; None: it cannot be told
     aspect: str = ""  # what differs: "operation", "shape", "dtype", "order", "number", "place"
     certain: bool = True  # False: they wait at different places, and may be right to do so
     # True: the source knows all ranks of the group, or more than half of it are on one side. False: so few are known
@@ -299,8 +287,7 @@ class Link(Fact):
 class Trouble(Fact):
     """A machine or its kernel reports a fault: an Xid, an OOM kill, a lost node."""
 
-    # "oom", "xid", "node-failure", "shm", "gpu-lost", "version", "interface", "duplicate-gpu", "port", "disk".
-    kind: str
+    kind: str  # oom, xid, node-failure, shm, gpu-lost, version, interface, duplicate-gpu, port, disk
     problem: str  # what is wrong, one sentence without the host
     fix: str = ""
     fatal: bool = True  # False: it may be a consequence, or is only worth a note
@@ -341,8 +328,7 @@ class Launched(Fact):
     """A launcher or a library says that it begins. After the end of a job in the same log, another run begins here."""
 
     starts_several: bool = False  # it starts all ranks of a node: Slurm's tasks are nodes then
-    # All that shows it is a step with a lower number than the one before. It counts only after the end of a run.
-    by_step: bool = False
+    by_step: bool = False  # shown by a step with a lower number only: it counts only after the end of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +347,6 @@ class Refused(Fact):
     remedy: str = ""  # A command, or an instruction. Empty: none is known.
 
     def words(self, ranks: Sequence[int] = ()) -> str:
-        """Return it in a line, for these ranks."""
         of = f" of {rank_list(ranks)}" if ranks else ""
         return f"{self.source}{of}: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
@@ -404,13 +389,11 @@ class FlightGroup:
     name: str
     desc: str
     members: tuple[int, ...] | None  # global ranks in the order of their group ranks, or None if the dump does not say
-    # The different calls of the group: one collective, or those of a coalesced block in a fixed order.
-    calls: tuple[tuple[FlightCall, ...], ...]
+    calls: tuple[tuple[FlightCall, ...], ...]  # one collective each, or those of a coalesced block
     which: array[int]  # the call of each number, as an index into ``calls``
     seq: array[int]  # The numbers, strictly increasing. They count the collectives of the group.
     done: int  # How many of them, from the start, have completed. The next one, if there is one, is pending.
-    # False: the backend does not say which calls have completed, and ``done`` counts all but the last one.
-    knows_ends: bool
+    knows_ends: bool  # False: the backend does not say, and ``done`` counts all but the last one
     timed_out: bool  # the pending call ran into a time limit
     limit_s: float | None  # the time limit of the pending call
     pending_ns: int | None  # wall clock at which the pending call was made
@@ -441,8 +424,7 @@ class FlightDump:
     spot: Spot
     version: str  # "2.10"
     groups: tuple[FlightGroup, ...]
-    # The size of the default group, or at least as many ranks as its groups name; None: no group names its ranks.
-    world_size: int | None
+    world_size: int | None  # at least as many ranks as groups name; None: no group names its ranks
     wrapped: bool  # the ring was full: older entries are lost
     one_counter: bool  # TorchComms: one counter for all groups, so that numbers of a group were given anew by order
     first_ns: int | None  # wall clock of the oldest and of the newest entry
@@ -494,8 +476,7 @@ class NcclPaths(Fact):
     settings: Mapping[str, str] = field(default_factory=dict)  # variables of NCCL that its environment sets
     nvls: bool | None = None  # whether NVLS (NVLink SHARP) is available; None: it is not said
     channels: int | None = None  # for collectives, of the communicator that was set up last
-    # How often each choice was made: "AllReduce RING SIMPLE".
-    algorithms: Mapping[str, int] = field(default_factory=dict)
+    algorithms: Mapping[str, int] = field(default_factory=dict)  # "AllReduce RING SIMPLE": how often
     init_s: float | None = None  # the longest time that setting up a communicator took
 
 
@@ -514,10 +495,8 @@ class Read:
     formats: tuple[str, ...]  # "log", "NCCL log", "flight recorder dump"; empty: nothing was recognized in it
     lines: int = 0
     bytes: int = 0
-    # Why it could not be read, or not to its end: "cut off", "larger than 64 MiB", "a link out of the folder".
-    problem: str = ""
-    # Why it was left out, although it could be read: "of another job", "two days older than the others".
-    left_out: str = ""
+    problem: str = ""  # why it was not read to its end: "cut off", "larger than 64 MiB", "a link out of the folder"
+    left_out: str = ""  # why, although it could be read: "of another job", "two days older than the others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -536,10 +515,8 @@ class Evidence:
 
     runs: tuple[EvidenceRun, ...]
     read: tuple[Read, ...]
-    # What `attach` saw of the job, one for each node, without folders that were left out.
-    attached: tuple[AttachedJob, ...] = ()
-    # How many lines, files and bytes were read, recognized and left out.
-    counts: Mapping[str, int] = field(default_factory=dict)
+    attached: tuple[AttachedJob, ...] = ()  # one for each node, without folders that were left out
+    counts: Mapping[str, int] = field(default_factory=dict)  # of what was read
 
     def lacking(self) -> list[str]:
         """Return what could not be read or was left out, a line for all files with one reason."""

@@ -7,19 +7,51 @@ All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host sh
 from __future__ import annotations
 
 import signal
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import cached_property
+from itertools import compress
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.launch import Connecting
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.stacks import Frame, StackSample
     from ddpdoctor.model.steps import FetchTimes, GradientTimes, LineSeen, Speed, StepTimes
+
+RUN_FORMAT = "ddpdoctor-run"
+RUN_VERSION = 1
+END_NAME = "end.json"  # a ``JobEnd``, in the run folder
+REACHED_NAME = "reached.json"  # a node's attempts to connect to the other nodes: a list of ``Connecting``
+RECORD_NAME = "record.json"  # a ``RecordPlace``, in a run folder whose record is elsewhere while the job runs
+# The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs.
+REPLICAS_NAME = "replicas.json"
+# What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds.
+MEMBERS_NAME = "members.json"
+JUMPS = frozenset({"continue", "break", "return"})
+LOOPS = frozenset({"for", "fixed-for", "while"})
+# Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
+PHASES = frozenset(
+    {
+        "init_process_group",
+        "new_group",
+        "destroy_process_group",
+        "ddp_init",
+        "ddp_forward",
+        "ddp_forward_no_grad",
+        "backward",
+        "next_batch",
+        "epoch",
+        "work_wait",
+    }
+)
+# Values of ``Call.op`` that concern one peer only.
+POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +115,7 @@ class StoreSought:
     port: int
     rank: int  # The rank argument of that call. Rank 0 serves the store unless the launcher's agent does.
     method: str  # "env://", "tcp://", or empty for any other method
-    # TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent serves the store, and every rank is a client.
-    of_agent: bool
+    of_agent: bool  # TORCHELASTIC_USE_AGENT_STORE is set: the agent serves the store, every rank is a client
     given: str | None = None  # MASTER_ADDR and MASTER_PORT when the process began, as "node0:29500"
     set_at: Frame | None = None  # the user's line that replaced that address
 
@@ -155,8 +186,7 @@ class Connections:
     ends: tuple[str, ...] = ()  # The local ends of all connections. They show whether a peer's connection leads here.
     stalled: tuple[Connection, ...] = ()
     unanswered: tuple[str, ...] = ()  # remote ends that have not answered its request for a connection
-    # Addresses on which any process in the same network namespace listens, such as "0.0.0.0:29500".
-    listening: tuple[str, ...] = ()
+    listening: tuple[str, ...] = ()  # in its network namespace, by any process: "0.0.0.0:29500"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +204,8 @@ class Work:
 
     over_s: float
     cores: float  # CPUs that all its threads used together
-    # The share of time that its main thread ran or waited for a core, or None if the kernel does not say.
-    wanted: float | None
-    # Bytes read from files and pipes, cached or not. None if there is no permission to see that.
-    read_bytes_s: float | None
+    wanted: float | None  # the share of time that its main thread ran or waited for a core
+    read_bytes_s: float | None  # from files and pipes, cached or not; None: not permitted
     written_bytes_s: float | None
 
 
@@ -205,27 +233,22 @@ class ProcessCauses:
     blocked: Blocked | None = None
     kernel_function: str | None = None  # the kernel function in which the main thread sleeps: /proc/PID/wchan
     waits_for_lock: FileLock | None = None  # the lock that it waits for in the kernel
-    # Locks that other processes hold on files. A process that polls for a lock may wait for one of these.
-    locks_of_others: tuple[FileLock, ...] = ()
+    locks_of_others: tuple[FileLock, ...] = ()  # a process that polls for a lock may wait for one
     lock_path: str | None = None  # the lock file that a Python loop polls for, according to its stack
     lock_file: LockFile | None = None  # the state of that file
     store_port: int | None = None  # MASTER_PORT when the process began
     store: StoreSought | None = None  # the store that it has not reached yet
-    # The process that listens at the other end of ``blocked``, if it is visible from here.
-    listener: Owner | None = None
+    listener: Owner | None = None  # who listens at the other end of ``blocked``, if visible here
     lost_children: tuple[LostChild, ...] = ()
-    # Pid and command line of its living children, except its own Python processes. Secrets are removed.
-    commands: tuple[tuple[int, str], ...] = ()
+    commands: tuple[tuple[int, str], ...] = ()  # of living children without its own Python ones
     connections: Connections | None = None
     memory: Memory | None = None
     children_memory: Memory | None = None  # the memory of all its descendants together
     children_count: int = 0  # how many descendants there were at their peak of memory
-    # CPUs that it and its descendants used over the last seconds, or None if it was not observed that long.
-    busy_cores: float | None = None
+    busy_cores: float | None = None  # CPUs that it and its descendants used over the last seconds
     work: Work | None = None  # what its own threads did over the last seconds
     working_children: tuple[WorkingChild, ...] = ()  # its busiest descendants, the busiest first
-    # The connection over which it or a descendant received most while evidence was taken.
-    receiving: Receiving | None = None
+    receiving: Receiving | None = None  # what it or a descendant received most over
     at_error: AtError | None = None
 
 
@@ -296,19 +319,7 @@ class NodesSeen:
     # Each member is one rank that the batch system started. If False, a launcher waits for all nodes before it starts
     # ranks. Then a node without messages must have joined if ranks run here.
     of_ranks: bool = False
-    # Since when this node has been alone, because no other sent a message within the limit.
-    alone_since_ns: int | None = None
-
-
-RUN_FORMAT = "ddpdoctor-run"
-RUN_VERSION = 1
-END_NAME = "end.json"  # a ``JobEnd``, in the run folder
-REACHED_NAME = "reached.json"  # a node's attempts to connect to the other nodes: a list of ``Connecting``
-RECORD_NAME = "record.json"  # a ``RecordPlace``, in a run folder whose record is elsewhere while the job runs
-# The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs.
-REPLICAS_NAME = "replicas.json"
-# What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds.
-MEMBERS_NAME = "members.json"
+    alone_since_ns: int | None = None  # since when no other member has sent a message within the limit
 
 
 def attempt_name(stem: str, attempt: int | None = None) -> str:
@@ -327,8 +338,7 @@ class Run:
     launched_ns: int | None = None  # CLOCK_MONOTONIC of this host
     hang_timeout_s: float | None = None
     debug_level: str | None = None
-    # Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison.
-    check_every: int | None = None
+    check_every: int | None = None  # steps between two comparisons of replicas, 0 for none; None: an older version
     allow_different: tuple[str, ...] = ()
     speed: bool = False  # the user asked where the time of a step goes
     host: str = ""
@@ -344,8 +354,7 @@ class Run:
     world_size: int | None = None
     watcher_pid: int | None = None  # the process of `wrap`
     watcher_ticks: int | None = None  # its start time, which distinguishes it from a later process with the same pid
-    # The run folder, if this record is elsewhere while the job runs. Only then does its ``RecordPlace`` count.
-    run_dir: str = ""
+    run_dir: str = ""  # if this record is elsewhere while the job runs: only then does its ``RecordPlace`` count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,10 +367,7 @@ class RecordPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a job ended, or its state when it was reported. Ranks do not record this.
-
-    It is saved with each report, so that the folder can be judged again without the report.
-    """
+    """How a job ended, or its state when it was reported: saved so that the folder can be judged again."""
 
     hung: bool  # ddpdoctor stopped it because it hung
     interrupted: bool
@@ -369,10 +375,6 @@ class JobEnd:
     started_at: str  # ISO 8601, UTC, like ``ended_at``
     ended_at: str
     ignore: tuple[str, ...] = ()  # codes of findings that the user hides
-
-
-JUMPS = frozenset({"continue", "break", "return"})
-LOOPS = frozenset({"for", "fixed-for", "while"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,11 +387,9 @@ class Statement:
     line: int
     last_line: int
     body_last_line: int | None = None  # the last line of an "if" without its else branch
-    # Of an "if" or "while" that asks a function in the same file: the lines that decide what that function returns.
-    decided_at: tuple[int, ...] = ()
+    decided_at: tuple[int, ...] = ()  # of one that asks a function in its file: the lines that decide its answer
 
     def holds(self, line: int) -> bool:
-        """Return whether a line is part of the statement."""
         return self.line <= line <= self.last_line
 
     def holds_both(self, one: int, other: int) -> bool:
@@ -440,26 +440,6 @@ class DeviceState(str, Enum):
     GIVEN_UP = "given up"  # no more pending: torch gave it up at its limit, and then ended the process
 
 
-# Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
-PHASES = frozenset(
-    {
-        "init_process_group",
-        "new_group",
-        "destroy_process_group",
-        "ddp_init",
-        "ddp_forward",
-        "ddp_forward_no_grad",
-        "backward",
-        "next_batch",
-        "epoch",
-        "work_wait",
-    }
-)
-
-# Values of ``Call.op`` that concern one peer only.
-POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKind:
     """What calls from one line with one operation, group, dtype and shape share.
@@ -486,6 +466,9 @@ class CallKind:
         """Whether a number above zero is the sequence number of a collective within its group."""
         return bool(self.group) and self.op not in PHASES
 
+    def shared(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in CallKind.__dataclass_fields__}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(CallKind):
@@ -500,8 +483,113 @@ class Call(CallKind):
     awaits: int | None = None  # for ``work_wait``: the index of the asynchronous call that it waits for
     # Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on.
     device_state: DeviceState | None = None
-    # C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None.
-    native: bool = False
+    native: bool = False  # C++ made it (DDP's reducer, compiled code): no Python call was recorded, and no ``site``
+
+    @property
+    def kind(self) -> CallKind:
+        """The part of it that it can share with others."""
+        return CallKind(**self.shared())
+
+
+class CallLog(Sequence[Call]):
+    """Thousands of calls in the order in which they began, packed. A ``Call`` is built on access and is not kept.
+
+    ``which`` is the position in ``kinds``. ``numbers`` is the call's number within the group; for a phase, it is how
+    many collectives had begun (negative if unknown). ``ended_ns`` is 0 while a call is open. ``ahead_ns`` is how far
+    the clock of the columns is ahead of that of the calls: they are shared with the rings instead of copied.
+    """
+
+    def __init__(self, kinds: tuple[CallKind, ...], columns: Iterable[Sequence[int]], ahead_ns: int = 0) -> None:
+        self.kinds = kinds
+        self.ahead_ns = ahead_ns
+        self._columns = tuple(columns)
+        self.which, self.indexes, self.numbers, self._started_ns, self._ended_ns = self._columns
+
+    @property
+    def started_ns(self) -> Sequence[int]:
+        ahead_ns = self.ahead_ns
+        return [time_ns - ahead_ns for time_ns in self._started_ns] if ahead_ns else self._started_ns
+
+    @property
+    def ended_ns(self) -> Sequence[int]:
+        """When each call ended, or 0."""
+        ahead_ns = self.ahead_ns
+        return [time_ns and time_ns - ahead_ns for time_ns in self._ended_ns] if ahead_ns else self._ended_ns
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> CallLog: ...
+
+    def __getitem__(self, at: int | slice) -> Call | CallLog:
+        if isinstance(at, slice):
+            return CallLog(self.kinds, (column[at] for column in self._columns), self.ahead_ns)
+        kind = self.kinds[self.which[at]]
+        number, ended_ns, is_phase = self.numbers[at], self._ended_ns[at], kind.op in PHASES
+        return Call(
+            **kind.shared(),
+            index=self.indexes[at],
+            seq=number if kind.group and not is_phase and number > 0 else None,
+            started_ns=self._started_ns[at] - self.ahead_ns,
+            ended_ns=ended_ns - self.ahead_ns if ended_ns else None,
+            begun=number if is_phase and kind.op != "work_wait" and number >= 0 else None,
+            awaits=number if kind.op == "work_wait" and number > 0 else None,
+        )
+
+    def __iter__(self) -> Iterator[Call]:
+        return map(self.__getitem__, range(len(self)))
+
+    def ended(self) -> CallLog:
+        places, before = self._open_places, len(self) - len(self._open_places)
+        if not places or places[0] == before:  # the first entries of each column, without a copy
+            views = (memoryview(one) if isinstance(one, array) else one for one in self._columns)
+            return CallLog(self.kinds, (view[:before] for view in views), self.ahead_ns)
+        chosen = bytearray(b"\1") * len(self)
+        for at in places:
+            chosen[at] = 0
+        columns = (array("q", compress(column, chosen)) for column in self._columns)
+        return CallLog(self.kinds, columns, self.ahead_ns)
+
+    def open(self) -> tuple[Call, ...]:
+        return tuple(map(self.__getitem__, self._open_places))
+
+    def shifted(self, ahead_ns: int) -> CallLog:
+        """Return the calls by another clock; that of this log is ``ahead_ns`` ahead of it."""
+        return CallLog(self.kinds, self._columns, self.ahead_ns + ahead_ns)
+
+    @cached_property
+    def _open_places(self) -> list[int]:
+        ended_ns = self._ended_ns if isinstance(self._ended_ns, array) else array("q", self._ended_ns)
+        found: list[int] = []
+        try:
+            while True:
+                found.append(ended_ns.index(0, found[-1] + 1 if found else 0))
+        except ValueError:
+            return found
+
+    @cached_property
+    def counts(self) -> dict[CallKind, int]:
+        return {self.kinds[which]: count for which, count in Counter(self.which).items()}
+
+    @cached_property
+    def last(self) -> dict[CallKind, int]:
+        """The position of the last call of each kind."""
+        return {self.kinds[which]: at for which, at in dict(zip(self.which, range(len(self)), strict=True)).items()}
+
+    def of_kinds(self, wanted: Callable[[CallKind], bool]) -> tuple[Call, ...]:
+        places = {place for place, kind in enumerate(self.kinds) if wanted(kind)}
+        return tuple(self[at] for at, which in enumerate(self.which) if which in places) if places else ()
+
+    def last_of_kinds(self, wanted: Callable[[CallKind], bool]) -> Call | None:
+        at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
+        return None if at is None else self[at]
+
+
+NO_CALLS = CallLog((), ((),) * 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,8 +611,7 @@ class GroupState:
     backend: str
     enqueued: int  # Collectives begun in this group. Those of DDP's C++ reducer count, point-to-point calls do not.
     mesh_dim: str = ""  # the dimension of the device mesh that it belongs to, such as "tp"; empty if it has none
-    # torch's own time limit for a call of this group, or None if the backend does not say.
-    timeout_s: float | None = None
+    timeout_s: float | None = None  # torch's own time limit for a call of this group, if the backend says it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -537,16 +624,12 @@ class Raised:
     thread_is_main: bool
     uncaught: bool  # True if it ended its thread or process. False if only a recorded call raised it.
     in_call: str | None  # the ``op`` of the recorded call that raised it, or None if it came from elsewhere
-    # The traceback, outermost first. An error that a loader worker passed on has the worker's frames.
-    frames: tuple[Frame, ...]
+    frames: tuple[Frame, ...]  # outermost first; an error that a loader worker passed on has the worker's frames
     from_child: bool = False  # True if the frames are those of a child process, such as a DataLoader worker
     reducer: ReducerSaid | None = None  # if DDP's reducer raised it: the parameters that it complains about
-    # The type of the error that torch raised because of this one, for example in a pipeline; else empty.
-    passed_on_as: str = ""
-    # The ranks whose errors torch passed on to all ranks, for example in a distributed checkpoint; else empty.
-    of_ranks: tuple[int, ...] = ()
-    # The script's own error that it followed from: its cause, or what the rank was handling when a call failed.
-    first: Raised | None = None
+    passed_on_as: str = ""  # the type of the error that torch raised because of this one, as in a pipeline
+    of_ranks: tuple[int, ...] = ()  # whose errors torch passed on to all ranks, as in a distributed checkpoint
+    first: Raised | None = None  # its cause, or what the rank was handling when a call failed
 
 
 class Helper(str, Enum):
@@ -583,16 +666,14 @@ class MeetingFile:
     """The file of ``init_method="file://..."`` just before a rank opened it."""
 
     path: str
-    # 0 if it did not exist. torch writes the ranks' addresses into it, and removes it only if all ranks end well.
-    size_bytes: int
+    size_bytes: int  # 0: it did not exist; torch removes it only if all ranks end well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedByThread:
     """Another thread than the main one ended the process with an error status or a signal, as a watchdog does."""
 
-    # The user's line that did it, or None if no line of Python did (``faulthandler``, SIGALRM).
-    place: Frame | None = None
+    place: Frame | None = None  # the user's line that did it; None: no line of Python did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -611,8 +692,7 @@ class ModelSeen:
     """A module at the time it was passed to DDP's constructor."""
 
     group: str  # name of the process group that DDP reduces in
-    # Equal for models whose tensors are equal in number, order, names, shapes, dtypes and ``requires_grad``.
-    digest: str
+    digest: str  # of number, order, names, shapes, dtypes and ``requires_grad`` of the tensors
     count: int  # number of parameters, plus buffers if DDP synchronizes them
     tensors: tuple[TensorSeen, ...]  # The first tensors in order. Fewer than ``count`` if not all fit.
     site: Frame | None  # the user's line that made the DDP model
@@ -651,14 +731,12 @@ class Rank:
     after_stop: bool = False  # it ended after the launcher, ddpdoctor or the user had begun to stop the job
     oom_killed: bool | None = None  # whether the kernel's OOM killer sent the signal, or None if unknown
     proc_state: str | None = None  # state letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z
-    # The share of one core that it has used since its last progress; above 1 with several threads.
-    cpu_share: float | None = None
+    cpu_share: float | None = None  # of one core since its last progress; above 1 with several threads
     traced_by: int | None = None  # the pid of an attached debugger
     frozen_since_ns: int | None = None  # since when the watcher has found it stopped (state T or t) at every check
     recorded: bool = False  # a recorder ran in this process
     answered: bool = False  # the recorder's own thread answered, so the GIL was available
-    # It uses NCCL, and torch did not say what is pending on its device: it may wait there for other ranks.
-    device_unread: bool = False
+    device_unread: bool = False  # it uses NCCL, and torch did not say what is pending on its device
     # Whether its device has done all that its default streams were given; asked only if torch does not tell which calls
     # have completed.
     device_idle: bool | None = None
@@ -672,45 +750,35 @@ class Rank:
     exit_call: Frame | None = None  # the user line of the last sys.exit or os._exit
     exit_asked: str | None = None  # the ``repr`` of that call's argument: "3", "None"
     ended_by_thread: EndedByThread | None = None
-    # The signal whose handler in the script made that call, such as ``SIGTERM``; empty if none did.
-    exit_signal: str = ""
+    exit_signal: str = ""  # whose handler in the script made that call, such as ``SIGTERM``
     before_call: BeforeCall | None = None
     last_place: Frame | None = None  # the last user line seen before the end
     fatal_place: Frame | None = None  # the innermost user line of the dump that a fatal signal left
     fatal_outside: bool = False  # the fatal signal hit a thread that runs no Python, such as NCCL's watchdog
-    # Calls that have not ended, oldest first, then calls that are pending on a device (``Call.device_state``).
-    open_calls: tuple[Call, ...] = ()
-    # The last collectives that completed on the device, oldest first; empty if torch does not time them.
-    device_times: tuple[DeviceTime, ...] = ()
-    # Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``.
-    recent_calls: Sequence[Call] = ()
+    open_calls: tuple[Call, ...] = ()  # those that have not ended, oldest first, then those pending on a device
+    device_times: tuple[DeviceTime, ...] = ()  # the last that completed on it, oldest first
+    recent_calls: CallLog = NO_CALLS  # ended calls that the ring still holds, oldest first
     groups: tuple[GroupState, ...] = ()
     samples: tuple[StackSample, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
-    # The error that the main thread was handling in an ``except`` or ``finally`` when it was sampled.
-    handled: Raised | None = None
-    # The errors that ended its threads, children, tasks and calls in pools, the earliest first.
-    helper_errors: tuple[HelperError, ...] = ()
+    handled: Raised | None = None  # what the main thread was handling when it was sampled
+    helper_errors: tuple[HelperError, ...] = ()  # that ended its threads, children, tasks or pool calls
     models: tuple[ModelSeen, ...] = ()  # the modules that DDP wrapped, in that order
     parameters: tuple[TensorSeen, ...] = ()  # the parameters that optimizers train without DDP
     unfinished: ReducerSaid | None = None  # the gradients that DDP still waited for after its last backward
-    # Its first local gradients that held inf or NaN, or None if that was not checked.
-    nonfinite: tuple[NonFinite, ...] | None = None
+    nonfinite: tuple[NonFinite, ...] | None = None  # the first with inf or NaN; None: not checked
     loaders: tuple[LoaderSeen, ...] | None = None  # the data loaders that it used, or None if that was not recorded
     step_times: StepTimes | None = None  # how long its last training steps took, or None if there were none
     speed: Speed | None = None  # the parts of its steps over the whole run, or None if there were none
-    # When the gradients of each DDP model were ready; empty on a GPU, and with few steps.
-    gradient_times: tuple[GradientTimes, ...] = ()
-    # How long its loader workers took to make batches, or None if it has no workers.
-    fetch_times: FetchTimes | None = None
+    gradient_times: tuple[GradientTimes, ...] = ()  # empty on a GPU, and with few steps
+    fetch_times: FetchTimes | None = None  # of its loader workers; None: it has none
     lines_seen: tuple[LineSeen, ...] = ()  # lines at which it was sampled while it trained, the most frequent first
     last_save: Save | None = None
     steps: int = 0
     batches: int = 0
     epochs: int = 0
-    # When the parent last saw this rank make progress, later by the time that it has waited for a core since.
-    last_progress_ns: int | None = None
+    last_progress_ns: int | None = None  # later by the time that it has waited for a core since
     starved_ns: int = 0  # how long it made no progress while it or its children were ready to run and got no core
     lost: str | None = None  # why the record of this rank is missing or incomplete
     lacks: tuple[str, ...] = ()  # the recorder's hooks that its torch, or its launcher's torch, does not support
@@ -740,8 +808,7 @@ class Job:
     ended: bool  # the launcher has ended
     launcher_status: int | None = None
     launched_ns: int = 0
-    # When the launcher (after a failure), ddpdoctor or the user began to stop the job.
-    stopping_since_ns: int | None = None
+    stopping_since_ns: int | None = None  # when the launcher, ddpdoctor or the user began to stop the job
     interrupted_by: str | None = None  # ``SIGINT`` or ``SIGTERM`` if the user or the scheduler ended the job
     node_rank: int | None = None
     may_run_elsewhere: bool = False  # some ranks may run on other hosts, where they are not visible
@@ -750,16 +817,14 @@ class Job:
     torch_version: str | None = None
     host_causes: HostCauses | None = None  # the memory that its processes share on this host
     machine: Node | None = None  # this host's network and GPUs, read if a collective did not complete
-    # The control flow of the user's files, read if ranks took different branches; empty: not read.
-    control_flow: tuple[ControlFlow, ...] = ()
+    control_flow: tuple[ControlFlow, ...] = ()  # read if ranks took different branches
     consistency: Consistency | None = None  # the comparison of its replicas, or None if they were not compared
     speed_asked: bool = False  # the user asked where the time of a step goes
     nccl_lines: tuple[NcclLine, ...] = ()  # the last warnings of NCCL's own logs
     members: NodesSeen | None = None  # the ``wrap`` processes of all nodes, or None if the launch has only this one
     host: str = ""  # the host whose view this is
     elsewhere: tuple[HostSeen, ...] = ()  # the other hosts whose facts are included
-    # This host's attempts to connect to the rendezvous, made when ranks were missing; empty: not tried.
-    reached: tuple[Connecting, ...] = ()
+    reached: tuple[Connecting, ...] = ()  # attempts to connect, made when ranks were missing
 
 
 def shell_status(status: int) -> int:

@@ -19,7 +19,6 @@ class Severity(str, Enum):
 
     @property
     def order(self) -> int:
-        """0 for the worst."""
         return list(Severity).index(self)
 
 
@@ -58,8 +57,7 @@ class JobStatus(str, Enum):
     HUNG = "hung"
     INTERRUPTED = "interrupted"
     NOT_RUN = "not-run"
-    # It went on after the report was made, whatever was found: the report of a hang can be withdrawn.
-    RUNNING = "running"
+    RUNNING = "running"  # the job went on after the report: a report of a hang can be withdrawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +86,7 @@ class Finding:
     tensor: str | None = None
     evidence: tuple[str, ...] = ()
     fix: str = ""
-    # How much of the step the fix recovers at most: 0 to 1. None for findings that are not about speed.
-    share: float | None = None
+    share: float | None = None  # how much of the step the fix recovers at most, 0 to 1; None: not about speed
     origin: FaultOrigin | None = None  # Where the fault lies. None if that is not known.
 
 
@@ -113,8 +110,7 @@ class Judgment:
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
     certain: bool  # all evidence says that the job hangs: every rank waits or makes no progress
-    # It can never continue: a rank it needs is gone, its calls conflict, or torch's own time limit has passed.
-    proven: bool = False
+    proven: bool = False  # a rank it needs is gone, its calls conflict, or torch's own limit has passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +139,7 @@ class Attempt:
     started_at: str | None
     ended_at: str | None
     seconds: float | None  # from the start of its first rank to the end of its last
-    # A restarted attempt is "failed", or "interrupted" if nothing was wrong with it, as when a node joined.
-    status: JobStatus
+    status: JobStatus  # "interrupted" if it was restarted though nothing was wrong, as when a node joined
     verdict: Finding | None
     findings: tuple[Finding, ...]
     ranks: tuple[RankRow, ...]
@@ -199,9 +194,6 @@ def now() -> str:
 
 
 def hangs(judgment: Judgment) -> tuple[Finding, ...]:
-    """Return the findings that mean a hang, the worst first; empty if nothing keeps the job from continuing.
-
-    Findings about replicas and data are no reason to stop a job.
-    """
+    """Return the findings that mean a hang, the worst first; replicas and data are no reason to stop a job."""
     kinds = ("DD6", "DD506")
     return tuple(f for f in judgment.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))

@@ -1,7 +1,6 @@
-"""Well-known errors of distributed training, and NCCL's warnings: what each means, whose fault it is, and what to do.
+"""Well-known errors of distributed training, and NCCL's warnings: what each means, whose fault it is, what to do.
 
-The tables are ``known_errors.toml`` and ``nccl_warnings.toml`` beside this file, which say what their columns are. They
-are read on first use.
+``known_errors.toml`` and ``nccl_warnings.toml`` beside this file say what their columns are.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, lru_cache
 from importlib import import_module
@@ -35,6 +34,12 @@ _ORIGINS = {
 }
 _MODULE = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?=[A-Z]\w*(?:Error|Exception|Interrupt)\b)")
 _MOST_CHARACTERS = 8192
+SHM_FIX = (
+    "give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory)"
+)
+# Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
+MAPPED = re.compile(r"^::ffff:(?=.*\.)")  # how IPv6 writes an address of IPv4
+ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,6 @@ class KnownError:
     marks: tuple[str, ...]
 
     def ranks(self, text: str) -> tuple[int, ...]:
-        """Return the ranks that a text names, if it names any."""
         found = self.pattern.search(_plain(text))
         named = found.groupdict() if found is not None else {}
         ranks = (int(digits) for name in ("rank", "other") if (digits := named.get(name)) and len(digits) < 8)
@@ -82,11 +86,9 @@ def read_known_errors() -> tuple[KnownError, ...]:
 
 @lru_cache(maxsize=1024)
 def find_known(text: str, *, loose: bool = False) -> KnownError | None:
-    """Return the first known error that matches a text ("ValueError: ..."), or None.
+    """Return the first known error that matches a line such as "ValueError: ...", or None.
 
-    Args:
-        text: The class of the exception with or without its module, and the message; or any line.
-        loose: Whether rows count whose meaning depends on who says it, such as "Connection reset by peer".
+    With ``loose``, rows count whose meaning depends on who says it, such as "Connection reset by peer".
     """
     plain = _plain(text)
     rows = (known for known in read_known_errors() if loose or not known.loose)
@@ -109,38 +111,19 @@ class Accused(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
-    """How a family of warnings is to be read. ``words`` and ``fix`` may name groups of ``pattern`` in braces."""
+class NcclWarning:
+    """How a warning is to be read. In the table, ``words`` and ``fix`` may name groups of ``pattern`` in braces."""
 
     pattern: re.Pattern[str]
     accused: Accused
     words: str
     fix: str = ""  # empty: the table of known errors has it, or there is none
     kind: str = ""  # for ``START``: "shm", "version", "interface", "duplicate-gpu"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclWarning:
-    """One warning, understood."""
-
-    accused: Accused
-    words: str
-    fix: str = ""
-    kind: str = ""
-    # What the text names: "address", "host", "local_rank", "device", "code".
-    named: Mapping[str, str] = field(default_factory=dict)
-
-
-SHM_FIX = (
-    "give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory)"
-)
-MAPPED = re.compile(r"^::ffff:(?=.*\.)")  # how IPv6 writes an address of IPv4
-# Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
-ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
+    named: Mapping[str, str] = field(default_factory=dict)  # "address", "host", "local_rank", "device"
 
 
 @cache
-def _read_warnings() -> tuple[tuple[Meaning, ...], dict[str, str]]:
+def _read_warnings() -> tuple[tuple[NcclWarning, ...], dict[str, str]]:
     """Return the rows of ``nccl_warnings.toml`` in their order, and its fixes by name."""
     table = _read_table("nccl_warnings.toml")
     fixes = {"shm": SHM_FIX, **table["fixes"]}
@@ -149,7 +132,7 @@ def _read_warnings() -> tuple[tuple[Meaning, ...], dict[str, str]]:
         pattern = re.sub(r"<([A-Z_]+)>", lambda part: table["parts"].get(part[1], part[0]), row["match"])
         fix, accused = row.get("fix", ""), Accused(row["accused"])
         rows += [
-            Meaning(
+            NcclWarning(
                 pattern=re.compile(pattern), accused=accused, words=row["words"], fix=fixes.get(fix, fix),
                 kind=row.get("kind", ""),
             )
@@ -173,5 +156,5 @@ def read_warning(text: str) -> NcclWarning | None:
             if meaning.accused is Accused.LINK and named.get("address", "").startswith(ONLY_LOCAL):
                 fix = fixes["other-interface"]
             words = meaning.words.format_map(fills).rstrip(": ")
-            return NcclWarning(accused=meaning.accused, words=words, fix=fix, kind=meaning.kind, named=named)
+            return replace(meaning, words=words, fix=fix, named=named)
     return None

@@ -1,7 +1,7 @@
 """How a job is started: by its launcher, Slurm and the environment, where its ranks meet, how they reach each other.
 
-Nodes that are asked to connect before a job starts (``Meeting``) are identified by ``number``, the order in which they
-joined. In a healthy job it equals the node rank.
+Nodes that are asked to connect before a job starts are identified by the order in which they joined; it equals the node
+rank in a healthy job.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import Fleet, Launcher, NodeProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from ddpdoctor.model.node import Fleet, NodeProcess
 
 # Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value.
 MAX_ENTRIES = 65_536
@@ -27,6 +25,34 @@ MAX_ENTRIES = 65_536
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([1-9][0-9]{0,8})\))?")
 _HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+# Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use.
+FAMILIES = (
+    "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
+)  # fmt: skip
+# Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries.
+MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
+# Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables.
+PLUGIN_PREFIXES = (
+    "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
+    "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
+)  # fmt: skip
+# The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3.
+NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
+OLDEST = {"nccl": "2.21.5", "torch": "2.6"}  # The oldest supported torch and its NCCL. Older versions do not matter.
+HIDDEN = "hidden"  # the type of a known variable whose value is never kept
+_LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
+# Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
+# script (slurm.h).
+SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+# The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py).
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Variables from which a script can set RANK itself.
+OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+_ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
+_NNODES = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6})")
+EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"  # holds ddpdoctor's own port, on which the nodes meet
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -35,9 +61,11 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     Numbers are padded to the width of the range's first: "n[08-10]" is n08, n09, n10. A name may have several ranges.
     """
     hosts: list[str] = []
-    for part in _split(text):
-        # Expand the ranges of one name. The last range varies fastest.
-        space = MAX_ENTRIES - len(hosts)
+    parts = _HOST.findall(text)
+    if ",".join(parts) != text.strip():
+        raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text.strip())}")
+    for part in parts:
+        space = MAX_ENTRIES - len(hosts)  # Expand the ranges of one name. The last range varies fastest.
         names = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
             ends = [literal] if literal else _numbers(ranges, space)
@@ -64,24 +92,6 @@ def expand_counts(text: str) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _split(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    text = text.strip()
-    parts: list[str] = []
-    place = 0
-    while place < len(text):
-        found = _HOST.match(text, place)
-        if found is None:
-            raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
-        parts.append(found[0])
-        place = found.end()
-        if place < len(text):
-            if text[place] != "," or place + 1 == len(text):
-                raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
-            place += 1
-    return parts
-
-
 def _numbers(ranges: str, space: int) -> list[str]:
     """Expand the text in brackets: "1-3,07"."""
     found: list[str] = []
@@ -98,9 +108,6 @@ def _numbers(ranges: str, space: int) -> list[str]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,34 +154,13 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
     )  # fmt: skip
 
 
-# Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use.
-FAMILIES = (
-    "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
-)  # fmt: skip
-# Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries.
-MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
-# Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables.
-PLUGIN_PREFIXES = (
-    "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
-    "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
-)  # fmt: skip
-# The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3.
-NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
-OLDEST = {"nccl": "2.21.5", "torch": "2.6"}  # The oldest supported torch and its NCCL. Older versions do not matter.
-HIDDEN = "hidden"  # the type of a known variable whose value is never kept
-
-_LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
     """A row of the table. Versions are those of ``component``; empty if unknown."""
 
     name: str
-    # Who reads it: nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build.
-    component: str
-    # config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …
-    kind: str
+    component: str  # nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build
+    kind: str  # config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, build
     type: str  # the valid values, in the grammar of ``rules/variables.py``
     default: str
     since: str  # the first version that reads it
@@ -211,20 +197,10 @@ def is_listed(name: str) -> bool:
     return variable is not None and variable.shown
 
 
-def must_agree() -> frozenset[str]:
-    """Return the names of the variables that must be equal on all ranks."""
-    return frozenset(variable.name for variable in read_variables().values() if variable.agree)
-
-
-def is_plugin_name(name: str) -> bool:
-    """Return whether a name belongs to a plugin, whose variables are not in the table."""
-    return name.startswith(PLUGIN_PREFIXES)
-
-
 def looks_known(name: str) -> bool:
     """Return whether a name looks like a variable of NCCL, torch, Gloo or torchrun, even if misspelled."""
     upper = name.upper()
-    return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not is_plugin_name(upper)
+    return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not upper.startswith(PLUGIN_PREFIXES)
 
 
 def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -237,19 +213,6 @@ def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
 def hide_login(value: str) -> str:
     """Remove the user name and password of a URL or host from a value."""
     return _LOGIN.sub("", value)
-
-
-# Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
-# script (slurm.h).
-SLURM_SPECIAL_STEPS = 0xFFFFFFF0
-# The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py).
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Variables from which a script can set RANK itself.
-OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-
-_ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
-_NNODES = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,10 +257,7 @@ def nodes_range(text: str) -> tuple[int, int] | None:
 
 
 def read_node_count(process: NodeProcess) -> NodeCount | None:
-    """Return the number of nodes in the variables, or None if there is none.
-
-    torchrun's own count comes first, because its command line can override what Slurm or an operator sets.
-    """
+    """Return the number of nodes in the variables, torchrun's first: its command line overrides Slurm's."""
     groups = process.number("GROUP_WORLD_SIZE")
     if by_torchrun(process) and groups is not None:
         return NodeCount(nodes=groups, source=f"GROUP_WORLD_SIZE is {groups}")
@@ -335,26 +295,24 @@ def endpoints(process: NodeProcess) -> tuple[Endpoint, ...]:
 
 def is_loopback_address(text: str) -> bool:
     """Return whether a text is an address in 127.0.0.0/8 or ::1."""
-    address = _address(text)
+    address = parse_address(text)
     return address is not None and address.is_loopback
 
 
 def is_loopback(host: str) -> bool:
     """Return whether a name or address always means the local host. 0.0.0.0 and :: do so when connecting."""
-    address = _address(host)
+    address = parse_address(host)
     if address is not None:
         return address.is_loopback or address.is_unspecified
     return host.lower().rstrip(".") in LOOPBACK_NAMES
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, with or without a zone, or None for a name."""
     try:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-
-
-EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"  # holds ddpdoctor's own port, on which the nodes meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +333,6 @@ class Launch:
 
     @property
     def gathers(self) -> bool:
-        """Whether there are other processes to gather from."""
         return self.launcher is not Launcher.NONE and self.world_size > 1
 
     @property
@@ -397,8 +354,7 @@ class NodeLaunch:
     fewest: int  # The least number of nodes that an elastic job starts with. For other jobs, all nodes.
     most: int
     hosts: tuple[str, ...] = ()  # names of all nodes by node rank, if a scheduler provides them
-    # True: node 0 serves the store. False: the node that considers itself ``host`` does, as in torchrun's c10d.
-    by_number: bool = True
+    by_number: bool = True  # node 0 serves the store; else the node that considers itself ``host``, as in c10d
     is_host: bool | None = None  # the setting of --rdzv-conf for this node, which overrides ``by_number``
     own_screen: bool = True  # whether each node was started separately, so that each can print its own report
 
@@ -474,8 +430,7 @@ class StoreView:
     serves: bool  # whether this node serves the store, by its node rank or because the address is its own
     not_served: str = ""  # a phrase that says why it could not serve
     without_torch: str = ""  # a phrase that says why torch is unusable here, so that no store was served or contacted
-    # Attempts to connect as a client, one per address, in torch's order. The serving node makes them too.
-    attempts: tuple[Connecting, ...] = ()
+    attempts: tuple[Connecting, ...] = ()  # as a client, one per address, in torch's order; the server too
     way: str = ""  # how it finally reached the others: "own port", "store", "folder"; empty: not at all
 
 
@@ -507,13 +462,10 @@ class Transfer:
     contact: Contact  # CONNECTED: it arrived complete. NO_ANSWER: it stalled.
     error: str = ""
     duration_s: float | None = None  # from the first byte to the answer, or until the sender gave up
-    # Segments that the sender's kernel resent (tcpi_total_retrans), or None if unknown.
-    retransmitted: int | None = None
+    retransmitted: int | None = None  # segments that the sender's kernel resent (tcpi_total_retrans)
     sent: int | None = None  # data segments sent, including resent ones (tcpi_data_segs_out)
-    # Resent segments that had already arrived, so only the acknowledgement was late or lost (tcpi_dsack_dups).
-    needless: int | None = None
-    # The part of a failed payload that the target's kernel acknowledged. It is 0 if large packets vanish.
-    delivered_bytes: int | None = None
+    needless: int | None = None  # resent segments that had arrived: only the acknowledgement was late (tcpi_dsack_dups)
+    delivered_bytes: int | None = None  # what the target's kernel acknowledged; 0 if large packets vanish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import JobStatus
+from ddpdoctor.model.findings import JobStatus, Place
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from ddpdoctor.model.facts import NodeSeen
-    from ddpdoctor.model.findings import Place
-
 
 STATUS_FORMAT = "ddpdoctor-status"
 STATUS_VERSION = 1
+HISTORY_FORMAT = "ddpdoctor-history"
+HISTORY_VERSION = 1
+FAILURES = (JobStatus.FAILED, JobStatus.HUNG)
+# Labels that each sample has: the run folder, and the host of the rank or of the ``wrap`` that reports.
+COMMON_LABELS = ("run", "host")
 
 
 class Liveness(str, Enum):
@@ -44,8 +47,7 @@ class RankNow:
     waits_share: float | None  # the share of these steps in which it waited for other ranks
     epoch: int  # passes over its data that it has begun
     batch: int  # the number of its last batch, over all passes
-    # Resident memory of its process, without its children; None if that cannot be seen from here.
-    memory_bytes: int | None
+    memory_bytes: int | None  # resident, without its children; None: not seen from here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +83,10 @@ class JobNow:
     world_size: int | None
     ranks: tuple[RankNow, ...]
     waits: tuple[WaitNow, ...]  # waits that are longer than a second
-    # The ranks that keep the others waiting and wait for nobody themselves; empty if that is not known.
-    waited_for: tuple[int, ...]
+    waited_for: tuple[int, ...]  # who keeps the others waiting and waits for nobody; empty: not known
     replicas: ReplicasNow | None
     unseen: tuple[NodeSeen, ...]  # other members of the job whose ranks cannot be seen from here
     reported: str  # the verdict of a hang that `wrap` has reported while the job goes on; else empty
-
-
-HISTORY_FORMAT = "ddpdoctor-history"
-HISTORY_VERSION = 1
-FAILURES = (JobStatus.FAILED, JobStatus.HUNG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +117,7 @@ class Start:
     last_progress_at: datetime | None  # when its last step ended
     ended_at: datetime | None  # None if it still runs
     steps: int  # the last step that a rank reached, counted from this start
-    # The step at which it last saved something with torch.save; None if it did not, or if that is not known.
-    saved_step: int | None = None
+    saved_step: int | None = None  # the step at which it last saved something with torch.save, if known
     passes: tuple[PassSeen, ...] = ()  # the passes over the data of one rank, without a gap from the last one backwards
     first_epoch: int | None = None  # the epoch of its first pass, or None if the script gives its sampler no epochs
     hosts: int = 1
@@ -142,8 +137,7 @@ class Cost:
     """What the end of a start cost before the job went on."""
 
     steps: int | None  # steps that were made again, at most; None if that is not known
-    # From the last progress to the first step of the next start; None if there is no next one, or it is not known.
-    seconds: float | None
+    seconds: float | None  # from the last progress to the first step of the next start, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +157,8 @@ class History:
     costs: tuple[Cost, ...]  # one for each start
     failures: int
     span_s: float | None  # from the first start to the end of the last, or to now if it runs
-    # The mean time between failures: the time in which it ran, divided by the failures. None without a failure.
-    between_failures_s: float | None
+    between_failures_s: float | None  # the time in which it ran, divided by the failures; None without a failure
     returning: tuple[Returning, ...]  # the most frequent first
-
-
-# Labels that each sample has: the run folder, and the host of the rank or of the ``wrap`` that reports.
-COMMON_LABELS = ("run", "host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,57 +180,36 @@ class Sample:
     value: float
 
 
-JOB_INFO = Metric(name="ddpdoctor_job_info", help="Always 1. The labels say what runs.", labels=("script", "version"))
-JOB_STATUS = Metric(
-    name="ddpdoctor_job_status", help="1 for the status of the job, 0 for the others.", labels=("status",)
+METRICS = tuple(
+    Metric(name=f"ddpdoctor_{name}", help=text, labels=tuple(labels.split()), unit=unit)
+    for name, text, labels, unit in (
+        ("job_info", "Always 1. The labels say what runs.", "script version", ""),
+        ("job_status", "1 for the status of the job, 0 for the others.", "status", ""),
+        ("job_exit_status", "Exit status of wrap, once the job has ended.", "", ""),
+        ("job_start_time_seconds", "When the job started, in seconds since 1970.", "", "s"),
+        ("job_restarts", "How often the launcher has restarted the ranks.", "", ""),
+        ("job_ranks", "World size of the job.", "", ""),
+        ("replicas_equal_up_to_step", "The last step at which all replicas were equal, 0 if they never were.", "", ""),
+        ("replicas_compared", "How often the replicas were compared.", "", ""),
+        ("replicas_differ", "1 if the replicas differ, 0 if they are equal.", "", ""),
+        ("findings", "Number of findings, once the job has ended.", "code kind severity", ""),
+        ("rank_up", "1 if the process of the rank lives, 0 if it has ended.", "rank", ""),
+        ("rank_steps", "Steps that the rank has made since its last start.", "rank", ""),
+        ("rank_step_time_seconds", "Time of a step, over the last steps.", "rank", "s"),
+        (
+            "rank_waiting_ratio",
+            "Share of the last steps in which the rank waited for other ranks, 0 to 1.",
+            "rank",
+            "1",
+        ),
+        (
+            "rank_idle_seconds",
+            "0 if the rank trains, else the time since it entered its current call or left its last one.",
+            "rank",
+            "s",
+        ),
+        ("rank_epochs", "Passes over its data that the rank has begun.", "rank", ""),
+        ("rank_batches", "Batches that the rank has taken from its loader.", "rank", ""),
+        ("rank_memory_bytes", "Resident memory of the process of the rank.", "rank", "By"),
+    )
 )
-JOB_EXIT_STATUS = Metric(name="ddpdoctor_job_exit_status", help="Exit status of wrap, once the job has ended.")
-JOB_START_TIME = Metric(
-    name="ddpdoctor_job_start_time_seconds", help="When the job started, in seconds since 1970.", unit="s"
-)
-JOB_RESTARTS = Metric(name="ddpdoctor_job_restarts", help="How often the launcher has restarted the ranks.")
-JOB_RANKS = Metric(name="ddpdoctor_job_ranks", help="World size of the job.")
-REPLICAS_EQUAL_UP_TO = Metric(
-    name="ddpdoctor_replicas_equal_up_to_step",
-    help="The last step at which all replicas were equal, 0 if they never were.",
-)
-REPLICAS_COMPARED = Metric(name="ddpdoctor_replicas_compared", help="How often the replicas were compared.")
-REPLICAS_DIFFER = Metric(name="ddpdoctor_replicas_differ", help="1 if the replicas differ, 0 if they are equal.")
-FINDINGS = Metric(
-    name="ddpdoctor_findings", help="Number of findings, once the job has ended.", labels=("code", "kind", "severity")
-)
-RANK_UP = Metric(
-    name="ddpdoctor_rank_up", help="1 if the process of the rank lives, 0 if it has ended.", labels=("rank",)
-)
-RANK_STEPS = Metric(
-    name="ddpdoctor_rank_steps", help="Steps that the rank has made since its last start.", labels=("rank",)
-)
-RANK_STEP_TIME = Metric(
-    name="ddpdoctor_rank_step_time_seconds", help="Time of a step, over the last steps.", labels=("rank",), unit="s"
-)
-RANK_WAITING = Metric(
-    name="ddpdoctor_rank_waiting_ratio",
-    help="Share of the last steps in which the rank waited for other ranks, 0 to 1.",
-    labels=("rank",),
-    unit="1",
-)
-RANK_IDLE = Metric(
-    name="ddpdoctor_rank_idle_seconds",
-    help="0 if the rank trains, else the time since it entered its current call or left its last one.",
-    labels=("rank",),
-    unit="s",
-)
-RANK_EPOCHS = Metric(
-    name="ddpdoctor_rank_epochs", help="Passes over its data that the rank has begun.", labels=("rank",)
-)
-RANK_BATCHES = Metric(
-    name="ddpdoctor_rank_batches", help="Batches that the rank has taken from its loader.", labels=("rank",)
-)
-RANK_MEMORY = Metric(
-    name="ddpdoctor_rank_memory_bytes", help="Resident memory of the process of the rank.", labels=("rank",), unit="By"
-)
-METRICS = (
-    JOB_INFO, JOB_STATUS, JOB_EXIT_STATUS, JOB_START_TIME, JOB_RESTARTS, JOB_RANKS, REPLICAS_EQUAL_UP_TO,
-    REPLICAS_COMPARED, REPLICAS_DIFFER, FINDINGS, RANK_UP, RANK_STEPS, RANK_STEP_TIME, RANK_WAITING, RANK_IDLE,
-    RANK_EPOCHS, RANK_BATCHES, RANK_MEMORY,
-)  # fmt: skip

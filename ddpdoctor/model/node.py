@@ -12,6 +12,10 @@ from ddpdoctor.model.reading import NOT_ASKED, NotRead, Unread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid.
+DEVICE_ERROR = re.compile(r"(?:CUDA error|unhandled cuda error|CUDA driver error)(?!: out of memory)", re.IGNORECASE)
+Section = TypeVar("Section")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
@@ -70,8 +74,7 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] | None = None  # links that the device has; empty for one without NVLink
     fabric_state: str | None = None  # not-supported, not-started, in-progress, completed
     fabric_status: str | None = None  # success, or NVML's word for what went wrong
-    # Why the device did not answer, or only partly: "GPU is lost", "it did not answer in time".
-    error: str | None = None
+    error: str | None = None  # why it did not answer, or only partly: "GPU is lost", "it did not answer in time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +83,7 @@ class GpuPair:
 
     first: int
     second: int
-    # Their closest common ancestor: internal, single, multiple, hostbridge, node or system, nearest first.
-    ancestor: str
+    ancestor: str  # the closest common one: internal, single, multiple, hostbridge, node or system
     p2p: str | None  # ok, or NVML's word for why peer reads are not possible
 
 
@@ -111,10 +113,6 @@ class Gpus:
     host_pids: bool = False
     on_bus: tuple[GpuOnBus, ...] = ()  # NVIDIA GPUs in sysfs
     init_error: str | None = None  # NVML's name of the error if it could not be initialized. ``devices`` is empty then.
-
-
-# An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid.
-DEVICE_ERROR = re.compile(r"(?:CUDA error|unhandled cuda error|CUDA driver error)(?!: out of memory)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +237,8 @@ class Limits:
 class Clock:
     """The wall clock."""
 
-    # The kernel's state (STA_UNSYNC), or None if it cannot be read.
-    synchronized: bool | None = field(metadata={"json": "synchronised"})
-    # Offset from the clock of rank 0, positive if this clock is ahead. None on rank 0's node and without gathering.
-    offset_s: float | None
+    synchronized: bool | None = field(metadata={"json": "synchronised"})  # STA_UNSYNC; None: unread
+    offset_s: float | None  # from the clock of rank 0, positive if ahead; None on its node and without gathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +296,11 @@ class Pci:
     """GPUs, NICs, NVSwitches, the bridges above them, and the state of the IOMMU."""
 
     devices: tuple[PciDevice, ...]
-    # Whether an Intel or AMD IOMMU is active. Arm's are left out because GPUs are designed to work behind them.
-    iommu: bool
-    # Whether it does not translate addresses: iommu=pt on the kernel's command line, or the kernel's default.
-    iommu_passthrough: bool
+    iommu: bool  # Intel's or AMD's is active; GPUs are designed to work behind Arm's
+    iommu_passthrough: bool  # it translates no addresses: iommu=pt, or the kernel's default
     virtual_machine: bool
     nvidia_proc_gpus: tuple[str, ...]  # bus ids in /proc/driver/nvidia/gpus
-    # The driver's names of NVIDIA GPUs by bus id: "NVIDIA H100 80GB HBM3".
-    models: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)  # by bus id: "NVIDIA H100 80GB HBM3"
     numa_nodes: int = 1  # number of memory nodes with processors
 
 
@@ -332,8 +325,7 @@ class RdmaPort:
     link_layer: str  # InfiniBand or Ethernet; Unspecified for the Elastic Fabric Adapter of AWS
     rate_gb_s: float | None  # in gigabits per second
     gids: tuple[Gid, ...]
-    # link_downed, symbol_error, port_rcv_errors and local_link_integrity_errors, if they can be read.
-    counters: dict[str, int]
+    counters: dict[str, int]  # link_downed, symbol_error, port_rcv_errors, local_link_integrity_errors
     counters_later: dict[str, int]  # the same counters, read again shortly after
     rate_text: str = ""  # the rate in sysfs, with lanes and generation: "400 Gb/sec (4X NDR)"
 
@@ -384,10 +376,8 @@ class Names:
     fqdn: str | None
     own: Lookup  # the lookup of the host name, as Gloo does it
     master: Lookup | None  # the lookup of MASTER_ADDR or of the rendezvous endpoint's host, or None if neither is given
-    # The lookup of the full name of rank 0's host, which torchrun publishes. None without gathering.
-    head: Lookup | None
-    # Duration of the slowest reverse lookup of an own address, or the time limit if one did not answer.
-    reverse_s: float | None
+    head: Lookup | None  # of the full name of rank 0's host, which torchrun publishes; None without gathering
+    reverse_s: float | None  # the slowest reverse lookup of an own address, or the limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,8 +419,7 @@ class FirewallChain:
 
     name: str  # prefixed with the tool that shows it: "nft inet filter input"
     refusal: str  # "policy drop", or the last rule: "reject with icmpx admin-prohibited"
-    # Rules in this chain, or one that it jumps to, that accept new connections, in the tool's notation.
-    accepts: tuple[str, ...]
+    accepts: tuple[str, ...]  # rules here or jumped to that accept new connections, in the tool's notation
     manager: str = ""  # "firewalld" or "ufw" if the names of chains show that one of them wrote it
 
 
@@ -443,8 +432,7 @@ class Network:
     ipv6_disabled: bool | None
     local_ports: tuple[int, int] | None  # ip_local_port_range: the ports that the kernel assigns to clients
     master_port: PortUse | Unread  # unread if no MASTER_PORT is given or the store would be on another host
-    # Chains that refuse incoming packets by default; empty: there are none.
-    firewall: tuple[FirewallChain, ...] | Unread
+    firewall: tuple[FirewallChain, ...] | Unread  # that refuse incoming packets by default
     mesh_proxy: bool = False  # the proxy of a service mesh (Istio's Envoy) listens in this network namespace
 
 
@@ -466,12 +454,9 @@ class Software:
     driver_is_open: bool | None
     nvml_libraries: tuple[str, ...]  # Paths of libnvidia-ml.so.* files. Each name ends with the version.
     ofed: str | None
-    # The CUDA version that the metadata of the installed torch requires, such as "12.8", or None if it names none.
-    torch_cuda: str | None = None
-    # Device files of GPUs in this machine or container: /dev/nvidia0, /dev/kfd, /dev/dxg.
-    gpu_devices: tuple[str, ...] = ()
-    # A digest of each line of /etc/hosts except loopback addresses. Digests can be compared and reveal nothing.
-    hosts_lines: tuple[str, ...] | None = None
+    torch_cuda: str | None = None  # what the installed torch's metadata requires, such as "12.8"
+    gpu_devices: tuple[str, ...] = ()  # of GPUs: /dev/nvidia0, /dev/kfd, /dev/dxg
+    hosts_lines: tuple[str, ...] | None = None  # a digest of each line of /etc/hosts but loopback
     hosts_own: tuple[str, ...] = ()  # the digests of the lines that name this host
 
 
@@ -504,8 +489,7 @@ class TorchBuild:
     cuda: str | None
     hip: str | None
     cuda_available: bool
-    # torch's message about why CUDA could not be initialized, or how the process ended that did it.
-    cuda_error: str | None
+    cuda_error: str | None  # why CUDA could not be initialized, or how the process ended that did it
     device_count: int
     devices: tuple[TorchDevice, ...]
     arch_list: tuple[str, ...]  # the architectures that kernels are built for: "sm_90", "compute_90"
@@ -524,9 +508,6 @@ def release(version: str | None) -> tuple[int, ...]:
     """Return the numbers that a version starts with: (2, 13, 0) for "2.13.0+cu130", (580, 95, 5) for "580.95.05"."""
     match = re.match(r"\d+(?:\.\d+)*", version or "")
     return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-Section = TypeVar("Section")
 
 
 class Launcher(str, Enum):
@@ -564,8 +545,7 @@ class NodeProcess:
     local_rank: int | None
     pid: int
     variables: dict[str, str]  # environment variables on the allow-list, with values
-    # Unknown names that look like a variable of NCCL, torch, Gloo or torchrun. Their values are never kept.
-    other_names: tuple[str, ...]
+    other_names: tuple[str, ...]  # unknown ones that look like a variable of ours; no values are kept
     cpus: tuple[int, ...]  # the CPUs it may run on
     under_wrap: bool = False  # whether `ddpdoctor wrap` started it and therefore set some variables itself
 
@@ -599,7 +579,6 @@ class Node:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that run here, sorted."""
         return tuple(sorted(process.rank for process in self.processes if process.rank is not None))
 
     @property
@@ -621,7 +600,6 @@ class ExpectedVersion:
 
     @property
     def text(self) -> str:
-        """Return it as the user wrote it."""
         return f"{self.name}{self.specifier}"
 
 
@@ -635,8 +613,7 @@ class Fleet:
     nnodes: int | None = None  # nodes that the launcher should use, if it says
     missing: tuple[int, ...] = ()  # ranks that did not answer in time
     silent_hosts: tuple[str, ...] = ()  # hosts of those missing ranks that said hello
-    # What went wrong during gathering: "rank 3 sent what could not be read".
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = field(default=())  # "rank 3 sent what could not be read"
     expected: tuple[ExpectedVersion, ...] = ()  # the versions that the user expects
 
     @property

@@ -70,8 +70,7 @@ class Timeline:
     length_ms: float
     detail_from_ms: float  # from here on ``Lane.detail`` holds every call
     lanes: tuple[Lane, ...]
-    # Ranks that did the same, so that their lanes can be folded into one. Each rank is in one class.
-    classes: tuple[tuple[int, ...], ...]
+    classes: tuple[tuple[int, ...], ...]  # ranks that did the same, for folding; each is in one class
     events: tuple[TimelineEvent, ...] = field(default=(), metadata={"json": "moments"})
 
 

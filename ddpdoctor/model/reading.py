@@ -1,7 +1,4 @@
-"""What reading facts takes: types for what could not be read, and a pause of the garbage collector for large files.
-
-The types say why, and rules cannot mistake them for healthy values.
-"""
+"""Types for what could not be read, which rules cannot mistake for healthy values, and a pause of the collector."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ class NotRead(Exception):  # noqa: N818 - an answer that ends a rule early, and 
     """A rule needs an unknown fact. The rule engine turns this into an outcome."""
 
     def __init__(self, unread: Unread) -> None:
-        """Keep the unknown fact."""
         super().__init__(unread.reason)
         self.unread = unread
 

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-
 # Keys under which scripts save a model. Not "module": that is a prefix by DDP, and DD713 reports it.
 MODEL_KEYS = frozenset({"model", "model_state_dict", "state_dict", "net", "app"})
 MAX_DEPTH = 2  # how many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}
 
 
 def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
-    """Return for each file the prefix to remove from its names so that they match those of the other files.
-
-    All prefixes are empty if any two files already share a name, or if no prefix helps.
-    """
+    """Return the prefix to remove from each file's names so that they match; all empty if names match already."""
     none = ("",) * len(files)
     if len(files) < 2 or not all(files) or len(set().union(*files)) < sum(map(len, files)):
         return none
@@ -54,8 +50,7 @@ class Form(str, Enum):
     """How a file is laid out."""
 
     ZIP = "torch"  # what ``torch.save`` has written since 1.6: a zip archive with a pickle and one record per storage
-    # What ``torch.save`` wrote before 1.6, and still writes on request: pickles, then the storages.
-    LEGACY = "torch, old format"
+    LEGACY = "torch, old format"  # by ``torch.save`` before 1.6, and on request: pickles, then storages
     SAFETENSORS = "safetensors"
     FOLDER = "distributed checkpoint"  # a folder of ``torch.distributed.checkpoint``: ``.metadata`` and ``*.distcp``
     FOREIGN = "no checkpoint"
@@ -155,8 +150,7 @@ class FileSeen:
     refused: tuple[str, ...] = ()  # functions and classes that make ``torch.load(weights_only=True)`` refuse the file
     refusal: str = ""  # another reason of ``torch.load`` to refuse it
     missing: tuple[str, ...] = ()  # files that it names but that do not exist or are too small
-    # Tensors that hold NaN or infinite values. None if the values were not read.
-    values: tuple[OddValues, ...] | None = None
+    values: tuple[OddValues, ...] | None = None  # with NaN or infinite values; None: not read
     unseen: tuple[str, ...] = ()  # tensors whose values could not be read
     # A digest of each tensor's values, by name. None if files are not compared.
     digests: dict[str, str] | None = field(default=None, metadata={"json": "prints"})
@@ -195,8 +189,7 @@ class Checkpoints:
     files: tuple[FileSeen, ...]
     expected: Expected | None = None
     copies: tuple[tuple[int, ...], ...] = ()  # groups of positions in ``files``: the files of a group should be equal
-    # The user said that they should be equal. If False, they only have the same name in different folders.
-    same_asked: bool = False
+    same_asked: bool = False  # the user said so; else they only have the same name in different folders
     leftovers: tuple[Leftover, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -250,8 +243,7 @@ class Unequal:
     sides: tuple[tuple[int, ...], ...]
     seen: tuple[str, ...]  # one per side: ``float32[3, 4]`` for a tensor, ``0.1`` for a value
     absent_in: tuple[int, ...] = ()  # Files without this name. They are not a side.
-    # Compares the first file of each other side with that of the first side, if shape and dtype are equal.
-    apart: tuple[Apart, ...] = ()
+    apart: tuple[Apart, ...] = ()  # the first file of each other side against the first side's, if comparable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

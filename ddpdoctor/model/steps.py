@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.stacks import Frame
 
+RECENT_STEPS = 20  # how many of the last steps count for a rank's pace right now
+# The parts of a step in which a rank needs no other rank.
+BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
+SHARED_PARTS = ("buffers", "exposed", "calls")  # the parts that need all ranks: each of them is transfer and waiting
+
 
 class Phase(IntEnum):
     """The parts of a step, in their order."""
@@ -52,8 +57,7 @@ class LineSeen:
     phase: Phase
     times: int
     in_child: bool  # the sample is from a child process of the rank, such as a DataLoader worker
-    # It was not the innermost of the user's lines, but the one that called the model or library in which that ran.
-    calls_module: bool = False
+    calls_module: bool = False  # not the innermost of the user's lines, but one that called a model or library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +96,6 @@ class Pace:
     waited_ms: float
 
 
-RECENT_STEPS = 20  # how many of the last steps count for a rank's pace right now
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentPace:
     """A rank's pace over its last steps."""
@@ -106,10 +107,7 @@ class RecentPace:
 
 
 def recent_pace(times: StepTimes) -> RecentPace | None:
-    """Return a rank's pace over its last steps, or None if there is none whose end is known.
-
-    Steps may be missing in between, so the time is divided by the difference of their numbers.
-    """
+    """Return a rank's pace over its last steps (some may be missing in between), or None without known ends."""
     if not times.numbers or not times.ended_ns:
         return None
     numbers, ended_ns = times.numbers[-RECENT_STEPS:], times.ended_ns[-RECENT_STEPS:]
@@ -156,8 +154,7 @@ class GradientTimes:
 
     number: int  # of the model among those of its rank, by their first reduction, from 1
     group: str  # name of the process group that DDP reduces in
-    # In the order of the model's parameters. In a very large model neighbors are folded into one.
-    sizes_bytes: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]  # in the model's order; in a very large one neighbors are folded
     ready_ms: tuple[float | None, ...]  # by the same tensors; None if it usually had no gradient
     bucket_bytes: tuple[int, ...]  # the buckets' sizes, in the order in which they are reduced
     compute_end_ms: float  # when the computation of backward ended
@@ -170,18 +167,7 @@ class GradientTimes:
     bucket_view: bool | None = None
     syncs_buffers: bool | None = None
     unused_bytes: int = 0  # the most bytes of parameters without a gradient in one of the readings
-    # In all steps the same parameters went unused, or none. DDP looks only with ``find_unused_parameters``.
-    same_unused: bool | None = None
-
-    @property
-    def backward_ms(self) -> float:
-        """Backward with its reduction."""
-        return self.compute_end_ms + self.exposed_ms
-
-
-# The parts of a step in which a rank needs no other rank.
-BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
-SHARED_PARTS = ("buffers", "exposed", "calls")  # the parts that need all ranks: each of them is transfer and waiting
+    same_unused: bool | None = None  # in all steps; DDP looks only with ``find_unused_parameters``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +177,8 @@ class StepParts:
     numbers: Sequence[int]
     # One column for each part, and for "own" (ddpdoctor's own looks), "gc" (inside the others) and "wall".
     parts_ms: Mapping[str, Sequence[float]]
-    # Whether the step belongs to the even sample of the run. The others are kept because they are long.
-    is_even: Sequence[int]
-    # Whether the recorder read when backward's computation ended. If not, "backward" includes "exposed".
-    is_split: Sequence[int]
+    is_even: Sequence[int]  # of the even sample of the run; the others are kept because they are long
+    is_split: Sequence[int]  # it is known when backward's computation ended; else "backward" includes "exposed"
     # Processor time of the main thread: "before", "forward", "between", "backward" (the phases), and "data".
     cpu_ms: Mapping[str, Sequence[float]]
     reductions: Sequence[int]  # reductions in each step, of the DDP model that reduced most often
@@ -209,8 +193,7 @@ class PartTotal:
     """One part of the steps over the whole run."""
 
     sum_ms: float
-    # How many steps: bin ``i`` counts those in which the part took ``2 ** (i - 1)`` to ``2 ** i`` microseconds.
-    bins: Sequence[int]
+    bins: Sequence[int]  # bin ``i``: the steps in which it took ``2 ** (i - 1)`` to ``2 ** i`` microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +212,7 @@ class Surroundings:
 
     threads: int  # of torch, for one operation
     cores: int  # on which the process may run
-    # Which of lightning, transformers (its Trainer) and accelerate are loaded, outermost first.
-    frameworks: tuple[str, ...] = ()
+    frameworks: tuple[str, ...] = ()  # of lightning, transformers (its Trainer) and accelerate, outermost first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,10 +247,8 @@ class DeviceSteps:
     input_numel: Sequence[int]
     reductions: Sequence[int]
     backwards: Sequence[int]
-    # Changes of phase at which the GPU had not come to the one before: 0 where it waits for the host all the time.
-    behind: Sequence[int]
-    # By iteration of DDP that torch times: from the end of backward's computation to the end of its reductions.
-    exposed_ms: Mapping[int, float]
+    behind: Sequence[int]  # changes of phase before which the GPU was not done; 0 where it waits for the host
+    exposed_ms: Mapping[int, float]  # by DDP's iteration: from backward's computation to the reductions' end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +267,7 @@ class Speed:
     data_parallel: tuple[DataParallelSeen, ...] = ()
     hand_reduced: HandReduced | None = None
     collected_at: Frame | None = None  # the user's line at which garbage collections took most time, if any took long
-    # None on a CPU. On a GPU ``kept`` and ``totals`` are times of the host, which runs ahead.
-    device: DeviceSteps | None = None
+    device: DeviceSteps | None = None  # None on a CPU; on a GPU the other figures are the host's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,16 +279,14 @@ class PhaseRow:
     median_ms: float  # on the median rank
     worst_ms: float
     worst_rank: int
-    # Like ``critical_ms``, in each block of consecutive steps: it tells how much the phase varies during the run.
-    blocks_ms: tuple[float, ...] = ()
+    blocks_ms: tuple[float, ...] = ()  # like ``critical_ms``, in each block of consecutive steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedSettings:
     """What the speed of a job depends on, as it was set. None: unknown, or not equal on all ranks."""
 
-    # Rows of a rank's batches in the mean step, by the first dimension of forward's first tensor.
-    rows: float | None = None
+    rows: float | None = None  # of a rank's batches in the mean step: forward's first dimension
     reductions: float | None = None  # in the mean step, of the DDP model that reduces most often
     threads: int | None = None
     cores: int | None = None
@@ -341,11 +318,9 @@ class Budget:
     wall_ms: float  # the mean step, from the end of one to the end of the next
     steps: int  # steps that it is the mean of
     count: int  # steps of the whole run
-    # Transfer in reductions, broadcasts of buffers and the script's own collectives, as a share of the step.
-    communication_share: float
+    communication_share: float  # reductions, broadcasts of buffers, the script's collectives
     waiting_share: float  # what the median rank waits for slower ones, as a share of the step
-    # Over all ranks, counted by the first dimension of forward's first tensor; None if that is not known.
-    samples_per_s: float | None = None
+    samples_per_s: float | None = None  # over all ranks, by forward's first dimension
     own_ms: float = 0.0  # What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase.
     is_device: bool = False  # whether these are times of the GPUs
     overlap: float | None = None  # the share of the reduction that backward hides, or None if it is not known

@@ -1,7 +1,7 @@
-"""Facts about a model that `check-consistency` trained for a few steps, under DDP and in one process. No judgment.
+"""Facts about a model that `check-consistency` trained for a few steps, under DDP and in one process.
 
-Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.
-Errors are Euclidean norms of differences of a parameter's gradient, over all its elements, in float64.
+Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1. Errors are Euclidean norms
+of differences of a parameter's gradient, over all its elements, in float64.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class Rerun:
     """Whether a second run with the same seed gave the same bits on the same ranks."""
 
     steps: int  # number of steps that both runs made
-    # The step at which the first tensor differed, 0 for the initial model. None if everything was equal.
-    step: int | None = None
+    step: int | None = None  # at which the first tensor differed, 0 for the initial model
     what: What | None = None
     name: str = ""
     part: str = ""
@@ -96,8 +95,7 @@ class GradientErrors:
     scaled: float  # D - k P, with ``ReferenceStep.scale`` for k
     maths: float  # W - P: the change that comes from averaging over ranks, independent of DDP
     weighted: float  # W minus the sum of the ranks' gradients, weighted with ``ReferenceStep.weights``
-    # W - P with the batch statistics of BatchNorm turned off in both, or None without BatchNorm.
-    without_batchnorm: float | None
+    without_batchnorm: float | None  # W - P with BatchNorm's batch statistics off in both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

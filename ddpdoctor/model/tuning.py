@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Place
 
+BASE = "base"  # the settings of the script
+AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
+
 
 class Bound(str, Enum):
     """What the predicted ratio is."""
@@ -208,10 +211,6 @@ class RunDifferences:
     not_compared: tuple[str, ...]  # the topics that only one of them has facts about
 
 
-BASE = "base"  # the settings of the script
-AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
-
-
 class TrialStop(str, Enum):
     """How a trial ended. The values are those that the ranks write."""
 
@@ -250,8 +249,7 @@ class TrialRecord:
     trying: str = ""  # the setting that was tried last
     round: int = 0  # the round in which that was, from 0
     needed_steps: int = 0  # optimizer steps of the whole trial; 0 if the plan was not made
-    # Settings that launches of this job can have from their start. Known if its own settings were measured alone.
-    fits: tuple[str, ...] = ()
+    fits: tuple[str, ...] = ()  # what launches can have from their start, if it was measured
     by_restarts: bool = False  # each block is a launch of its own
 
     @property
@@ -316,8 +314,7 @@ class TuneResult:
     verdict: TuneVerdict
     conclusion: str  # one sentence
     fix: str = ""  # the setting to change, in the words of the framework in use
-    # The line to change: where the DDP model is built, or where batches are taken from the loader.
-    where: tuple[Place, ...] = ()
+    where: tuple[Place, ...] = ()  # where the model is built, or batches are taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

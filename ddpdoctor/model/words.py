@@ -7,8 +7,39 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+Value = TypeVar("Value", bound="Hashable")
+Item = TypeVar("Item")
+# By the names of torch's profiler and flight recorder, and of c10d's ``opTypeToString`` in lower case.
+_OPS = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "all_to_all_v_single": "all_to_all_single",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "all_gather_into_tensor_coalesced": "all_gather_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_coalesced",
+    "ALLGATHER_coalesced": "all_gather_coalesced",
+    "REDUCE_SCATTER_coalesced": "reduce_scatter_coalesced",
+    "all_reduce_barrier": "barrier",
+    "all_reduce_sparse": "all_reduce",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recvanysource": "recv",
+    "unknown": "",
+}
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128", "ComplexHalf": "complex32",
+}  # fmt: skip
 
 
 def format_size(size_bytes: int) -> str:
@@ -112,10 +143,6 @@ def first_names(names: Sequence[str], most: int = 4, *, count: int | None = None
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-Value = TypeVar("Value", bound="Hashable")
-Item = TypeVar("Item")
-
-
 def grouped(pairs: Iterable[tuple[Value, Item]]) -> dict[Value, list[Item]]:
     """Return the items of each value, both in the order in which they came."""
     found: dict[Value, list[Item]] = {}
@@ -145,38 +172,6 @@ def outvoted(sides: Collection[Collection[int]]) -> tuple[int, ...]:
 def odd_ranks(sides: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """Return the ranks outside the first side, or None if the second has as many: the largest come first."""
     return tuple(sorted(n for side in sides[1:] for n in side)) if len(sides[0]) > len(sides[1]) else None
-
-
-# By the names of torch's profiler and flight recorder, and of c10d's ``opTypeToString`` in lower case.
-_OPS = {
-    "_all_gather_base": "all_gather_into_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "all_gather_single": "all_gather_into_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-    "all_to_all_v_single": "all_to_all_single",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "all_gather_into_tensor_coalesced": "all_gather_coalesced",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_coalesced",
-    "ALLGATHER_coalesced": "all_gather_coalesced",
-    "REDUCE_SCATTER_coalesced": "reduce_scatter_coalesced",
-    "all_reduce_barrier": "barrier",
-    "all_reduce_sparse": "all_reduce",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather_into_tensor",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "recvanysource": "recv",
-    "unknown": "",
-}
-_DTYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128", "ComplexHalf": "complex32",
-}  # fmt: skip
 
 
 def op_name(profiled: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
-from ddpdoctor.collect.system import read_text
+from ddpdoctor.collect.proc import read_text
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.reach import reach
 from ddpdoctor.exchange.store import StoreError

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.launch import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
+from ddpdoctor.model.launch import NEWEST, OLDEST, find_variable, looks_known, read_variables
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known
 
@@ -387,7 +387,7 @@ def show(value: str) -> str:
 
 def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     """Return a flaw if a name looks like a known variable but is not one."""
-    if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
+    if find_variable(name) is not None or not looks_known(name):
         return None
     nccl = context.versions.get("nccl", COMMON_NCCL)
     # Nobody means a variable that is gone, or one that is still to come.

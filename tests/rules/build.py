@@ -1,10 +1,12 @@
 """Makes facts: small jobs whose ranks sit in calls, sleep, fail or end; and asks rules as the verbs do."""
 
+from array import array
 from dataclasses import replace
 
 from ddpdoctor.model.facts import (
     BeforeCall,
     Call,
+    CallLog,
     Child,
     EndedByThread,
     GroupState,
@@ -71,6 +73,23 @@ def backwards(count, start=1, last=6):
     return tuple(found)
 
 
+def pack_calls(calls):
+    """Return calls packed; packed ones as they are."""
+    if isinstance(calls, CallLog):
+        return calls
+    places = {}
+    which = array("L", [places.setdefault(call.kind, len(places)) for call in calls])
+    known = ((call.seq, call.begun, call.awaits) for call in calls)
+    columns = (
+        which,
+        array("Q", [call.index for call in calls]),
+        array("q", [next((one for one in numbers if one is not None), -1) for numbers in known]),
+        array("Q", [call.started_ns for call in calls]),
+        array("Q", [call.ended_ns or 0 for call in calls]),
+    )
+    return CallLog(tuple(places), columns)
+
+
 def group(enqueued, world, name="0", ranks=None):
     return GroupState(
         name=name, ranks=tuple(range(world)) if ranks is None else ranks, backend="gloo", enqueued=enqueued
@@ -84,7 +103,7 @@ def rank(number, world=3, **more):
         "initialized": True, "last_progress_ns": LONG_AGO,
     }  # fmt: skip
     fields.update(more)
-    return Rank(rank=number, **fields)
+    return Rank(rank=number, **{**fields, "recent_calls": pack_calls(fields.get("recent_calls", ()))})
 
 
 def in_user(number, *frames, world=3, enqueued=6, **more):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, ControlFlow, DeviceState, GroupState, Life
 from ddpdoctor.model.findings import Severity
 from tests.golden import table
@@ -30,6 +29,7 @@ from tests.rules.build import (
     killed,
     line,
     moving,
+    pack_calls,
     phase,
     rank,
     sample,

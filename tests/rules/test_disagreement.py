@@ -25,6 +25,7 @@ from tests.rules.build import (
     killed,
     line,
     model_of,
+    pack_calls,
     phase,
     rank,
     sample,
@@ -178,7 +179,7 @@ def test_the_caller_is_named_where_an_innocent_receiver_was_aborted():
     )  # fmt: skip
     reported = replace(lost, groups=tuple(replace(g, backend="") for g in lost.groups))
     broken = failed_in(2, "backward", site=14, groups=(group(16, 3),), at=LONG_AGO + 2 * S)
-    broken = replace(broken, recent_calls=_failing(found[2].step().calls))
+    broken = replace(broken, recent_calls=pack_calls(_failing(found[2].step().calls)))
     report = judge(job(found[0].waits(), reported, broken, ended=True, stopping_since_ns=LONG_AGO + 3 * S))
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     assert [(f.kind, f.ranks, [p.line for p in f.where]) for f in errors] == [("mismatch", (0,), [16])]
@@ -202,7 +203,7 @@ def test_calls_of_hooks_in_a_backward_that_failed_are_not_taken_for_the_backward
     error = failed_in(0, "all_reduce", 1, site=11).raised
     inside = (replace(backward, **end), first, second, replace(third, **end))
     failed = failed_in(0, "all_reduce", 1, world=2, groups=(group(third.seq, 2),))
-    broken = replace(failed, recent_calls=(*before, *inside), raised=error)
+    broken = replace(failed, recent_calls=pack_calls((*before, *inside)), raised=error)
     errors = [f for f in judge(job(broken, gone, ended=True)).findings if f.severity is Severity.ERROR]
     assert [(f.kind, f.ranks) for f in errors] == [("early-exit", (1,))]
 

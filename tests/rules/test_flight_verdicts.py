@@ -8,13 +8,26 @@ from dataclasses import dataclass, replace
 
 from ddpdoctor.collect.recorded import device_times, pending_on_device, read_flight
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.evidence import Called, Operation, Seen, Spot, Trouble, Who
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.rules.evidence.state import resolve
 from tests.golden import outline, table
 from tests.rules import build
-from tests.rules.build import LONG_AGO, NOW, S, backwards, call, ended, job, line, moving, rank, sample, stack
+from tests.rules.build import (
+    LONG_AGO,
+    NOW,
+    S,
+    backwards,
+    call,
+    ended,
+    job,
+    line,
+    moving,
+    pack_calls,
+    rank,
+    sample,
+    stack,
+)
 
 WALL = 1_795_000_000 * S
 """Where CLOCK_REALTIME is when CLOCK_MONOTONIC is 0."""

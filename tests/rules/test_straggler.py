@@ -11,7 +11,7 @@ from ddpdoctor.model.steps import CoreTime, FetchTimes, LineSeen, Phase, StepEnd
 from ddpdoctor.rules.progress.straggler import find_slow_reason, shares_busy_cores
 from tests.golden import table
 from tests.rules import build
-from tests.rules.build import LONG_AGO, NOW, S, call, ended, group, in_call, in_user, job, line
+from tests.rules.build import LONG_AGO, NOW, S, call, ended, group, in_call, in_user, job, line, pack_calls
 from tests.rules.speed.jobs import STEPS, rank
 
 MS = 1000
@@ -85,7 +85,7 @@ def blind(found):
 
 def after_calls(found, calls, number=1):
     """The same job, in which a rank has made these calls."""
-    ranks = tuple(replace(one, recent_calls=calls) if one.rank == number else one for one in found.ranks)
+    ranks = tuple(replace(one, recent_calls=pack_calls(calls)) if one.rank == number else one for one in found.ranks)
     return replace(found, ranks=ranks)
 
 
@@ -144,7 +144,7 @@ def receiving(found, number, ms, steps=60):
         call("recv", site=50, index=i, open_=False, peer=1, started_ns=start, ended_ns=start + int(ms * 1e6))
         for i, start in enumerate(starts)
     )
-    waiter = replace(one, step_times=replace(times, ended_ns=ends), recent_calls=calls)
+    waiter = replace(one, step_times=replace(times, ended_ns=ends), recent_calls=pack_calls(calls))
     return replace(found, ranks=tuple(waiter if rank is one else rank for rank in found.ranks))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.collect.system import read_text
+from ddpdoctor.collect.proc import read_text
 from ddpdoctor.model.bandwidth import Collective, Wrong
 from ddpdoctor.probes.bandwidth.plan import ALWAYS_IN_PLACE, DTYPES, SHARED
 

@@ -21,8 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from ddpdoctor.collect.proc import read_process
-from ddpdoctor.collect.system import read_link, read_text
+from ddpdoctor.collect.proc import read_link, read_process, read_text
 from ddpdoctor.exchange.conversation import News
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.model.bandwidth import Ending, Position, Stop

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.launch import LOOPBACK_NAMES, by_torchrun, endpoints, is_loopback, is_loopback_address, text_of
+from ddpdoctor.model.launch import (
+    LOOPBACK_NAMES,
+    by_torchrun,
+    endpoints,
+    is_loopback,
+    is_loopback_address,
+    parse_address,
+    text_of,
+)
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import name_list
@@ -199,7 +207,8 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     found = tuple((node, names.master) for node, names in readings if names.master is not None)
     if not found:
         return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
-    if all(_is_no_name(lookup.name) for _, lookup in found):
+    # Other checks handle addresses and localhost.
+    if all(parse_address(one.name) is not None or one.name.lower() in LOOPBACK_NAMES for _, one in found):
         return passed(f"{found[0][1].name} is an address, not a name")
     problems = [
         Problem(
@@ -216,15 +225,6 @@ def check_master_resolve(fleet: Fleet) -> Answer:
         problems += _resolved_elsewhere(fleet, found)
     seen = (f"{one.name} resolves to {', '.join(one.addresses) or one.error}" for _, one in found)
     return judged(problems, "; ".join(dict.fromkeys(seen)))
-
-
-def _is_no_name(name: str) -> bool:
-    """Say whether a name is an address or localhost, which other checks handle."""
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return name.lower() in LOOPBACK_NAMES
-    return True
 
 
 def _resolved_elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.launch import find_variable, is_loopback, must_agree, parse_endpoint, text_of
+from ddpdoctor.model.launch import find_variable, is_loopback, parse_endpoint, read_variables, text_of
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import count_of, first_names
@@ -269,7 +269,8 @@ def check_ws_same(fleet: Fleet) -> Answer:
         return skipped("no launcher was seen, so there is only one process")
     if len(processes) < 2:
         return skipped("only one process answered")
-    names = (*WORLD, *sorted(must_agree() - set(WORLD)))
+    agreed = {name for name, variable in read_variables().items() if variable.agree}
+    names = (*WORLD, *sorted(agreed - set(WORLD)))
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
     world = show_variables(processes[0][1], WORLD)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import JUMPS, LOOPS
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.rules.progress.calls import Blame, Conflict, Parting, find_parting, line_key, read_timeline
@@ -308,7 +307,7 @@ def find_turning(
 
 def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
     """Return whether a rank is below the line at which another is, and never made the call that the other is in."""
-    made = {line_key(kind) for kind in pack_calls(mine.rank.recent_calls).counts}
+    made = {line_key(kind) for kind in mine.rank.recent_calls.counts}
     if usual.native or line_key(usual.kind) in made:
         return False
     ours, theirs = ([frame for frame in stack_of(state.rank) if frame.user] for state in (mine, other))
@@ -434,7 +433,7 @@ def call_frames(rank: Rank, site: Frame | None) -> tuple[Frame, ...]:
 
 
 def has_called(rank: Rank, wanted: CallKind) -> bool:
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
 
 
@@ -465,7 +464,7 @@ def find_lone_call(
 def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[int, TimelineEntry] | None:
     # The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
     entries = read_timeline(state, group.name, most=MOST_RECORDS).entries
-    known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
+    known = {line_key(kind) for rank in gone for kind in rank.recent_calls.counts}
     come = max(recorded_seq(rank, group.name) for rank in gone)
     first: tuple[int, TimelineEntry] | None = None
     lone = set()
@@ -478,7 +477,7 @@ def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[i
     if first is None:
         return None
     # The rank may have called this line before, when all ranks still took part.
-    log = pack_calls(state.rank.recent_calls)
+    log = state.rank.recent_calls
     line = line_key(first[1].kind)
     same = {at for at, kind in enumerate(log.kinds) if line_key(kind) == line}
     made = any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
@@ -506,7 +505,7 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
     if guards and guards[0] is not None and None not in guards:
         reason = f"it is under the condition at line {guards[0].line}, which is false on the other ranks"
         return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
-    made = ({kind.op for kind in pack_calls(rank.recent_calls).counts} for rank in gone)
+    made = ({kind.op for kind in rank.recent_calls.counts} for rank in gone)
     if all("destroy_process_group" in ops for ops in made):
         reason = "the other ranks destroyed the group without calling it, and no rank had called it before"
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
@@ -514,5 +513,5 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
 
 
 def _last_lines(rank: Rank) -> list[Frame]:
-    last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.site is not None)
+    last = rank.recent_calls.last_of_kinds(lambda kind: kind.site is not None)
     return [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]

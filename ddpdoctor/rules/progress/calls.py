@@ -14,7 +14,6 @@ from itertools import compress, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import group_alike, grouped, majority_of, outvoted
 from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective
@@ -159,7 +158,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         _fill(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            entry = TimelineEntry(rank, kind_of(call), native=False, place=call.index, unrecorded=call.native)
+            entry = TimelineEntry(rank, call.kind, native=False, place=call.index, unrecorded=call.native)
             entries.setdefault(call.seq, entry)
     kinds = {id(event.kind): event for event in reversed(events)}
     first_places: dict[Hashable, int] = {}
@@ -178,7 +177,7 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
 
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
-    log = pack_calls(state.rank.recent_calls)[-most:]
+    log = state.rank.recent_calls[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
@@ -186,7 +185,7 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
     group = own_state(state.rank, name)
     for call in state.rank.open_calls:
-        kind = kind_of(call)
+        kind = call.kind
         if call.device_state is not None or not _uses(kind, name, state):
             continue  # a call on a device was recorded before
         number = call.seq if call.seq is not None else call.begun
@@ -462,7 +461,7 @@ def find_misread(
     # Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
     dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
     for number, state in states.items():
-        for kind in pack_calls(state.rank.recent_calls).counts:
+        for kind in state.rank.recent_calls.counts:
             if kind.op in EVEN_SHAPE and kind.site is not None and kind.dtype is not None and not kind.failed:
                 key = (kind.op, kind.site, kind.shape, kind.group)
                 dtypes.setdefault(key, {}).setdefault(number, set()).add(kind.dtype)
@@ -520,7 +519,7 @@ def _with_unnumbered(
         state, mine, missing = states[line.rank], positions.get(line.rank), {}
         in_group = state.doing is Activity.NATIVE and mine is not None and mine.group == group
         if in_group and mine is not None and state.call is not None and state.call.begun is None:
-            entry = TimelineEntry(line.rank, kind_of(state.call), native=True, place=state.call.index)
+            entry = TimelineEntry(line.rank, state.call.kind, native=True, place=state.call.index)
             above = recorded_seq(state.rank, group.name)
             missing = {seq: entry for seq in pending if above < seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))

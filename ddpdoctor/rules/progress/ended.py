@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import SHM_FIX, find_known
@@ -237,7 +236,7 @@ def _way_out(rank: Rank) -> Frame | None:
 def _last_located(rank: Rank) -> Call | None:
     """Return the rank's last call whose line is known: an open one if there is one, else the last that ended."""
     still_open = [call for call in rank.open_calls if call.site is not None]
-    return still_open[-1] if still_open else pack_calls(rank.recent_calls).last_of_kinds(lambda kind: bool(kind.site))
+    return still_open[-1] if still_open else rank.recent_calls.last_of_kinds(lambda kind: bool(kind.site))
 
 
 @rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or exited with an error status")

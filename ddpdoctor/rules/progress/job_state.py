@@ -8,7 +8,6 @@ from functools import wraps
 from itertools import filterfalse
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, DeviceState, Job, Life, Presence, Raised, Rank
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.rules.answers import Answer, passed, skipped
@@ -337,7 +336,7 @@ def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failur
 
 def _backwards(rank: Rank) -> tuple[int, int]:
     """Return how far a rank has come: its optimizer steps, and if there are none, the backwards still recorded."""
-    counts = pack_calls(rank.recent_calls).counts
+    counts = rank.recent_calls.counts
     ended = sum(count for kind, count in counts.items() if kind.op == "backward" and not kind.failed)
     return (rank.steps, ended if rank.steps == 0 else 0)
 

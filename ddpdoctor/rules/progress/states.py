@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, DeviceState, Helper, Job, Life, Raised, Rank
 from ddpdoctor.model.findings import Place
 
@@ -372,7 +371,7 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
 def _native_doing(rank: Rank, call: Call) -> Activity:
     frames = main_frames(rank)
     if call.op == "backward":
-        log = pack_calls(rank.recent_calls)
+        log = rank.recent_calls
         before = log[: bisect_left(log.indexes, call.index)]
         reduces = not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
         in_engine = not frames or is_file(frames[-1], *_AUTOGRAD)
@@ -404,7 +403,7 @@ def call_at_failure(rank: Rank) -> Call | None:
         return None
     if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
-    failed = pack_calls(rank.recent_calls).of_kinds(lambda kind: kind.failed)
+    failed = rank.recent_calls.of_kinds(lambda kind: kind.failed)
     calls = [
         c
         for c in (*failed, *rank.open_calls)
@@ -413,7 +412,7 @@ def call_at_failure(rank: Rank) -> Call | None:
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
         index = call.awaits
-        log = pack_calls(rank.recent_calls)
+        log = rank.recent_calls
         at = bisect_left(log.indexes, index) if index is not None else len(log)
         return _awaited(
             [*rank.open_calls, *failed, *((log[at],) if at < len(log) and log.indexes[at] == index else ())], call
@@ -474,7 +473,7 @@ def _given_up(rank: Rank) -> Call | None:
     after = min(rank.open_calls, default=None, key=lambda call: call.index)
     if after is None or after.seq is None or rank.ended_ns is None:
         return None
-    calls = reversed(pack_calls(rank.recent_calls))
+    calls = reversed(rank.recent_calls)
     call = next((one for one in calls if (one.group, one.seq) == (after.group, after.seq - 1)), None)
     limit_s = _limit_s(rank, call) if call is not None else None
     if call is None or limit_s is None:
@@ -498,7 +497,7 @@ def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
                 continue
             since_ns = call.started_ns + limit_s * 1e9
             for rank in ranks:
-                calls = (*rank.open_calls, *reversed(pack_calls(rank.recent_calls)))
+                calls = (*rank.open_calls, *reversed(rank.recent_calls))
                 own = next((one for one in calls if (one.group, one.seq) == (call.group, call.seq)), None)
                 if rank is not waiter and own is not None and own.started_ns > since_ns:
                     found.setdefault(rank.rank, (own, waiter, call))
@@ -557,7 +556,7 @@ class Failure:
         rank = self.rank
         if self.error is not None or not _is_outside(rank):
             return False
-        last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
+        last = max((*rank.open_calls, *rank.recent_calls[-1:]), key=lambda call: call.index, default=None)
         waited = last is not None and waited_its_limit(rank, last)
         return waited or (last is not None and (_waited_s(rank, last) or 0.0) >= HEARTBEAT_S)
 
@@ -599,7 +598,7 @@ def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure,
 
 def failure_line(failure: Failure) -> Frame | None:
     rank = failure.rank
-    batch = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
+    batch = rank.recent_calls.last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
     if batch is not None and is_lost_worker(failure):
         return batch.site
     if failure.error is not None and failure.error.frames:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.steps import Pace, Phase, StepEnd, StepTimes, pace_of, step_totals, wait_totals
@@ -163,7 +162,7 @@ def find_late(pacing: Pacing) -> Late | None:
 def peer_wait_ms(rank: Rank) -> float:
     """Return how long blocking calls to a single peer take in the median step: ``StepTimes`` leaves these waits out."""
     times = rank.step_times
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     calls = log.of_kinds(lambda kind: kind.op in POINT_TO_POINT and kind.thread_is_main and not kind.is_async)
     if times is None or not times.ended_ns or not calls:
         return 0.0
@@ -395,7 +394,7 @@ def _finding(job: JobState, late: Late) -> Problem:
     for number, (phase, _, _) in slow.items():
         rank = job.ranks[number]
         noted = rank.speed.collected_at if collects and rank.speed is not None else None
-        kinds = pack_calls(rank.recent_calls).kinds
+        kinds = rank.recent_calls.kinds
         sites = [kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None]
         where += places(number, (noted,) if noted is not None else _lines(rank, phase) or sites)
     late_words = say.who(job, late.ranks)
@@ -475,7 +474,7 @@ def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
         return ()
     least = SECOND_LINE * own[0].times
     often = [line.frame for line in own if line.times >= least]
-    loaders = {_key(kind.site) for kind in pack_calls(rank.recent_calls).kinds if kind.op == "next_batch" and kind.site}
+    loaders = {_key(kind.site) for kind in rank.recent_calls.kinds if kind.op == "next_batch" and kind.site}
     if phase is Phase.BEFORE and _key(often[0]) in loaders:
         # An idle forked worker still has its parent's line on its stack. A spawned worker first runs the script's
         # module, which imports torch and makes no batch. Neither counts.

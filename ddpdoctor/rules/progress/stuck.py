@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Presence
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Place, Severity
 from ddpdoctor.model.launch import Contact
@@ -380,7 +379,7 @@ def left_file_problem(job: JobState) -> Problem | None:
     where: tuple[Place, ...] = ()
     for n in blamed:
         calls = [call for call in job.ranks[n].open_calls if call.op == "init_process_group"]
-        log = pack_calls(job.ranks[n].recent_calls)
+        log = job.ranks[n].recent_calls
         call = calls[-1] if calls else log.last_of_kinds(lambda kind: kind.op == "init_process_group")
         where += places(n, [call.site if call is not None else say.line_at(job.states[n])])
     at = f" ({line_of(where[0])})" if where else ""

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper, LockKind
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
@@ -330,7 +329,7 @@ def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clu
     frames = main_frames(rank)
     # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
     # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
-    last = pack_calls(rank.recent_calls)[-1:]
+    last = rank.recent_calls[-1:]
     destroyed = not rank.open_calls and any(call.op == "destroy_process_group" for call in last)
     waits = causes.blocked is not None and causes.blocked.call == "futex"
     if destroyed and waits and rank.recorded and not rank.answered:

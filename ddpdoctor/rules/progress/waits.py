@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
 from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.progress.states import Activity, RankState, is_collective
@@ -82,7 +81,7 @@ def native_group(state: RankState) -> str:
     if call is None or call.op != "backward" or len({model.group for model in state.rank.models} | {noted}) == 1:
         return noted
     others = {model.group for model in state.rank.models} - {noted}
-    log = pack_calls(state.rank.recent_calls)
+    log = state.rank.recent_calls
     known = {
         name: max((log.numbers[at] for kind, at in log.last.items() if kind.group == name), default=0)
         for name in sorted(others)
@@ -124,7 +123,7 @@ def own_state(rank: Rank, name: str) -> GroupState | None:
 
 def recorded_seq(rank: Rank, name: str) -> int:
     """Return the number of the rank's last recorded collective in the group, or 0 if there is none."""
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     ended = [
         log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
         for kind, at in log.last.items()
@@ -278,7 +277,7 @@ def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosi
     edges |= {number: (peer,) for number, peer in waiting_peers(states, met=False).items()}
     inside = [n for n, state in states.items() if state.doing is Activity.NEW_GROUP]
     if inside:  # each rank in ``new_group`` waits for the ranks that have called it less often
-        logs = {n: pack_calls(state.rank.recent_calls).counts for n, state in states.items()}
+        logs = {n: state.rank.recent_calls.counts for n, state in states.items()}
         made = {n: sum(count for kind, count in log.items() if kind.op == "new_group") for n, log in logs.items()}
         for n, state in states.items():
             made[n] += sum(call.op == "new_group" for call in state.rank.open_calls)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.words import grouped, name_list, rank_list, verb
 from ddpdoctor.rules.answers import Problem
@@ -147,7 +146,7 @@ def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
     """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
     had: dict[str, list[int]] = defaultdict(list)
     for rank in (job.ranks[n] for n in numbers):
-        kinds = pack_calls(rank.recent_calls).counts.items()
+        kinds = rank.recent_calls.counts.items()
         backwards = sum(count for kind, count in kinds if kind.op == "backward")
         had[_done_words(rank) or f"{backwards} recorded backwards"].append(rank.rank)
     if len(had) < 2:

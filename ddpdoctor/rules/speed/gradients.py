@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.words import format_size
@@ -288,7 +287,7 @@ def _line_of_each_step(rank: Rank) -> tuple[str, Frame] | None:
         is_collective = kind.op not in PHASES and kind.op not in POINT_TO_POINT and not kind.is_async
         return kind.thread_is_main and (kind.op == "work_wait" or is_collective)
 
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     ends = [call.started_ns for call in log.of_kinds(lambda kind: kind.op == "backward")]
     took: dict[tuple[str, Frame], int] = {}
     steps: dict[tuple[str, Frame], set[int]] = {}

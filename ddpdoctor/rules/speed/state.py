@@ -17,7 +17,6 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.steps import BUSY_PARTS, SHARED_PARTS, Budget, Phase, PhaseRow
@@ -417,7 +416,7 @@ def places_of(lines: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...]:
 
 def call_site(rank: Rank, *ops: str) -> Frame | None:
     """Return the line that makes most calls of these operations on a rank, or None if none is recorded."""
-    log = pack_calls(rank.recent_calls)
+    log = rank.recent_calls
     sites = Counter(call.site for call in log.of_kinds(lambda kind: kind.op in ops) if call.site is not None)
     return sites.most_common(1)[0][0] if sites else None
 

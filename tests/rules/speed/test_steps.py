@@ -13,6 +13,7 @@ from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import JobSteps, SpeedState
 from ddpdoctor.rules.tuning.trial import measure_scaling
 from tests.golden import table
+from tests.rules.build import pack_calls
 from tests.rules.speed.jobs import STEPS, frame, rank, state
 
 # DD804 and DD806 over two ranks whose gradients and steps are known.
@@ -157,7 +158,7 @@ def calling(number: int, each: int, calls: int, **speed: object) -> Rank:
         log.append(call("backward", start, 60_000_000, frame(9)))
         if step % each == 0:
             log += [call("all_reduce", start + 70_000_000 + i, 1_000_000, frame(12)) for i in range(calls)]
-    return rank(number, {"calls": 20.0}, recent_calls=tuple(log), speed=speed)
+    return rank(number, {"calls": 20.0}, recent_calls=pack_calls(log), speed=speed)
 
 
 test_rows = table(

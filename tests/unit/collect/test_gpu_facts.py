@@ -15,7 +15,7 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.collect import gpus as facts
-from ddpdoctor.collect.bounded import TORCH_PROBE, ChildEnd, start_module, start_torch_child
+from ddpdoctor.collect.bounded import TORCH_PROBE, ChildEnd, start_module
 from ddpdoctor.collect.bounded import run_child as run_nvml_child
 from ddpdoctor.collect.gpus import (
     HUNG,
@@ -259,7 +259,7 @@ def fake(tmp_path, text):
 
 
 def read_fake(tmp_path, text, limit_s=60.0):
-    return wait_for_torch(start_torch_child(fake(tmp_path, text)), limit_s)
+    return wait_for_torch(start_module((TORCH_PROBE,), fake(tmp_path, text)), limit_s)
 
 
 @pytest.mark.full
@@ -279,7 +279,7 @@ def test_this_torch():
 def test_a_child_that_was_started_before_and_no_torch_at_all(tmp_path):
     """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
     text = WORKS + "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
-    plan = ReadingPlan(sections=frozenset({"torch"}), torch_child=start_torch_child(fake(tmp_path, text)))
+    plan = ReadingPlan(sections=frozenset({"torch"}), torch_child=start_module((TORCH_PROBE,), fake(tmp_path, text)))
     node = read_node(System(), plan, ())
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
@@ -311,10 +311,10 @@ PARENT = """
 import os, sys, time
 from ddpdoctor.collect import bounded
 if sys.argv[1].startswith("program"):
-    start = bounded.start_program if sys.argv[1] == "program" else bounded.start_bound_program
-    start(["/bin/sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
+    command = ["/bin/sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"]
+    bounded.start_program(command, is_bound=sys.argv[1] != "program")
 else:
-    bounded.start_torch_child(os.environ)
+    bounded.start_module((bounded.TORCH_PROBE,), os.environ)
 while not os.path.exists(os.environ["PID_FILE"]) or not os.path.getsize(os.environ["PID_FILE"]):
     time.sleep(0.01)
 if sys.argv[2] == "killed":
@@ -398,7 +398,7 @@ def what_a_torch_says_of_itself(tmp_path):
 def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, tmp_path):
     begun = tmp_path / "begun"
     text = f"{WORKS}    import os, time\n    cuda = N(init=lambda: (open({str(begun)!r}, 'w'), {how}))\n"
-    child = start_torch_child(fake(tmp_path, text))
+    child = start_module((TORCH_PROBE,), fake(tmp_path, text))
     assert wait_for(begun.exists)
     build = wait_for_torch(child, limit_s)
     assert (build.version, build.nccl, build.cuda_error, build.cuda_stuck) == ("9.8.7+cu130", "2.27.3", error, True)
@@ -407,4 +407,4 @@ def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, t
 def test_the_recorder_is_not_loaded_into_the_child(tmp_path):
     text = "import os; raise ImportError(os.environ.get('DDPDOCTOR_RUN', 'not set'))"
     env = {**fake(tmp_path, text), "DDPDOCTOR_RUN": str(tmp_path)}
-    assert wait_for_torch(start_torch_child(env), 60.0).import_error == "ImportError: not set"
+    assert wait_for_torch(start_module((TORCH_PROBE,), env), 60.0).import_error == "ImportError: not set"

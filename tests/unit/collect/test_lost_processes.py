@@ -24,15 +24,15 @@ from ddpdoctor.collect.blocked import (
     read_locks,
 )
 from ddpdoctor.collect.connections import parse_end, read_connections, read_received, read_rows
-from ddpdoctor.collect.kernel import find_stuck, read_stuck
+from ddpdoctor.collect.kernel import find_stuck, read_stuck_processes
 from ddpdoctor.collect.launch import read_identity
 from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
-from ddpdoctor.collect.proc import read_exit_code
+from ddpdoctor.collect.proc import read_exit_code, read_text
 from ddpdoctor.collect.rank import parse_stacks, split_dump
 from ddpdoctor.collect.run_files import End, WatchedJob, parse_watch
 from ddpdoctor.collect.run_ranks import Source, find_ends, interruption_ns, stop_of_others
-from ddpdoctor.collect.system import ReadingPlan, System, read_text
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.facts import LostChild
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
@@ -225,12 +225,11 @@ def oom_kills(row):
     """A row has the control groups of a process, and a file of one of them."""
     groups, file, text = row
     with tempfile.TemporaryDirectory() as folder:
-        proc_folder, path = Path(folder) / "proc", Path(folder) / "sys" / file
-        for place in (proc_folder / "self", path.parent):
-            place.mkdir(parents=True)
-        (proc_folder / "self" / "cgroup").write_text(groups)
-        path.write_text(text)
-        return read_oom_kills(proc_folder, Path(folder) / "sys")
+        system = System(root=Path(folder))
+        for name, written in (("/proc/self/cgroup", groups), (f"/sys/fs/cgroup/{file}", text)):
+            system.path(name).parent.mkdir(parents=True)
+            system.path(name).write_text(written)
+        return read_oom_kills(system)
 
 
 # Processes that hang in the driver: two looks, and what tells a moment's sleep from a hang.
@@ -267,7 +266,7 @@ def hangs(row):
 
 def test_without_a_driver_there_is_nothing_to_hang_in(tmp_path):
     with pytest.raises(NotRead) as missing:
-        read_stuck(System(root=tmp_path), PLAN)
+        read_stuck_processes(System(root=tmp_path), PLAN)
     assert missing.value.unread.why is Why.ABSENT
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.kernel import parse_acs, parse_cpu_list, parse_speed, read_pci
+from ddpdoctor.collect.kernel import parse_acs, parse_speed, read_pci
+from ddpdoctor.collect.limits import parse_cpu_list
 from ddpdoctor.collect.network import BETWEEN_READS_S, read_network, read_rdma
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import NotRead, Unread, Why

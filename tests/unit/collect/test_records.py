@@ -52,9 +52,8 @@ from ddpdoctor.collect.run_files import (
     read_warnings,
 )
 from ddpdoctor.launch.seen import CausesSeen
-from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _modules_by_class, encode
-from ddpdoctor.model.facts import Call, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
+from ddpdoctor.model.facts import Call, CallLog, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.tuning import TrialStop
@@ -65,6 +64,7 @@ from ddpdoctor.recorder.storage.flight import chosen, parse_cut_pickle, parse_pl
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
 from tests.golden import Cases, table
+from tests.rules.build import pack_calls
 from tests.synthetic import Job, write_gathered
 
 CASES = Cases(__name__)
@@ -353,6 +353,8 @@ def fill(kind, name="", above=()):
         hints = typing.get_type_hints(kind, localns=names)
         above = (*above, kind)
         return kind(**{field.name: fill(hints[field.name], field.name, above) for field in dataclasses.fields(kind)})
+    if kind is CallLog:
+        return pack_calls([fill(Call, above=above)])
     if inner:
         is_one = typing.get_origin(kind) in {typing.Union, types.UnionType}
         return fill(inner[0], name, above) if is_one else tuple(fill(one, name, above) for one in inner)
@@ -385,7 +387,9 @@ def test_every_time_is_shifted_and_all_else_stays():
         ".samples[0].time_ns[0]", ".helper_errors[0].error.first.time_ns[0]",
     } <= set(before)  # fmt: skip
     assert after == {place: moment - AHEAD for place, moment in before.items()}
-    assert shift_times(shifted, -AHEAD) == rank
+    back = shift_times(shifted, -AHEAD)
+    assert tuple(back.recent_calls) == tuple(rank.recent_calls)
+    assert dataclasses.replace(back, recent_calls=rank.recent_calls) == rank
 
 
 def test_packed_calls_stay_packed_open_ones_open_and_times_may_be_before_the_boot_of_this_host():

@@ -10,7 +10,6 @@ from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.diagnose.job import judge_job
 from ddpdoctor.diagnose.pictures import LANE_DETAIL_SPANS, make_timeline, rank_row
-from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.facts import DeviceState, Life, Save
 from ddpdoctor.model.pictures import RankWaits, SpanKind, Timeline
@@ -34,6 +33,7 @@ from tests.rules.build import (
     job,
     killed,
     line,
+    pack_calls,
     phase,
     rank,
     sample,
@@ -90,7 +90,7 @@ def with_step(one, wait_ms):
         waits_us=((0,), (0,), (0,), (wait_ms * 1000,)), ended_ns=(LONG_AGO + 30 * MS,),
     )  # fmt: skip
     backward = phase("backward", index=2, open_=False, started_ns=LONG_AGO + 10 * MS, ended_ns=LONG_AGO + 30 * MS)
-    return replace(one, step_times=times, recent_calls=(backward,))
+    return replace(one, step_times=times, recent_calls=pack_calls([backward]))
 
 
 def late_to_a_collective():
@@ -100,7 +100,7 @@ def late_to_a_collective():
 
 
 def failed():
-    before = (ended_call(seq=6, start=0, end=20),)
+    before = pack_calls([ended_call(seq=6, start=0, end=20)])
     root = replace(crashed(1, error(at=LONG_AGO + 50 * MS)), recent_calls=before, ended_ns=LONG_AGO + 900 * MS)
     victims = [failed_in(n, "all_reduce", 7, at=LONG_AGO + S) for n in (0, 2)]
     return job(root, *victims, ended=True, launcher_status=1)
@@ -109,7 +109,7 @@ def failed():
 def waits_for_its_device():
     pending = call(seq=6, index=200, started_ns=LONG_AGO, device_state=DeviceState.STARTED)
     made = (ended_call(seq=6, start=0, end=1), phase("backward", index=2, open_=False, started_ns=LONG_AGO + MS))
-    waits = replace(in_call(0, world=2), open_calls=(pending,), recent_calls=made)
+    waits = replace(in_call(0, world=2), open_calls=(pending,), recent_calls=pack_calls(made))
     return job(replace(waits, samples=(sample(stack(line(33))),)), in_user(1, world=2, enqueued=5))
 
 

@@ -25,7 +25,6 @@ from ddpdoctor.model.launch import (
     is_loopback,
     is_loopback_address,
     looks_known,
-    must_agree,
     nodes_range,
     parse_endpoint,
     read_node_count,
@@ -200,8 +199,9 @@ def test_no_version_of_the_table_is_newer_than_what_it_was_read_from():
 
 def test_what_must_agree_is_named():
     names = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_CROSS_NIC", "NCCL_IB_TC"}
-    assert names | {"NCCL_CUMEM_ENABLE", "NCCL_P2P_LEVEL", "TORCH_DISTRIBUTED_DEBUG"} <= must_agree()
-    assert not {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "RANK", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"} & must_agree()
+    agreed = {row.name for row in ROWS if row.agree}
+    assert names | {"NCCL_CUMEM_ENABLE", "NCCL_P2P_LEVEL", "TORCH_DISTRIBUTED_DEBUG"} <= agreed
+    assert not {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "RANK", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"} & agreed
 
 
 def test_what_may_be_secret_is_never_listed():

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
+from ddpdoctor.collect.system import System
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Mode
 from ddpdoctor.probes.bandwidth import collectives
 from ddpdoctor.probes.bandwidth.collectives import (
@@ -303,8 +304,10 @@ def free_bytes(row):
     """A row has the control groups of this process, and files of the groups."""
     groups, cgroups = row
     with TemporaryDirectory() as folder:
-        proc = write(Path(folder) / "proc", {**MEMINFO, "self/cgroup": groups})
-        return left_of(read_machine(proc), read_memory_limit(proc, write(Path(folder) / "cgroup", cgroups)))
+        system = System(root=Path(folder))
+        write(system.path("/proc"), {**MEMINFO, "self/cgroup": groups})
+        write(system.path("/sys/fs/cgroup"), cgroups)
+        return left_of(read_machine(system), read_memory_limit(system))
 
 
 def test_this_machine_has_free_memory():
