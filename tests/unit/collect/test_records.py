@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.collect import recorded
 from ddpdoctor.collect.proc import Process
 from ddpdoctor.collect.recorded import (
     Recorded,
@@ -52,7 +51,7 @@ from ddpdoctor.collect.run_files import (
     read_warnings,
 )
 from ddpdoctor.launch.seen import CausesSeen
-from ddpdoctor.model.codec import _modules_by_class, encode
+from ddpdoctor.model.codec import Decoder, _modules_by_class, encode
 from ddpdoctor.model.facts import Call, CallLog, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
@@ -484,14 +483,14 @@ def test_the_records_of_a_rank_are_in_memory_once(tmp_path):
     assert bytes_a_rank(tmp_path, 64) < 2.5 * RECORDS * (8 + 8 + 8 + 2)
 
 
-def values_read(folder, world):
-    """Return how many values of notes and answers are read in a job of plain data parallelism."""
+def records_read(folder, world):
+    """Return how many records of notes and answers are read in a job of plain data parallelism."""
     write_gathered(folder, Job(world=world, steps=1, situation="stuck", tp=0), hosts=2)
     entered = 0
 
     def count(frame, event, _argument):
         nonlocal entered
-        entered += event == "call" and frame.f_code is recorded._read.__code__
+        entered += event == "call" and frame.f_code is Decoder.record.__code__
 
     before = sys.getprofile()
     sys.setprofile(count)
@@ -504,7 +503,7 @@ def values_read(folder, world):
 
 @pytest.mark.full
 def test_cost_grows_with_the_ranks_and_not_with_their_pairs(tmp_path):
-    assert values_read(tmp_path / "many", 192) < 3.3 * values_read(tmp_path / "few", 64)
+    assert records_read(tmp_path / "many", 192) < 3.3 * records_read(tmp_path / "few", 64)
 
 
 # The flight recorder tells what a rank waits for on the device: entries of torch 2.6, 2.13 and 2.15.
