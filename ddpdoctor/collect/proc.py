@@ -1,4 +1,4 @@
-"""Reads files that may be gone, and processes from /proc: state, parents, I/O, how one that is no child has ended."""
+"""Reads files that may be gone, and processes from /proc: state, parents, I/O, how those that are not ours ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_link(path: Path) -> str:
 def list_names(folder: Path) -> list[str]:
     """Return the names in a folder, or [] if it cannot be read."""
     try:
-        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and nobody needs their paths
+        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and only names are used
     except OSError:
         return []
 

@@ -155,7 +155,7 @@ def _read_frame(value: Any) -> Frame:
     if isinstance(parts, list) and [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
         return _shared_frame(file=parts[0], line=parts[1], function=parts[2], user=bool(parts[3]))
     if not (value and isinstance(value, dict)):
-        raise WrongValue("it is no frame")
+        raise WrongValue("a stack frame was expected")
     return read_record(Frame, value)
 
 

@@ -305,7 +305,7 @@ VARIES = (
 def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
     """Return the histories of the jobs in a folder, that of the latest start last, and why other runs were not read.
 
-    Raises ``UserError`` if there is no run folder, or none that can be read.
+    Raises ``UserError`` if no run folder can be read.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", help=HELP)

@@ -79,7 +79,7 @@ def open_file(file: EvidenceFile) -> tuple[FileContent, bytes, float | None]:
 
     Return the content behind its first bytes, these, at most ``HEAD_BYTES``, and when the file was last written, in
     seconds since the epoch. NUL bytes at the beginning are left out: a log that was truncated while a program had it
-    open begins with them. Raises OSError if it cannot be opened, or is no regular file any more.
+    open begins with them. Raises OSError if it cannot be opened or is no longer a regular file.
     """
     content = FileContent(file.path)
     head, skipped = content.fill(HEAD_BYTES), 0
