@@ -101,7 +101,7 @@ def find_jobs() -> FoundJobs:
     processes = read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
-    members = grouped((_identity(one), one) for one in chosen)
+    members = grouped((_identity(candidate), candidate) for candidate in chosen)
     names = [identity.name for identity in members]
     jobs = [  # two of one name get their port or parent added
         _job(replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one, of_job)
@@ -110,9 +110,11 @@ def find_jobs() -> FoundJobs:
     return FoundJobs(
         jobs=tuple(sorted(jobs, key=lambda job: job.identity.name)),
         closed=tuple(
-            Closed(pid=one.pid, user=_user(one.pid), state=one.state, command=read_command(one.pid))
-            for one in processes.values()
-            if one.state not in "ZX" and not read_environment(one.pid) and GROUP_THREADS & read_thread_names(one.pid)
+            Closed(pid=process.pid, user=_user(process.pid), state=process.state, command=read_command(process.pid))
+            for process in processes.values()
+            if process.state not in "ZX"
+            and not read_environment(process.pid)
+            and GROUP_THREADS & read_thread_names(process.pid)
         ),
         processes=processes,
     )
@@ -124,7 +126,7 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
     if pid is not None:
         # The jobs with a rank that is this process, one above it, or one below it
         related = {pid, *_ancestors(pid, found.processes)}
-        related |= {one.pid for one in descendants(pid, dict(found.processes))}
+        related |= {descendant.pid for descendant in descendants(pid, dict(found.processes))}
         itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
         jobs = itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
     if name is not None:
@@ -201,10 +203,10 @@ def _longer_name(identity: JobIdentity) -> str:
 
 
 def _job(identity: JobIdentity, members: list[Candidate]) -> FoundJob:
-    members.sort(key=lambda one: one.pid)
-    unknown = [one.pid for one in members if one.rank is None]
-    ranks = sorted((_seen(one, unknown) for one in members), key=lambda rank: (rank.rank or 0, rank.pid))
-    return FoundJob(identity=identity, ranks=tuple(ranks), environments={one.pid: one.env for one in members})
+    members.sort(key=lambda member: member.pid)
+    unknown = [member.pid for member in members if member.rank is None]
+    ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
+    return FoundJob(identity=identity, ranks=tuple(ranks), environments={member.pid: member.env for member in members})
 
 
 def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
@@ -304,24 +306,24 @@ def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozens
     """Return the ranks among these processes; ``own`` are ddpdoctor's processes, which are left out."""
     alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
     # What cannot be read of a process that is stuck in the kernel is left out.
-    stuck = {str(one.pid): partial(read_candidate, one) for one in alive if one.state == "D"}
+    stuck = {str(process.pid): partial(read_candidate, process) for process in alive if process.state == "D"}
     replies = ask_side_by_side(stuck, STUCK_LIMIT_S).values()
-    read = [read_candidate(one) for one in alive if one.state != "D"]
+    read = [read_candidate(process) for process in alive if process.state != "D"]
     read += [reply.value for reply in replies if reply.value is not None]
-    seen = {one.pid: one for one in read if one.env}  # else it is another user's
+    seen = {candidate.pid: candidate for candidate in read if candidate.env}  # else it is another user's
     numbered = {pid: one for pid, one in seen.items() if one.rank is not None}
     families: dict[int, list[Candidate]] = {}
     launching: set[int] = set()
-    for one in numbered.values():
-        top, above = _climb(one, numbered, processes)
-        families.setdefault(top.pid, []).append(one)
+    for candidate in numbered.values():
+        top, above = _climb(candidate, numbered, processes)
+        families.setdefault(top.pid, []).append(candidate)
         if above is not None:
             launching.add(_climb(above, numbered, processes)[0].pid)
     chosen = [rank for top, family in families.items() for rank in _of_family(top, family, launching=top in launching)]
     # Processes that have joined a group and have no variable of a rank, as those of mp.spawn
     others = [one for pid, one in seen.items() if pid not in numbered]
-    outside = [one for one in others if _nearest_above(one, numbered, processes) is None]
-    joined = [one for one in outside if one.joined]
+    outside = [other for other in others if _nearest_above(other, numbered, processes) is None]
+    joined = [candidate for candidate in outside if candidate.joined]
     return [*chosen, *_with_siblings(joined, outside)]
 
 
@@ -353,24 +355,30 @@ def _nearest_above(
 
 
 def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterable[Candidate]:
-    family.sort(key=lambda one: (one.pid != top, one.process.start_ticks, one.pid))
-    joined = [one for one in family if one.joined]
-    if len(joined) > 1 and not family[0].joined and all(one.is_spawned for one in joined):
-        return [replace(one, rank=None) for one in _with_siblings(joined, family)]
+    family.sort(key=lambda candidate: (candidate.pid != top, candidate.process.start_ticks, candidate.pid))
+    joined = [candidate for candidate in family if candidate.joined]
+    if len(joined) > 1 and not family[0].joined and all(candidate.is_spawned for candidate in joined):
+        return [replace(sibling, rank=None) for sibling in _with_siblings(joined, family)]
     if joined:
         return joined[:1]
     if launching:
         return []
-    pythons = [one for one in family if Path(read_link(PROC / str(one.pid) / "exe")).name.startswith("python")]
-    best = next((one for one in pythons if one.has_torch), None)
+    pythons = [
+        candidate
+        for candidate in family
+        if Path(read_link(PROC / str(candidate.pid) / "exe")).name.startswith("python")
+    ]
+    best = next((python for python in pythons if python.has_torch), None)
     if best is None:
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
-        best = next((one for one in pythons if {"RANK", "WORLD_SIZE"} <= one.env.keys()), None)
+        best = next((python for python in pythons if {"RANK", "WORLD_SIZE"} <= python.env.keys()), None)
     return [] if best is None else [best]
 
 
 def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list[Candidate]:
     """Add the processes that were spawned beside one that has joined: they may be stuck before."""
-    parents = {one.process.ppid for one in joined if one.is_spawned}
-    beside = [one for one in others if one.process.ppid in parents and one.is_spawned and not one.joined]
-    return sorted([*joined, *(one for one in beside if one.has_torch)], key=lambda one: one.pid)
+    parents = {candidate.process.ppid for candidate in joined if candidate.is_spawned}
+    beside = [other for other in others if other.process.ppid in parents and other.is_spawned and not other.joined]
+    return sorted(
+        [*joined, *(candidate for candidate in beside if candidate.has_torch)], key=lambda candidate: candidate.pid
+    )

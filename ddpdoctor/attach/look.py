@@ -262,11 +262,11 @@ def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | No
     files = [file for file, _, _ in main_frames(threads) or ()]
     if facts is None or not any(mark in file for file in files for mark in _WAITS_FOR_WORKERS):
         return facts
-    workers = [one.pid for one in facts.children if one.name.startswith(WORKER_NAMES) and one.state not in "ZX"]
+    workers = [child.pid for child in facts.children if child.name.startswith(WORKER_NAMES) and child.state not in "ZX"]
     calls = {str(pid): partial(read_stacks, pid) for pid in workers[:MOST_WORKERS]}
     replies = ask_side_by_side(calls, STACKS_LIMIT_S)
     seen = {int(pid): reply.value[0] for pid, reply in replies.items() if reply.value is not None}
-    return replace(facts, children=tuple(replace(one, stacks=seen.get(one.pid)) for one in facts.children))
+    return replace(facts, children=tuple(replace(child, stacks=seen.get(child.pid)) for child in facts.children))
 
 
 def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
@@ -280,7 +280,7 @@ def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
 
 
 def of_job(movements: Iterable[RankMovement]) -> Movement:
-    seen = {one.movement for one in movements}
+    seen = {movement.movement for movement in movements}
     if Movement.MOVING in seen:
         return Movement.PARTLY if Movement.STILL in seen else Movement.MOVING
     return Movement.STILL if Movement.STILL in seen else Movement.UNKNOWN
@@ -360,4 +360,4 @@ def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
         return None
     entries = [one for one in plain.get("entries") or () if isinstance(one, dict)]
     last = entries[-1].get("record_id") if entries else None
-    return plain.get("pg_status"), last, sum(one.get("retired") is True for one in entries)
+    return plain.get("pg_status"), last, sum(entry.get("retired") is True for entry in entries)

@@ -99,7 +99,8 @@ def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
         main_cpu_ticks=main.cpu_ticks if main is not None else 0,
         main_switches=int(switches) if switches.isdecimal() else None,
         threads=tuple(
-            ThreadFacts(tid=one.pid, name=one.name, state=one.state, cpu_ticks=one.cpu_ticks) for one in threads
+            ThreadFacts(tid=thread.pid, name=thread.name, state=thread.state, cpu_ticks=thread.cpu_ticks)
+            for thread in threads
         ),
         blocked=read_blocked(pid),
         kernel_function=read_kernel_function(pid),

@@ -119,16 +119,16 @@ def ask_nodes(
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)
     try:
-        answers = sorted((*_ask_all(way, commands, folder, limit_s), *known), key=lambda one: one.node)
+        answers = sorted((*_ask_all(way, commands, folder, limit_s), *known), key=lambda answer: answer.node)
         asked = AskedNodes(wall_ns=wall_ns, asked_by=way.name, nodes=tuple(answers))
-        if any(one.folder for one in answers):
+        if any(answer.folder for answer in answers):
             write_whole(folder / "nodes.json", to_json(encode(asked)))
             return folder
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # nothing has come, or not yet
     none = f"the only {way.noun} has not" if len(answers) == 1 else f"none of {count_of(len(answers), way.noun)}"
-    raise UserError(f"{none} sent what it saw", help="\n".join(one.line() for one in asked.unseen()))
+    raise UserError(f"{none} sent what it saw", help="\n".join(refusal.line() for refusal in asked.unseen()))
 
 
 def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limit_s: float) -> list[NodeAnswer]:

@@ -104,7 +104,7 @@ class Config:
 
     def left_out(self, verb: str, kind: type[Any]) -> tuple[Note, ...]:
         """Return a note for each option of a command that a project's file sets and may not."""
-        keys = {key_of(one) for one in declared_by(kind) if isinstance(one.option, Option)} & ACTING
+        keys = {key_of(option) for option in declared_by(kind) if isinstance(option.option, Option)} & ACTING
         return tuple(
             Note(
                 path=table.path, what=f"{key} in [{name}] of {table.source} is not used",
@@ -118,19 +118,19 @@ class Config:
 
     def settings_of(self, verb: str, kind: type[Any]) -> dict[str, FileSetting]:
         """Return the settings for a command's options by field. Raises ``UserError`` for a wrong value."""
-        options = [one for one in declared_by(kind) if isinstance(one.option, Option)]
+        options = [option for option in declared_by(kind) if isinstance(option.option, Option)]
         found: dict[str, FileSetting] = {}
         for table in reversed(self.tables):
             own = table.table.get(verb, {})
-            for one in options:
-                if table.is_project and key_of(one) in ACTING:
+            for option in options:
+                if table.is_project and key_of(option) in ACTING:
                     continue
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
-                    if key_of(one) in keys and not (keys is table.table and key_of(one) == IGNORE):
-                        value = _read_value(one, keys[key_of(one)], f"{table.source}: [{name}] {key_of(one)}")
-                        found[one.field] = (value, table.source)
-        active = [one.code for one in self.ignored if not one.is_expired(self.today)]
-        if active and "ignore" in {one.field for one in options}:
+                    if key_of(option) in keys and not (keys is table.table and key_of(option) == IGNORE):
+                        value = _read_value(option, keys[key_of(option)], f"{table.source}: [{name}] {key_of(option)}")
+                        found[option.field] = (value, table.source)
+        active = [ignored.code for ignored in self.ignored if not ignored.is_expired(self.today)]
+        if active and "ignore" in {option.field for option in options}:
             given, _ = found.get("ignore", ([], ""))
             found["ignore"] = ([*given, *active], self.ignored[0].source)
         return found
@@ -184,7 +184,7 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
         user_file=user,
         notes=tuple(notes),
         tables=tuple(tables),
-        ignored=tuple(one for table in tables for one in _read_ignored(table)),
+        ignored=tuple(ignored for table in tables for ignored in _read_ignored(table)),
         today=dt.date.today(),  # noqa: DTZ011 - an expiry date is meant in local time
     )
 
@@ -262,9 +262,9 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
         notes += [
-            f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
-            for one in config.ignored
-            if one.is_expired(config.today)
+            f"{ignored.code} was ignored until {ignored.until} ({ignored.source}); its findings count again"
+            for ignored in config.ignored
+            if ignored.is_expired(config.today)
         ]
     if (
         says and notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
@@ -274,7 +274,7 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
 
         for note in notes:
             say(sys.stderr, clean(note))
-    declared = {one.field: one for one in declared_by(kind)}
+    declared = {option.field: option for option in declared_by(kind)}
     for field, (value, _) in settings.items():
         one = declared[field]
         if one.is_flag:  # it gets a second form that turns it off
@@ -331,7 +331,7 @@ def _check_table(table: ConfigTable) -> None:
 
 
 def _keys_of(verb: str) -> list[str]:
-    return [key_of(one) for one in declared_by(load_verb(verb).Options) if isinstance(one.option, Option)]
+    return [key_of(option) for option in declared_by(load_verb(verb).Options) if isinstance(option.option, Option)]
 
 
 def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
@@ -446,22 +446,22 @@ def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[S
     """Yield a command's options with the value that counts unless the command line gives another."""
     kind = load_verb(verb).Options
     set_by_file = config.settings_of(verb, kind)
-    for one in declared_by(kind):
-        if not isinstance(one.option, Option):
+    for option in declared_by(kind):
+        if not isinstance(option.option, Option):
             continue
-        value, source = one.default, DEFAULT
-        if one.field in set_by_file:
-            value, source = set_by_file[one.field]
-        if one.option.variable and env.get(one.option.variable):
-            value, source = env[one.option.variable], one.option.variable
-        if key_of(one) in SECRET and value:
+        value, source = option.default, DEFAULT
+        if option.field in set_by_file:
+            value, source = set_by_file[option.field]
+        if option.option.variable and env.get(option.option.variable):
+            value, source = env[option.option.variable], option.option.variable
+        if key_of(option) in SECRET and value:
             value = "(set, not shown)"
         if isinstance(value, bool):
             value = "on" if value else "off"
         elif isinstance(value, (list, tuple)):
             value = ", ".join(map(str, value))
         shown = "" if value is None else str(value)
-        yield ShownOption(verb, one.names[0].partition("/")[0], shown, source)
+        yield ShownOption(verb, option.names[0].partition("/")[0], shown, source)
 
 
 def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
@@ -473,10 +473,10 @@ def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -
         "options": [one._asdict() for one in shown],
         "ignored": [
             {
-                "code": one.code, "reason": one.reason, "until": one.until.isoformat(),
-                "expired": one.is_expired(config.today), "source": one.source,
+                "code": ignored.code, "reason": ignored.reason, "until": ignored.until.isoformat(),
+                "expired": ignored.is_expired(config.today), "source": ignored.source,
             }
-            for one in config.ignored
+            for ignored in config.ignored
         ],
     }  # fmt: skip
     return json.dumps(plain, indent=2) + "\n"
@@ -494,8 +494,11 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
     heads = ("command", "option", "value", "from")
     lines += ["", *(_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
     if config.ignored:
-        expired = {one: " (expired)" if one.is_expired(config.today) else "" for one in config.ignored}
-        rows = [(one.code, f"{one.until}{expired[one]}", one.reason, one.source) for one in config.ignored]
+        expired = {ignored: " (expired)" if ignored.is_expired(config.today) else "" for ignored in config.ignored}
+        rows = [
+            (ignored.code, f"{ignored.until}{expired[ignored]}", ignored.reason, ignored.source)
+            for ignored in config.ignored
+        ]
         lines += ["", *_table(("ignored", "until", "reason", "from"), rows)]
     return "\n".join(lines) + "\n"
 

@@ -122,7 +122,7 @@ class OtlpSender:
     def _observe(self, metric: Metric, _options: object) -> Iterable[Any]:
         from opentelemetry.metrics import Observation
 
-        return [Observation(one.value, dict(one.labels)) for one in self._samples if one.metric is metric]
+        return [Observation(sample.value, dict(sample.labels)) for sample in self._samples if sample.metric is metric]
 
 
 def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:

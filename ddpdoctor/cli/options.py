@@ -182,22 +182,22 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
     variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
-    for one in fields(kind):
-        base, *notes = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else (hints[one.name],)
+    for each in fields(kind):
+        base, *notes = get_args(hints[each.name]) if get_origin(hints[each.name]) is Annotated else (hints[each.name],)
         for note in notes:
             parts = [part for part in get_args(base) if part is not type(None)]
             is_optional = len(parts) < len(get_args(base))
             base = parts[0] if is_optional else base
             is_repeatable = get_origin(base) is tuple and get_args(base)[-1] is ...
-            kept = one.metadata.get("typed", one.default)
+            kept = each.metadata.get("typed", each.default)
             option = note
             own_names = note.names if isinstance(note, Option) else ()
-            names = own_names or (f"--{one.name.replace('_', '-')}",)
+            names = own_names or (f"--{each.name.replace('_', '-')}",)
             if variables and isinstance(note, Option):
                 option = note.but(variable=variables + names[0].lstrip("-").replace("-", "_").upper())
             found.append(
                 Declared(
-                    field=one.name, type=get_args(base)[0] if is_repeatable else base, option=option, names=names,
+                    field=each.name, type=get_args(base)[0] if is_repeatable else base, option=option, names=names,
                     default=None if kept in {"", ()} else kept, is_repeatable=is_repeatable,
                 )
             )  # fmt: skip

@@ -71,7 +71,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
         case "sarif":
             from ddpdoctor.diagnose.files import read_titles
 
-            text = formats.render_sarif(report, read_titles({one.code for one in report.findings}), read_cwd())
+            text = formats.render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
         case "csv":
             text = formats.render_csv(report)
         case "nccl-tests":

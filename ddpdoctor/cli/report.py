@@ -90,7 +90,7 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
 
 def is_same_run(path: Path, other: Path) -> bool:
     files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
-    return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
+    return path.resolve() == other.resolve() or (all(file.exists() for file in files) and files[0].samefile(files[1]))
 
 
 def find_latest(runs: Path) -> Path:

@@ -245,7 +245,7 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
         ctx.obj.append((module.run, options))
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    parameters += [_parameter(one) for one in declared]
+    parameters += [_parameter(option) for option in declared]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
     return call

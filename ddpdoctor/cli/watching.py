@@ -44,7 +44,7 @@ def watch(words: Sequence[str]) -> None:
     outcome = session.run()
     # A healthy job is silent, and what was shown already is not repeated.
     is_silent = outcome.end.interrupted or session.is_known(outcome.judgment)
-    has_news = not is_silent and any(one.severity is not Severity.INFO for one in outcome.judgment.findings)
+    has_news = not is_silent and any(finding.severity is not Severity.INFO for finding in outcome.judgment.findings)
     finish(outcome, reports, is_shown=lambda _: has_news)
 
 

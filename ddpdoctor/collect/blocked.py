@@ -133,14 +133,14 @@ def read_locks(proc: Path = PROC) -> tuple[LockLine, ...]:
     matches = (_LOCK_LINE.match(line) for line in read_text(proc / "locks").splitlines())
     return tuple(
         LockLine(
-            number=int(one["number"]),
-            waits=one["waits"] is not None,
-            kind=LOCK_KINDS[one["kind"]],
-            pid=int(one["pid"]),
-            file=(os.makedev(int(one["major"], 16), int(one["minor"], 16)), int(one["inode"])),
+            number=int(match["number"]),
+            waits=match["waits"] is not None,
+            kind=LOCK_KINDS[match["kind"]],
+            pid=int(match["pid"]),
+            file=(os.makedev(int(match["major"], 16), int(match["minor"], 16)), int(match["inode"])),
         )
-        for one in matches
-        if one is not None and one["kind"] in LOCK_KINDS
+        for match in matches
+        if match is not None and match["kind"] in LOCK_KINDS
     )
 
 

@@ -310,7 +310,7 @@ class NodeIndex:
 
     def report(self) -> tuple[StreamRoot, ...]:
         reports = []
-        for one in (one for one in self.shared() if one.points):
+        for one in (index for index in self.shared() if index.points):
             root, random = one.root(one.since, one.upto)
             ranks = tuple(sorted(one.ranks))
             reports.append(

@@ -298,7 +298,7 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     by_number: dict[int, dict[int, Values]] = {}
     for stream in streams:
         for number, values in stream.values:
-            by_number.setdefault(number, {}).update({one.rank: one for one in values})
+            by_number.setdefault(number, {}).update({value.rank: value for value in values})
     return tuple(
         (number, tuple(one for _, one in sorted(by_rank.items()))) for number, by_rank in sorted(by_number.items())
     )

@@ -61,8 +61,8 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
     own, *others = [dict(re.findall(r"^(\w+):\s+(\S+)", status, re.MULTILINE)) for status in statuses]
     user = own.get("Uid")  # the real user id, because the limit applies to that user
     uid = int(user) if user else None
-    user_threads = sum(int(one.get("Threads", "0")) for one in others if one.get("Uid") == user) if user else None
-    loader_workers = sum(one.get("Name") == LOADER_WORKER for one in others) if user else 0
+    user_threads = sum(int(other.get("Threads", "0")) for other in others if other.get("Uid") == user) if user else None
+    loader_workers = sum(other.get("Name") == LOADER_WORKER for other in others) if user else 0
     tasks = []
     for folder in cgroup_folders("pids", system):
         most, current = (system.number_or_none(f"{folder}/{name}") for name in ("pids.max", "pids.current"))
@@ -412,8 +412,8 @@ def own_work(before: OwnTimes, after: OwnTimes) -> dict[int, float]:
 def steal_share(times: Iterable[CpuTimes]) -> float | None:
     """Return the share of busy time since boot that a hypervisor gave to others, or None without busy time."""
     times = tuple(times)
-    wanted = sum(one.busy_s for one in times)
-    return sum(one.steal_s for one in times) / wanted if wanted else None
+    wanted = sum(time.busy_s for time in times)
+    return sum(time.steal_s for time in times) / wanted if wanted else None
 
 
 def read_own_times(system: System) -> OwnTimes:

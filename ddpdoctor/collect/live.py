@@ -209,12 +209,12 @@ def _steps_of(rank: facts.Rank) -> int:
 
 def _passes_of(loader: LoaderSeen, steps: int) -> tuple[tuple[PassSeen, ...], int | None]:
     """Return the last passes that follow each other, and the first one's epoch: the record has first and last ones."""
-    trained = [one for one in loader.epochs if one.trained and one.set_epoch is not None]
+    trained = [epoch for epoch in loader.epochs if epoch.trained and epoch.set_epoch is not None]
     share = min(1.0, steps / loader.trained_batches)
     gaps = [at for at, (one, later) in enumerate(pairwise(trained), 1) if later.number != one.number + 1]
     passes = tuple(
-        PassSeen(epoch=one.set_epoch or 0, steps=round((one.backwards or one.batches) * share))
-        for one in trained[gaps[-1] if gaps else 0 :]
+        PassSeen(epoch=epoch.set_epoch or 0, steps=round((epoch.backwards or epoch.batches) * share))
+        for epoch in trained[gaps[-1] if gaps else 0 :]
     )
-    sets_epochs = len({one.set_epoch for one in trained}) > 1 or any(one.set_epoch for one in trained)
+    sets_epochs = len({epoch.set_epoch for epoch in trained}) > 1 or any(epoch.set_epoch for epoch in trained)
     return passes, trained[0].set_epoch if sets_epochs else None

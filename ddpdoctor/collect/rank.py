@@ -301,7 +301,7 @@ def _helper_errors(
     kept = {(error.name, error.error.time_ns): error for row in rows for error in row}
     still = [entry for pid in pids if pid is not None for entry in context.child_errors.get(pid, ())]
     kept |= {(error.name, error.error.time_ns): error for error in read_all(HelperError, still)}
-    return tuple(sorted((*found, *kept.values()), key=lambda one: one.error.time_ns))
+    return tuple(sorted((*found, *kept.values()), key=lambda error: error.error.time_ns))
 
 
 def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:

@@ -211,7 +211,7 @@ def job_of(saved: SavedRun, attempt: int | None = None) -> facts.Job:
     own, members = job_of_node(saved.own, attempt), saved.members
     if members is None:
         return own
-    members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(saved, one, members, attempt)))
+    members = replace(members, nodes=tuple(node for node in members.nodes if _took_part(saved, node, members, attempt)))
     others: list[_Node] = []
     for seen in members.nodes:
         other = saved.others.get(seen.number)
@@ -238,11 +238,11 @@ def _took_part(saved: SavedRun, seen: facts.NodeSeen, members: facts.NodesSeen, 
     if not was_gone(saved.own.agent, seen.heard_ns, attempt):
         return True
     started = run_files.log_of(saved.own.agent, attempt).started.values()
-    here = [one for one in members.nodes if not was_gone(saved.own.agent, one.heard_ns, attempt)]
-    ranks = {one.rank for one in started}.union(*(one.ranks for one in here))
+    here = [node for node in members.nodes if not was_gone(saved.own.agent, node.heard_ns, attempt)]
+    ranks = {start.rank for start in started}.union(*(node.ranks for node in here))
     # A static rendezvous starts the ranks again without asking who is there, and they wait for those of this node.
-    is_known = all(one.ranks for one in here if one.number != members.own)
-    return is_known and len(ranks) < max((one.world_size for one in started), default=0)
+    is_known = all(node.ranks for node in here if node.number != members.own)
+    return is_known and len(ranks) < max((start.world_size for start in started), default=0)
 
 
 def _unite(
@@ -338,7 +338,7 @@ def shift_times(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, tuple):
         return tuple(shift_times(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
     new: dict[str, Any] = {}
-    for name in (one.name for one in fields(value)):
+    for name in (field.name for field in fields(value)):
         old = getattr(value, name)
         if not name.endswith("_ns"):
             new[name] = shift_times(old, ahead_ns) if type(old) in _HOLDERS else old

@@ -185,7 +185,7 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     nothing: tuple[Finding, ...] = ()
     stopped = _try("stop", lambda: stop_findings(bench), nothing, failed)
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
-    stacks = {} if bench.stop is None else {one.rank: one.stack for one in bench.stop.positions}
+    stacks = {} if bench.stop is None else {position.rank: position.stack for position in bench.stop.positions}
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
@@ -255,7 +255,7 @@ def read_baseline(report: Report, name: str, option: str = "--compare") -> Basel
         raise UserError(f"{option} {name} cannot be read: {error}", help=_HELP) from error
     if not baseline.results:
         raise UserError(f"{option} {name} has no measurements", help=_HELP)
-    times = [time for one in baseline.results for time in (one.p50_low_us, one.p50_us, one.p50_high_us)]
+    times = [time for result in baseline.results for time in (result.p50_low_us, result.p50_us, result.p50_high_us)]
     if not all(0 < time < math.inf for time in times):
         raise UserError(f"{option} {name} has an invalid time", help=_HELP)
     return baseline
@@ -281,14 +281,14 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
     stop = bench.stop
     if stop is None:
         return ()
-    found = [one for one in judge_job(build_job(bench, stop)).findings if one.code in ROOTS]
+    found = [finding for finding in judge_job(build_job(bench, stop)).findings if finding.code in ROOTS]
     # If the rank that served the store is lost, the others cannot answer. Then only that rank's finding counts.
     explained = [one for one in found if not _is_silence(one, stop)]
     return tuple(_in_words_of_bench(one, bench, stop) for one in explained or found)
 
 
 def _is_silence(finding: Finding, stop: Stop) -> bool:
-    return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
+    return finding.code == "DD601" and not {position.rank for position in stop.positions} & set(finding.ranks)
 
 
 def describe_rank(rank: int, stop: Stop | None) -> str:
@@ -314,13 +314,17 @@ def describe_rank(rank: int, stop: Stop | None) -> str:
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if finding.code == "DD611":
         # Say which calls of the bench do not complete, and between which ranks
-        at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
+        at = {
+            (position.group, position.what or position.op)
+            for position in stop.positions
+            if position.rank in finding.ranks
+        }
         calls = [
             f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)
         ]
         more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
         fails = "it does not complete" if len(calls) == 1 else "none of these completes"
-        several = len({one.host for one in bench.members if one.rank in finding.ranks}) > 1
+        several = len({member.host for member in bench.members if member.rank in finding.ranks}) > 1
         if bench.settings.backend == "nccl":
             where = "test the network between these hosts (ddpdoctor check-env)" if several else "test the links"
             fix = f"{where}, and read the log with NCCL_DEBUG=INFO"
@@ -331,10 +335,10 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
         # Rewrite a finding about ranks that did not answer. Their position is unknown.
         waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
         verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
-        seen = {int(rank) for one in stop.positions for rank in one.states}
+        seen = {int(rank) for position in stop.positions for rank in position.states}
         others = (member.rank for member in bench.members if member.rank not in finding.ranks)
         places = grouped((describe_rank(rank, stop), rank) for rank in others)
-        pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
+        pids = [str(member.pid) for member in bench.members if member.rank in seen & set(finding.ranks)]
         down = "check that their hosts and the network to them are up: run ddpdoctor check-env on all hosts"
         finding = replace(
             finding,
@@ -344,13 +348,13 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
             fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
         )
     if finding.code == "DD604":
-        errors = [one.error or "" for one in stop.positions if one.rank in finding.ranks]
+        errors = [position.error or "" for position in stop.positions if position.rank in finding.ranks]
         fix = "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
         if any("memory" in error.lower() for error in errors):
             fix = "choose a smaller --max-size, or free memory; this error caused those of the other ranks"
         finding = replace(finding, fix=fix)
     # What the bench was doing when it stopped, according to a rank in its last phase
-    whats = [one.what for one in stop.positions if one.phase == stop.phase and one.what]
+    whats = [position.what for position in stop.positions if position.phase == stop.phase and position.what]
     at_words = f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")
     return replace(finding, evidence=(*finding.evidence, at_words))
 

@@ -51,7 +51,7 @@ def map_texts(value: Any, change: Callable[[Any, str], str], key: Any = None) ->
     if isinstance(value, str) and type(value) is str:
         return change(key, value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: map_texts(getattr(value, one.name), change) for one in fields(value)})
+        return replace(value, **{field.name: map_texts(getattr(value, field.name), change) for field in fields(value)})
     if isinstance(value, dict):
         return {map_texts(name, change): map_texts(item, change, name) for name, item in value.items()}
     return type(value)(map_texts(item, change) for item in value) if isinstance(value, (list, tuple)) else value
@@ -138,7 +138,7 @@ DATA_KEYS = frozenset({
     "advice", "attempts", "comparison", "consistency", "curves", "diff", "drawn", "evidence", "files", "gathering",
     "hosts", "launcher", "loads", "missing_ranks", "nodes", "reasons", "rendezvous", "run", "scaling", "sections",
     "shares", "speed", "steps", "timeline", "trial", "tune", "verb", "waits", "world_size",
-    *(one.name for one in fields(Bench)),
+    *(field.name for field in fields(Bench)),
 })  # fmt: skip
 # Keys of a report's data whose values are names of hosts.
 HOST_KEYS = frozenset({"host", "hosts", "hostname", "fqdn", "missing_hosts"})
@@ -201,8 +201,8 @@ def _hosts_in(value: Any, key: str = "") -> Iterable[str]:
         for item in value:
             yield from _hosts_in(item, key)
     elif is_dataclass(value):
-        for one in fields(value):
-            yield from _hosts_in(getattr(value, one.name), one.name)
+        for field in fields(value):
+            yield from _hosts_in(getattr(value, field.name), field.name)
 
 
 def pack(files: dict[str, str]) -> bytes:

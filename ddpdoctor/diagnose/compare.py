@@ -131,15 +131,15 @@ def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
     plain = (report.data.get("speed") or {}).get("settings")
     if plain is not None:
         settings = _decoded(SpeedSettings, "the settings", plain)
-        for one in fields(settings):
-            if (value := getattr(settings, one.name)) is not None:
+        for field in fields(settings):
+            if (value := getattr(settings, field.name)) is not None:
                 if isinstance(value, bool):
                     words = str(value)
-                elif one.name == "gradient_bytes":
+                elif field.name == "gradient_bytes":
                     words = format_size(int(value))
                 else:
-                    words = f"{value / _MIB:g}" if one.name == "bucket_cap_bytes" else f"{value:g}"
-                yield SETTINGS[one.name], words
+                    words = f"{value / _MIB:g}" if field.name == "bucket_cap_bytes" else f"{value:g}"
+                yield SETTINGS[field.name], words
 
 
 LEAST_CHANGE = 0.10  # our choice: medians of two healthy runs differ by a few percent, and bandwidths by up to ten

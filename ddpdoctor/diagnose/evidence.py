@@ -140,7 +140,10 @@ def flight_timeline(
 
 def _times(dump: FlightDump) -> list[int]:
     groups = [time for group in dump.groups for time in (*group.last_made_ns, *group.last_ended_ns) if time > 0]
-    return [*groups, *(one.created_ns for group in dump.groups for one in group.transfers if one.created_ns > 0)]
+    return [
+        *groups,
+        *(transfer.created_ns for group in dump.groups for transfer in group.transfers if transfer.created_ns > 0),
+    ]
 
 
 def _detail(dump: FlightDump, end: list[Span], clock: TimelineClock) -> list[Span]:
@@ -163,9 +166,11 @@ def _pending(group: FlightGroup, clock: TimelineClock) -> Iterator[Span]:
         call = group.calls[group.which[group.done]][0]
         span = _span(group, call, clock.ms(group.pending_ns), group.seq[group.done])
         yield replace(span, kind=SpanKind.WAIT, place=short_place(innermost(group.pending_frames)))
-    for one in group.transfers[:1]:
-        place = short_place(innermost(one.frames))
-        yield Span(kind=SpanKind.WAIT, start_ms=clock.ms(one.created_ns), end_ms=None, label=one.op, place=place)
+    for transfer in group.transfers[:1]:
+        place = short_place(innermost(transfer.frames))
+        yield Span(
+            kind=SpanKind.WAIT, start_ms=clock.ms(transfer.created_ns), end_ms=None, label=transfer.op, place=place
+        )
 
 
 def _span(group: FlightGroup, call: FlightCall, start_ms: float, number: int) -> Span:
@@ -241,8 +246,8 @@ def _about(state: RunState) -> dict[str, Any]:
     attached = evidence.attached
     job_words = ""
     if attached:
-        hosts = list(dict.fromkeys(one.host for one in attached))
-        ranks = [rank for one in attached for rank in one.ranks]
+        hosts = list(dict.fromkeys(job.host for job in attached))
+        ranks = [rank for job in attached for rank in job.ranks]
         launchers = dict.fromkeys(rank.launcher for rank in ranks)
         on = f"{count_of(len(ranks), 'rank')} on {name_list(hosts)}"
         job_words = ", ".join((attached[0].job.name, *launchers, on))

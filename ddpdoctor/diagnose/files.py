@@ -43,8 +43,8 @@ class RulePage:
 def read_pages(rules: Iterable[Rule] = ()) -> tuple[RulePage, ...]:
     """Return the pages of these rules, by default of all in the order of their codes."""
     return tuple(
-        RulePage(code=one.code, kind=one.kind, severity=one.severity.value, summary=one.summary, text=one.page)
-        for one in rules or all_rules()
+        RulePage(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
+        for rule in rules or all_rules()
     )
 
 
@@ -128,10 +128,10 @@ def drawn_report(
     """Return the report of what ranks really drew."""
     # For the rules, the loop trains and may hang.
     replicas = Replicas(
-        loaders={one.rank: (one.loader,) for one in ranks if one.loader is not None},
+        loaders={rank.rank: (rank.loader,) for rank in ranks if rank.loader is not None},
         size=drawn.world_size,
         world_size=drawn.world_size,
-        hosts={one.rank: one.host for one in ranks},
+        hosts={rank.rank: rank.host for rank in ranks},
         trained_only=False,
         ended_badly=True,
         drawn=drawn,
@@ -168,20 +168,20 @@ CHECKPOINT_VERB = "check-checkpoint"
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
     files = []
-    for one in seen.files:  # without digests, and without the list of its tensors
-        contents = one.contents
+    for file in seen.files:  # without digests, and without the list of its tensors
+        contents = file.contents
         weights = () if contents is None else contents.weights
         files.append({
-            "path": one.path,
-            "size_bytes": one.size_bytes,
-            "form": one.form.value,
-            "state": "damaged" if one.damaged and one.state is ReadState.WHOLE else one.state.value,
-            "checksums": one.checksums.value,
+            "path": file.path,
+            "size_bytes": file.size_bytes,
+            "form": file.form.value,
+            "state": "damaged" if file.damaged and file.state is ReadState.WHOLE else file.state.value,
+            "checksums": file.checksums.value,
             "tensors": None if contents is None else len(contents.tensors),
             "parts": [] if contents is None else [part.value for part in contents.parts],
             "weights": [{"key": each.where, "tensors": len(each.tensors)} for each in weights],
-            "values_looked_at": one.values is not None,
-            "not_finite": None if one.values is None else len(one.values),
+            "values_looked_at": file.values is not None,
+            "not_finite": None if file.values is None else len(file.values),
         })  # fmt: skip
     data = {"verb": CHECKPOINT_VERB, "files": files}
     return check_report(rules_of("checkpoints"), {Checkpoints: [seen]}, data, command, started_at)
@@ -191,14 +191,14 @@ CONSISTENCY_VERB = "check-consistency"
 
 
 def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
-    hosts = list(dict.fromkeys(one.host for one in trial.participants))
+    hosts = list(dict.fromkeys(participant.host for participant in trial.participants))
     world_size = len(trial.participants)
     did: dict[str, Any] = {"state": "model built"}
     if trial.consistency is not None:
         did = {"state": "finished", "step": trial.settings.steps}
     same: Any = len({model.digest for model in trial.models}) == 1
     # The trial as a running job, so that the rules for jobs can judge its models and replicas
-    everybody = tuple(one.rank for one in trial.participants)
+    everybody = tuple(participant.rank for participant in trial.participants)
     ranks = tuple(
         Rank(
             rank=one.rank,

@@ -349,8 +349,8 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
 
     return replace(
         judged,
-        findings=tuple(reworded(one, words, advice) for one in judged.findings),
-        checks=tuple(replace(one, reason=words(one.reason)) for one in judged.checks),
+        findings=tuple(reworded(finding, words, advice) for finding in judged.findings),
+        checks=tuple(replace(check, reason=words(check.reason)) for check in judged.checks),
     )
 
 
@@ -418,7 +418,7 @@ def _build(
     pictures, failed = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
     consistency = job.consistency
     if consistency is not None:  # without the ranks' values, which are in the run folder
-        consistency = replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams))
+        consistency = replace(consistency, streams=tuple(replace(stream, values=()) for stream in consistency.streams))
     data = {
         "run": {
             "hang_timeout_s": run.hang_timeout_s,
@@ -483,7 +483,9 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     # The job as one that runs now, in which a rank stands still if two looks saw that, however short that is
     now_ns = time.monotonic_ns()
     still_ns = now_ns - int(seen.gap_s * 1e9)
-    last_ns = {one.rank: still_ns if one.movement is Movement.STILL else now_ns for one in seen.movements}
+    last_ns = {
+        movement.rank: still_ns if movement.movement is Movement.STILL else now_ns for movement in seen.movements
+    }
     job = replace(
         job,
         ended=False,

@@ -106,7 +106,9 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
         if judged is not None and waits
         else (),
         replicas=_replicas(live.replicas),
-        unseen=tuple(one for one in members if one.number != own and not (one.ranks and seen >= set(one.ranks))),
+        unseen=tuple(
+            member for member in members if member.number != own and not (member.ranks and seen >= set(member.ranks))
+        ),
         reported="",
     )
 
@@ -153,17 +155,19 @@ def _waits_long(state: RankState | None, now_ns: int) -> bool:
 
 
 def _replicas(found: Consistency | None) -> ReplicasNow | None:
-    streams = [one for one in found.streams if one.compared and one.model > 0] if found is not None else []
+    streams = [stream for stream in found.streams if stream.compared and stream.model > 0] if found is not None else []
     if not streams:
         return None
-    clock = next(clock for clock in BEST_CLOCKS if any(one.clock is clock for one in streams))
-    those = [one for one in streams if one.clock is clock]
-    ends = [one.last_equal for stream in those for one in stream.differences] or [one.last_number for one in those]
+    clock = next(clock for clock in BEST_CLOCKS if any(stream.clock is clock for stream in streams))
+    those = [stream for stream in streams if stream.clock is clock]
+    ends = [difference.last_equal for stream in those for difference in stream.differences] or [
+        stream.last_number for stream in those
+    ]
     return ReplicasNow(
         equal_up_to=None if None in ends else min(filter(None, ends), default=None),
         at=clock.value,
-        compared=sum(one.compared for one in those),
-        differing=tuple(dict.fromkeys(one.what.value for stream in those for one in stream.differences)),
+        compared=sum(stream.compared for stream in those),
+        differing=tuple(dict.fromkeys(difference.what.value for stream in those for difference in stream.differences)),
     )
 
 
@@ -185,7 +189,7 @@ def read_samples(
         started_s = datetime.fromisoformat(now.started_at).timestamp() if now.started_at else None
         rows = [
             ("job_info", 1, {**common, "script": script, "version": version}),
-            *(("job_status", one is status, {**common, "status": one.value}) for one in STATUSES),
+            *(("job_status", value is status, {**common, "status": value.value}) for value in STATUSES),
             ("job_exit_status", ended.exit_status if ended is not None else None, common),
             ("job_start_time_seconds", started_s, common),
             ("job_restarts", now.attempt, common),
@@ -197,7 +201,9 @@ def read_samples(
                 ("replicas_compared", now.replicas.compared, common),
                 ("replicas_differ", bool(now.replicas.differing), common),
             ]
-        counts = Counter((one.code, one.kind, one.severity.value) for one in (report.findings if report else ()))
+        counts = Counter(
+            (finding.code, finding.kind, finding.severity.value) for finding in (report.findings if report else ())
+        )
         for (code, kind, severity), count in counts.items():
             rows.append(("findings", count, {**common, "code": code, "kind": kind, "severity": severity}))
     for rank in now.ranks:
@@ -213,7 +219,7 @@ def read_samples(
             "rank_memory_bytes": rank.memory_bytes,
         }
         rows += [(name, value, labels) for name, value in values.items()]
-    metrics = {one.name.removeprefix("ddpdoctor_"): one for one in METRICS}
+    metrics = {metric.name.removeprefix("ddpdoctor_"): metric for metric in METRICS}
     return tuple(
         Sample(metric=metrics[name], labels=tuple(labels.items()), value=value + 0)
         for name, value, labels in rows
@@ -287,7 +293,7 @@ def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
         pairs = {one for one in start.blamed if one.rank is not None}
         counts[0].update(pairs)
         counts[1].update({Blamed(host=one.host) for one in start.blamed if one.host and several})
-        counts[2].update({Blamed(rank=one.rank) for one in pairs})
+        counts[2].update({Blamed(rank=pair.rank) for pair in pairs})
     most = max((times for counter in counts for times in counter.values()), default=0)
     chosen = next((counter for counter in counts if most in counter.values()), Counter[Blamed]())
     rows = [Returning(who=who, times=times) for who, times in chosen.items() if times > 1]
@@ -324,7 +330,7 @@ def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History
     now = datetime.now(timezone.utc)
     jobs = []
     for of_job in grouped((job_key(command), (command, starts)) for command, starts in runs).values():
-        every = sorted((one for _, starts in of_job for one in starts), key=_began)
+        every = sorted((start for _, starts in of_job for start in starts), key=_began)
         jobs.append(sum_up(of_job[-1][0], every, now))
     return tuple(sorted(jobs, key=lambda job: _began(job.starts[-1]))), tuple(unread)
 
@@ -371,12 +377,12 @@ def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tup
             raise UserError(f"the attempts in the report cannot be read: {error}") from error
         command = report.command
     starts = []
-    for one in attempts:
-        start = _start(path, one)
+    for attempt in attempts:
+        start = _start(path, attempt)
         if saved is not None:
             with suppress(UserError):  # its records are gone or damaged
                 launched = _time(saved.own.run.started_at)
-                start = with_past(start, saved, launched, is_last=one is attempts[-1])
+                start = with_past(start, saved, launched, is_last=attempt is attempts[-1])
         starts.append(start)
     return command, tuple(starts)
 

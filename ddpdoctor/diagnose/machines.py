@@ -289,7 +289,7 @@ class Facts:
 
 def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
     """Return the fleet of these processes, sorted by rank. Two with the same rank are both kept: a check finds them."""
-    arrived = sorted(facts, key=lambda one: one.rank)
+    arrived = sorted(facts, key=lambda fact: fact.rank)
     groups = []
     for machine in grouped((one.machine, one) for one in arrived).values():
         # Processes that share kernel, network and host name are split by container. A container is a separate node only
@@ -313,7 +313,7 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
             node = Node(host=host, **sections)
         nodes.append(replace(node, index=index, processes=tuple(one.process for one in group)))
     times = Counter(node.host for node in nodes)
-    others = grouped((one.version, one.rank) for one in facts if one.version != ddpdoctor.__version__)
+    others = grouped((fact.version, fact.rank) for fact in facts if fact.version != ddpdoctor.__version__)
     return Fleet(
         nodes=tuple(
             node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {group[0].rank})")
@@ -334,7 +334,7 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
 
 
 def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
-    return tuple(sorted(set(range(launch.world_size)) - {one.rank for one in facts}))
+    return tuple(sorted(set(range(launch.world_size)) - {fact.rank for fact in facts}))
 
 
 def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:

@@ -263,17 +263,17 @@ def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: flo
 def is_complete(launch: NodeLaunch, arrived: Iterable[NodeArrival], waited_s: float) -> bool:
     """Return whether to stop waiting. ``waited_s`` is the time since the last arrival."""
     each = tuple(arrived)
-    leads = [one for one in each if one.leads]
+    leads = [arrival for arrival in each if arrival.leads]
     if not leads:
         return False
     # On a host with several ranks, all of them join, but only one reads the host.
     by_ranks = launch.launch.launcher is not Launcher.NNODES
     ranks_are_there = not by_ranks or len(each) >= launch.launch.world_size
-    if len(leads) >= max(one.most for one in leads):
+    if len(leads) >= max(lead.most for lead in leads):
         return ranks_are_there or waited_s >= GRACE_S
-    differ = len({(one.fewest, one.most) for one in leads}) > 1
+    differ = len({(lead.fewest, lead.most) for lead in leads}) > 1
     # More nodes of an elastic job may join until the time is up. torchrun waits too (last_call_timeout).
-    return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
+    return differ and len(leads) >= min(lead.fewest for lead in leads) and waited_s >= GRACE_S
 
 
 def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
@@ -281,7 +281,7 @@ def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
     leads = arrivals.leads()
     by_number: dict[int, int] = {}
     rest: list[int] = []
-    for arrival in sorted(leads, key=lambda one: (one != judge, one)):
+    for arrival in sorted(leads, key=lambda lead: (lead != judge, lead)):
         said = leads[arrival].settings.node_rank
         if said is not None and 0 <= said < most and said not in by_number:
             by_number[said] = arrival
@@ -333,7 +333,7 @@ def assemble_fleet(
     if launch.launch.launcher is Launcher.NNODES:
         missing = absent_numbers(arrivals, seats)
     else:
-        came = {one.rank for one in arrivals.arrived.values()}
+        came = {arrival.rank for arrival in arrivals.arrived.values()}
         missing = tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
     return Fleet(
         nodes=tuple(nodes),
@@ -344,9 +344,9 @@ def assemble_fleet(
         problems=(
             *problems,
             *(
-                f"ddpdoctor {one.version} on {one.host}, and {ddpdoctor.__version__} on the node that judges"
-                for one in arrivals.leads().values()
-                if one.version != ddpdoctor.__version__
+                f"ddpdoctor {lead.version} on {lead.host}, and {ddpdoctor.__version__} on the node that judges"
+                for lead in arrivals.leads().values()
+                if lead.version != ddpdoctor.__version__
             ),
         ),
     )
@@ -354,7 +354,7 @@ def assemble_fleet(
 
 def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]:
     """Return the numbers of required nodes that did not join. If nodes disagree on the total, the least one counts."""
-    expected = min((one.fewest for one in arrivals.leads().values()), default=0)
+    expected = min((lead.fewest for lead in arrivals.leads().values()), default=0)
     there = {seat.number for seat in seats}
     lacking = max(0, expected - len(there))
     return tuple(number for number in range(expected) if number not in there)[:lacking]

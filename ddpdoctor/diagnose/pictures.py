@@ -360,7 +360,7 @@ def detail_spans(
         if busy_ms is not None and span.start_ms - busy_ms >= LEAST_GAP_MS:
             gaps.append(Span(kind=SpanKind.HOST, start_ms=busy_ms, end_ms=span.start_ms, label="script"))
         busy_ms = max(busy_ms or 0.0, _end_of(span, clock))
-    return sorted((*(span for span, _ in spans), *gaps), key=lambda one: one.start_ms)
+    return sorted((*(span for span, _ in spans), *gaps), key=lambda gap: gap.start_ms)
 
 
 def _ended_spans(
@@ -508,7 +508,7 @@ def make_timeline(
         detail_from_ms=from_ms,
         lanes=tuple(lanes),
         classes=classes,
-        events=tuple(sorted(_events(job, rows, verdict, at_ns, clock), key=lambda one: one.at_ms)),
+        events=tuple(sorted(_events(job, rows, verdict, at_ns, clock), key=lambda event: event.at_ms)),
     )
 
 

@@ -216,7 +216,9 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:
     contacts = ((pair.connecting, *filter(None, (pair.small, pair.large))) for pair in pairs)
-    return all(one is not None and one.contact is Contact.CONNECTED for those in contacts for one in those)
+    return all(
+        transfer is not None and transfer.contact is Contact.CONNECTED for those in contacts for transfer in those
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,16 +431,16 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
 def _can_start(arrivals: Arrivals, roster: SeatList, seats: tuple[Seat, ...], views: Mapping[int, StoreView]) -> bool:
     """Return whether a real start can be tried. If something else fails, it would only fail for a known reason."""
     leads = arrivals.leads().values()
-    ranks = [one.settings.node_rank for one in leads if one.settings.node_rank is not None]
+    ranks = [lead.settings.node_rank for lead in leads if lead.settings.node_rank is not None]
     # The nodes that reached this job's store and have torch
     stored = {
         arrival
         for arrival, view in views.items()
         if not (view.not_served or view.without_torch)
-        and any(one.contact is Contact.CONNECTED for one in view.attempts)
+        and any(attempt.contact is Contact.CONNECTED for attempt in view.attempts)
     }
     return (
-        len({(one.fewest, one.most) for one in leads}) == 1
+        len({(lead.fewest, lead.most) for lead in leads}) == 1
         and len(ranks) == len(set(ranks))
         and [seat.number for seat in roster.seats] == list(range(len(seats)))
         and not absent_numbers(arrivals, seats)
@@ -466,7 +468,7 @@ def _visits(
                 way_lost="" if view is not None else "it came, but sent nothing more",
             )
         )
-    return tuple(sorted(visits, key=lambda one: one.number))
+    return tuple(sorted(visits, key=lambda visit: visit.number))
 
 
 def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
@@ -575,7 +577,7 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
     )
     rendezvous = Rendezvous(
         nnodes=launch.most,
-        visits=tuple(sorted((there, *others), key=lambda one: one.number)),
+        visits=tuple(sorted((there, *others), key=lambda other: other.number)),
         fleet=fleet,
         complete=False,
         trust=visit.meeting.trust,

@@ -78,14 +78,14 @@ def member_rows(members: Iterable[Member | Participant], describe: Callable[[int
     """Return the row of each rank of a probe. ``describe`` returns what it did, as fields of the row."""
     return [
         RankRow(
-            rank=one.rank,
-            local_rank=one.local_rank,
-            host=one.host,
-            pid=one.pid,
-            gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
-            **describe(one.rank),
+            rank=member.rank,
+            local_rank=member.local_rank,
+            host=member.host,
+            pid=member.pid,
+            gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
+            **describe(member.rank),
         )
-        for one in members
+        for member in members
     ]
 
 

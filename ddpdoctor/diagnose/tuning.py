@@ -76,7 +76,7 @@ def build_tune_report(
     """Return the report of a trial, and of what was tried by restarts after it."""
     report = build_report(folder, judgment, end)
     trial, job = read_trial(folder), read_job(folder)
-    trials = [one for one in (trial, restarted) if one is not None and one.has_result]
+    trials = [record for record in (trial, restarted) if record is not None and record.has_result]
     if trials:
         if restarted is not None and not restarted.has_result:
             trials = [replace(trial, refused=(*trial.refused, *restarted.refused))]

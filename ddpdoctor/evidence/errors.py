@@ -306,7 +306,7 @@ def _signal(line: Line) -> list[Fact]:
         return [Trouble(kind="shm", problem=problem, fix=fix, **common)]
     if "Segfault encountered" in text:
         return [Exited(signal="SIGSEGV", **common)]
-    found = next((found for one in _SIGNALED if (found := one.search(text)) is not None), None)
+    found = next((found for pattern in _SIGNALED if (found := pattern.search(text)) is not None), None)
     named = _named(found) if found is not None else {}
     how = named.get("how") or named.get("killed")
     if how is None:
@@ -518,10 +518,10 @@ class CollectiveErrorReader:
         if line is not None and len(ordered) > 1:
             calls = [operation for operation, _ in ordered]
             aspects: dict[str, set[object]] = {  # the first in which they differ counts
-                "operation": {one.op for one in calls},
-                "number": {one.seq for one in calls},
-                "shape": {(one.shape, one.numel_in, one.numel_out) for one in calls},
-                "dtype": {one.dtype for one in calls},
+                "operation": {call.op for call in calls},
+                "number": {call.seq for call in calls},
+                "shape": {(call.shape, call.numel_in, call.numel_out) for call in calls},
+                "dtype": {call.dtype for call in calls},
             }
             found.append(Differ(
                 spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
@@ -593,7 +593,9 @@ def _monitored_barrier(line: Line) -> list[Fact]:
     of_world = rank == int(match["rank"])  # else these are ranks of a smaller group
     common["who"] = line.who if line.who.rank is not None else Who(rank=rank, host=line.who.host, pid=line.who.pid)
     waiting = Waiting(operation=operation, timed_out=True, limit_s=limit_s, **common)
-    late = (Who(rank=one) if of_world else Who(group="unknown", group_rank=one) for one in numbers(match["ranks"]))
+    late = (
+        Who(rank=number) if of_world else Who(group="unknown", group_rank=number) for number in numbers(match["ranks"])
+    )
     absent = [
         Absent(operation=operation, waiters=(rank,), shown=Shown.WORDS, **{**common, "who": who}) for who in late
     ]  # fmt: skip

@@ -189,9 +189,9 @@ def _is_helper(group: _Gathered) -> bool:
     """Return whether torch compared fingerprints in it, under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     if not group.collectives or group.desc:
         return False
-    gathers = (one for one in group.collectives if op_name(_op(one)).startswith("all_gather"))
-    sizes = [set(_numels(one.get("input_sizes"))) for one in gathers if _dtype(one) == "int64"]
-    return len(sizes) == len(group.collectives) and all(one <= _HELPER_NUMELS for one in sizes)
+    gathers = (collective for collective in group.collectives if op_name(_op(collective)).startswith("all_gather"))
+    sizes = [set(_numels(gather.get("input_sizes"))) for gather in gathers if _dtype(gather) == "int64"]
+    return len(sizes) == len(group.collectives) and all(size <= _HELPER_NUMELS for size in sizes)
 
 
 def _build_group(
@@ -316,7 +316,7 @@ def _transfers(entries: Sequence[_Entry]) -> tuple[tuple[FlightTransfer, ...], d
             pending.append(FlightTransfer(found[1], peer, made[key], numel, made_ns, _frames(entry)))
         else:
             # One stream serves a pair of ranks: what came before a completed transfer has completed too.
-            pending = [one for one in pending if (one.op, one.peer) != key]
+            pending = [transfer for transfer in pending if (transfer.op, transfer.peer) != key]
     return tuple(pending), made
 
 

@@ -289,7 +289,7 @@ class HorovodReader(LineReader):
         if "ranks:" in text:
             self._open = text.strip() in _STALLED_HEADS
             old = _MISSING_RANKS.finditer(text) if "[missing ranks:" in text else ()
-            stalled = [(rank, one["name"]) for one in old for rank in numbers(one["ranks"])[:_MOST_STALLED]]
+            stalled = [(rank, match["name"]) for match in old for rank in numbers(match["ranks"])[:_MOST_STALLED]]
         elif not self._open:
             return ()
         else:

@@ -168,7 +168,7 @@ class Funnel:
     """Tells which parts of one log the readers want. It keeps the lines that it knows to be of no interest."""
 
     def __init__(self, readers: Iterable[LineReader]) -> None:
-        self._triggers = condensed_triggers(frozenset(trigger for one in readers for trigger in one.triggers))
+        self._triggers = condensed_triggers(frozenset(trigger for reader in readers for trigger in reader.triggers))
         self._idle: set[bytes] = set()
 
     def wants(self, block: bytes) -> bool:
@@ -700,7 +700,7 @@ def _pattern_of(prefix: str) -> str | None:
             level = words.rstrip()
             change = str.lower if level.islower() else str.upper if level.isupper() else str.title
             spaces = len(words) - len(level)
-            levels = [change(one) for one in _LEVEL_WORDS]
+            levels = [change(word) for word in _LEVEL_WORDS]
             if spaces > 1:
                 levels = [one.ljust(len(words)) for one in levels if len(one) < len(words)]
             parts.append(f"(?:{'|'.join(levels)})" + (" " if spaces == 1 else ""))

@@ -121,7 +121,7 @@ class NcclProcesses:
     def tell(self) -> Iterator[Fact]:
         """Return the rank of each process, and which processes wait in the set-up of a communicator."""
         all_largest = [process.largest for process in self._all.values() if process.largest is not None]
-        world = next((one.ranks for one in all_largest if self._is_world(one)), None)
+        world = next((communicator.ranks for communicator in all_largest if self._is_world(communicator)), None)
         for process in self._all.values():
             who, largest = self.who(process), process.largest
             if not process.reported:
@@ -131,7 +131,7 @@ class NcclProcesses:
                 if world and largest is not None and largest.ranks == world:
                     yield Size(spot=spot, ranks=world)
                     world = None
-            for one in (one for one in process.communicators.values() if not one.ready):
+            for one in (communicator for communicator in process.communicators.values() if not communicator.ready):
                 words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")
                 operation = Operation(op="init", group=one.key, group_words=words)
                 yield Waiting(who=who, spot=one.spot, time=one.time, said=one.said, operation=operation, in_init=True)
@@ -243,7 +243,7 @@ class Calls:
         shown = 0
         for track in self._tracks.values():
             odd = next((made for _, made in sorted(track.open.items(), key=lambda item: item[0]) if _differ(made)), {})
-            last = [one for calls in track.last.values() for one in calls]
+            last = [call for calls in track.last.values() for call in calls]
             words = f"NCCL's communicator {track.group.removeprefix('comm ')}"
             for made in {id(one): one for one in [*odd.values(), *last]}.values():
                 if shown < MOST_SHOWN:
@@ -260,7 +260,7 @@ class Calls:
 def _differ(entry: dict[int, _Made]) -> bool:
     calls = iter(entry.values())
     first = next(calls, None)
-    return first is not None and any(one.call != first.call for one in calls)
+    return first is not None and any(call.call != first.call for call in calls)
 
 
 MOST_HOSTS = 4096

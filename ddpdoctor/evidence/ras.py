@@ -190,17 +190,17 @@ class _Comm:
 
     def judge(self, *, moves: bool) -> Iterator[Fact]:
         comm = self._comm
-        if comm.size and any(rank >= comm.size for one in comm.counted + comm.statuses for rank in one.ranks):
+        if comm.size and any(rank >= comm.size for state in comm.counted + comm.statuses for rank in state.ranks):
             words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
             yield Hint(spot=self._report.spot, words=words, kind="damaged")
             return
         yield from self._missing()
-        for one in comm.errors:
-            own = "CUDA" in one.status
-            nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in one.status else Nature.FOLLOWS
-            for rank, process in one.ranks.items():
+        for error in comm.errors:
+            own = "CUDA" in error.status
+            nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in error.status else Nature.FOLLOWS
+            for rank, process in error.ranks.items():
                 who = self._who(rank, process)
-                yield Failed(who=who, type="NCCL error", message=one.status, nature=nature, **one.shown)
+                yield Failed(who=who, type="NCCL error", message=error.status, nature=nature, **error.shown)
         yield from self._statuses()
         if not moves:
             yield from self._counts()
@@ -228,21 +228,21 @@ class _Comm:
             )  # fmt: skip
 
     def _statuses(self) -> Iterator[Fact]:
-        most = max((one.count for one in self._comm.statuses), default=0)
-        for one in self._comm.statuses:
-            if one.count == most:
+        most = max((state.count for state in self._comm.statuses), default=0)
+        for state in self._comm.statuses:
+            if state.count == most:
                 continue
-            for rank, process in one.ranks.items():
+            for rank, process in state.ranks.items():
                 who = self._who(rank, process)
-                if one.status == "FINALIZE":
-                    yield Finished(who=who, **one.shown)
-                if one.status in {"FINALIZE", "NOCOMM", "INIT"}:
+                if state.status == "FINALIZE":
+                    yield Finished(who=who, **state.shown)
+                if state.status in {"FINALIZE", "NOCOMM", "INIT"}:
                     yield Absent(
-                        who=who, operation=self._operation("", None), in_init=one.status != "FINALIZE", certain=False,
-                        expected=True, shown=Shown.COUNTS, **one.shown,
+                        who=who, operation=self._operation("", None), in_init=state.status != "FINALIZE", certain=False,
+                        expected=True, shown=Shown.COUNTS, **state.shown,
                     )  # fmt: skip
                 else:
-                    yield Hint(who=who, words=one.said, kind="ras-status", **one.shown)
+                    yield Hint(who=who, words=state.said, kind="ras-status", **state.shown)
         for rank in self._comm.unready:
             yield Waiting(
                 who=self._who(rank), spot=self._report.spot, operation=self._operation("", None), in_init=True,
@@ -252,12 +252,12 @@ class _Comm:
     def _counts(self) -> Iterator[Fact]:
         comm = self._comm
         # The sides of each operation, furthest behind first, with all ranks whose names are known
-        sides = grouped((one.op, one) for one in comm.counted)
+        sides = grouped((count.op, count) for count in comm.counted)
         for those in sides.values():
-            those.sort(key=lambda one: one.number)
-            unnamed = [one for one in those if len(one.ranks) < one.count]
+            those.sort(key=lambda count: count.number)
+            unnamed = [count for count in those if len(count.ranks) < count.count]
             if len(unnamed) == 1 and comm.size:
-                known = {rank for one in those if one is not unnamed[0] for rank in one.ranks} | set(comm.missing)
+                known = {rank for count in those if count is not unnamed[0] for rank in count.ranks} | set(comm.missing)
                 rest = [rank for rank in range(comm.size) if rank not in known]
                 if len(rest) == unnamed[0].count:
                     unnamed[0].ranks = {rank: comm.processes.get(rank) for rank in rest}
@@ -274,7 +274,7 @@ class _Comm:
 
     def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[Fact]:
         low, high = those[0], those[-1]
-        total = sum(one.count for one in those)
+        total = sum(count.count for count in those)
         both_said = low.said if low.said == high.said else f"{low.said}; {high.said}"
         if 2 * low.count > total:  # a few ranks are ahead and wait; RAS does not show which of the others is at fault
             operation = self._operation(op, high.number)
@@ -287,7 +287,7 @@ class _Comm:
             yield Hint(words=words, kind="ras-ahead", **high.shown)
             return
         before = self._former.counted if self._former is not None else []
-        stood = min((one.number for one in before if one.op == op), default=None) == low.number
+        stood = min((count.number for count in before if count.op == op), default=None) == low.number
         sure = high.number - low.number > 1 or stood
         waiters = self._others([*low.ranks, *self._comm.missing])
         for rank, process in low.ranks.items():
@@ -333,7 +333,7 @@ class _Comm:
         if former is None or not comm.counts or comm.missing or len(comm.counts) != comm.size:
             return
         if former.counts == comm.counts and any(any(counts.values()) for counts in comm.counts.values()):
-            ranks = tuple(sorted(rank for rank in (self._who(one).rank for one in comm.counts) if rank is not None))
+            ranks = tuple(sorted(rank for rank in (self._who(count).rank for count in comm.counts) if rank is not None))
             if len(ranks) == comm.size:
                 said = "all ranks have launched as many operations, and none more in the second report"
                 yield Inside(spot=self._report.spot, said=said, operation=self._operation("", None), ranks=ranks)
@@ -354,8 +354,8 @@ def _moved(former: RasReport, last: RasReport) -> bool:
         before = former.communicators.get(name)
         if before is None:
             continue
-        for op in {one.op for one in before.counted} & {one.op for one in comm.counted}:
-            least = [min(one.number for one in those.counted if one.op == op) for those in (before, comm)]
+        for op in {count.op for count in before.counted} & {count.op for count in comm.counted}:
+            least = [min(count.number for count in those.counted if count.op == op) for those in (before, comm)]
             if least[1] > least[0]:
                 return True
         if any(sum(comm.counts[rank].values()) > sum(before.counts.get(rank, {}).values()) for rank in comm.counts):

@@ -86,14 +86,14 @@ def line_readers() -> tuple[LineReader, ...]:
 
 def _start_of(job: AttachedJob) -> tuple[JobIdentity, int]:
     """Return what is equal on all nodes of one start of a job. A node may have several jobs of one name."""
-    return replace(job.job, name=""), max((one.restart_count or 0 for one in job.ranks), default=0)
+    return replace(job.job, name=""), max((rank.restart_count or 0 for rank in job.ranks), default=0)
 
 
 def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: Iterable[str]) -> dict[str, str]:
     """Return by the names of files why all of a folder is left out: it is of another job or older."""
     above = {source: source[: source.rfind("/") + 1] for source in records}  # empty for the current folder
     folders = {above[source]: job for source, job in records.items() if isinstance(job, AttachedJob)}
-    ranks = {path: {one.rank for one in job.ranks if one.rank is not None} for path, job in folders.items()}
+    ranks = {path: {rank.rank for rank in job.ranks if rank.rank is not None} for path, job in folders.items()}
     reasons: dict[str, str] = {}
     # Folders of jobs other than the one that attach read last
     by_start = grouped((_start_of(job), path) for path, job in folders.items())
@@ -247,7 +247,7 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[st
         for attempt, those in sorted(by_attempt.items()):
             pieces = [_split(part.facts) for part in those]
             for back in range(max(map(len, pieces)), 0, -1):
-                facts = [fact for one in pieces if len(one) >= back for fact in one[-back]]
+                facts = [fact for piece in pieces if len(piece) >= back for fact in piece[-back]]
                 dumps, others = choose_dumps([dump for part in those for dump in part.dumps if back == 1])
                 left_out |= others
                 name = _name(job, attempt, facts, of_jobs=len(jobs), last_attempt=last_attempt)
@@ -371,7 +371,7 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     runs, left_out = gather_runs(parts)
     read = [replace(one, left_out=left_out[one.source]) if one.source in left_out else one for one in read]
     seen = (part.attached for part in parts if part.source not in left_out)
-    attached = tuple(one for one in seen if isinstance(one, AttachedJob))
+    attached = tuple(job for job in seen if isinstance(job, AttachedJob))
     return Evidence(runs=runs, read=tuple(read), attached=attached, counts=counts)
 
 
@@ -425,7 +425,7 @@ def _read_document(
     log, first = _Log(file), found.log_from
     log.formats[reader.name] = None
     what = log.read(stream, b"")
-    part.facts += [one for one in log.facts if not (isinstance(one, Stacked) and (one.spot.line or 0) < first)]
+    part.facts += [fact for fact in log.facts if not (isinstance(fact, Stacked) and (fact.spot.line or 0) < first)]
     return part, replace(what, problem=what.problem or problem)
 
 
@@ -453,7 +453,7 @@ class _Log:
         self.bytes = 0
         self.splitter = LogSplitter(file.name, file.who)
         self._readers = readers
-        self._info_readers = [one for one in readers if b"NCCL INFO" in one.triggers]
+        self._info_readers = [reader for reader in readers if b"NCCL INFO" in reader.triggers]
         self._funnel = Funnel(readers)
         self._counts: Counter[object] = Counter()
         self._ended = False  # whether the processes of a run have ended

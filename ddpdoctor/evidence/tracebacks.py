@@ -164,7 +164,7 @@ class Traceback:
         return Fed.TAKEN
 
     def _in_group(self) -> bool:
-        return any(one.name.endswith("ExceptionGroup") for one in self.chain)
+        return any(error.name.endswith("ExceptionGroup") for error in self.chain)
 
     def _link(self, *, nested: bool) -> Fed:
         self.chain.append(RaisedText(nested=nested))
@@ -173,13 +173,13 @@ class Traceback:
 
     def root(self) -> tuple[RaisedText, tuple[Frame, ...]]:
         """Return the exception where it began, and the way to it, outermost frame first."""
-        whole = [one for one in self.chain if one.type]
-        nested = [one for one in whole if one.nested]
-        at = next((one for one in nested or whole if one.name not in _FLOW), whole[-1])
+        whole = [error for error in self.chain if error.type]
+        nested = [error for error in whole if error.nested]
+        at = next((error for error in nested or whole if error.name not in _FLOW), whole[-1])
         if at.nested:
             place = next(number for number, one in enumerate(whole) if one is at)
             outer = whole[:place][-1:] if not self._in_group() else whole[:1]
-            return at, (*(frame for one in outer for frame in one.frames), *at.frames)
+            return at, (*(frame for error in outer for frame in error.frames), *at.frames)
         if any(frame.user for frame in at.frames) or at is whole[-1]:
             return at, tuple(at.frames)
         return at, (*whole[-1].frames, *at.frames)
@@ -440,7 +440,7 @@ def traceback_facts(text: Traceback, common: dict[str, Any]) -> list[Fact]:
     if text.process is not None:
         common = {**common, "who": replace(common["who"], local_rank=text.process)}
     reading = classify(raised.type, raised.message, frames)
-    in_worker = any(classify(one.type, one.message).in_worker for one in text.chain if one.type)
+    in_worker = any(classify(error.type, error.message).in_worker for error in text.chain if error.type)
     if raised.name == "CalledProcessError" and any(_LAUNCHERS.search(frame.file) for frame in frames):
         reading = replace(reading, nature=Nature.FOLLOWS)
     if reading.nature is Nature.OWN and raised.name.startswith("Rendezvous"):

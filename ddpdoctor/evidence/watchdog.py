@@ -314,7 +314,7 @@ class _Wait:
         if not self.frames:
             return self.fact
         operation = self.fact.operation
-        if any(one.function == "barrier" and one.file.endswith(_C10D) for one in self.frames):
+        if any(frame.function == "barrier" and frame.file.endswith(_C10D) for frame in self.frames):
             operation = replace(operation, made_by="barrier")
         return replace(self.fact, frames=tuple(reversed(self.frames)), operation=operation)
 
@@ -477,16 +477,16 @@ class WatchdogReader:
     def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[Fact]:
         """Return the waits of a rank that are complete."""
         waits = self._open.get(writer, [])
-        full = [one for one in waits if one.grouped and not one.is_bare] if grouped_only else waits
-        done = [one for one in full if only is None or one is only]
-        left = [one for one in waits if not any(one is other for other in done)]
+        full = [wait for wait in waits if wait.grouped and not wait.is_bare] if grouped_only else waits
+        done = [wait for wait in full if only is None or wait is only]
+        left = [wait for wait in waits if not any(wait is other for other in done)]
         if left:
             self._open[writer] = left
         else:
             self._open.pop(writer, None)
         self._count -= len(done)
-        self._traces = [trace for trace in self._traces if not any(trace[1] is one for one in done)]
-        return [one.done() for one in done]
+        self._traces = [trace for trace in self._traces if not any(trace[1] is wait for wait in done)]
+        return [wait.done() for wait in done]
 
     # stacks
 

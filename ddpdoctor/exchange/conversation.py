@@ -396,7 +396,7 @@ def measure_clocks(client: Client, read: Callable[[], ClockTimes] = read_times) 
         )
         if after.monotonic_ns - began_ns > ENOUGH_NS:
             break
-    return min(offsets, key=lambda one: one.error_ns)
+    return min(offsets, key=lambda offset: offset.error_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

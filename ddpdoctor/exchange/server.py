@@ -159,7 +159,7 @@ class Server:
         victim = next((peer for peer in self.peers if not peer.proven), None)
         if victim is None:
             # Without a token anyone can prove itself: then one address must not keep the others out.
-            address, count = max(Counter(peer.address for peer in self.peers).items(), key=lambda one: one[1])
+            address, count = max(Counter(peer.address for peer in self.peers).items(), key=lambda item: item[1])
             greedy = count > len(self.peers) / 2 and address != new.address
             late_s = new.active_s - IDLE_LIMIT_S
             idle = (peer for peer in self.peers if peer.member is None and peer.deadline_s is None)
@@ -239,7 +239,7 @@ class Server:
                 self._held_bytes += len(piece)
                 if self._held_bytes > MAX_UNFINISHED_BYTES:
                     holders = (one for one in self.peers if one.held_bytes > PIECE_BYTES)
-                    self._drop(min(holders, key=lambda one: one.active_s, default=peer))
+                    self._drop(min(holders, key=lambda holder: holder.active_s, default=peer))
                 await asyncio.sleep(0)
             return bytes(data)
         finally:

@@ -126,7 +126,7 @@ class MembersHeard:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
             pulses = [self._pulses[number] for number in there if number in self._pulses]
         # After a failed launcher, ended ranks are no sign of a hang.
-        return [replace(one.progress, ended_s=None) if one.status else one.progress for one in pulses]
+        return [replace(pulse.progress, ended_s=None) if pulse.status else pulse.progress for pulse in pulses]
 
     def have_come(self) -> bool:
         with self._lock:

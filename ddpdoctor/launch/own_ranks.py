@@ -173,7 +173,9 @@ def _wait(ranks: _Ranks) -> None:
         if deadline is not None:
             seen = [read_process(process.pid) for process in ranks.living()]
             # A rank that a signal or a debugger has stopped cannot end by itself.
-            if time.monotonic() > deadline or all(one is not None and one.state in {"T", "t"} for one in seen):
+            if time.monotonic() > deadline or all(
+                process is not None and process.state in {"T", "t"} for process in seen
+            ):
                 return
         time.sleep(LOOK_EVERY_S)
 

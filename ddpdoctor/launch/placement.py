@@ -332,11 +332,13 @@ def own_addresses() -> tuple[str, ...]:
         name.lstrip("=") for variable in INTERFACE_VARIABLES for name in os.environ.get(variable, "").split(",") if name
     )
     by_name = SystemCalls().interface_addresses()
-    chosen = [one for name, addresses in by_name.items() if name.startswith(wanted) for one in addresses if wanted]
+    chosen = [
+        address for name, addresses in by_name.items() if name.startswith(wanted) for address in addresses if wanted
+    ]
     named: list[str] = []
     with contextlib.suppress(OSError):
         named = [str(address[0]) for _, address in look_up(socket.gethostname(), 0, LOOKUP_LIMIT_S)]
-    every = [*chosen, *named, *(one for addresses in by_name.values() for one in addresses)]
+    every = [*chosen, *named, *(address for addresses in by_name.values() for address in addresses)]
     plain = dict.fromkeys(address.partition("/")[0] for address in every)
     parsed = ((address, ipaddress.ip_address(address.partition("%")[0])) for address in plain)
     others = (address for address, ip in parsed if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified))

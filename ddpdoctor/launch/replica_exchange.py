@@ -86,7 +86,7 @@ class SharedReplicas:
     def results(self) -> tuple[Stream, ...]:
         """Return the results over all nodes so far, on the first node."""
         with self.lock:
-            return tuple(one.found for one in self._joint.found().streams) if self._joint is not None else ()
+            return tuple(stream.found for stream in self._joint.found().streams) if self._joint is not None else ()
 
     def save(self, folder: Path, attempt: int | None) -> None:
         """Write the kept points, and on the first node the result over all nodes; raises OSError."""
@@ -252,7 +252,7 @@ class LiveComparison:
         self._next_save_s = now_s + SAVE_EVERY_S
         found = self._comparer.consistency()
         joint = self._shared.results() if self._shared is not None else ()
-        found = replace(found, streams=(*joint, *(one for one in found.streams if one.compared)))
+        found = replace(found, streams=(*joint, *(stream for stream in found.streams if stream.compared)))
         if found.streams and found != self._saved:
             with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
                 save(self._folder / REPLICAS_NAME, found)

@@ -148,7 +148,7 @@ class Receptions:
                 Receiving(remote=one.remote, bytes_s=((one.size_bytes - self._before[one.inode]) / over_s))
                 for one in mine
             ]
-            best = max(rates, key=lambda one: one.bytes_s, default=None)
+            best = max(rates, key=lambda rate: rate.bytes_s, default=None)
             if best is not None:
                 found[rank] = best
         return found

@@ -233,7 +233,7 @@ class AskedNodes:
 
     def unseen(self) -> list[Refusal]:
         """Return the nodes whose ranks were not seen, those with one reason together as ``source``."""
-        alike = grouped(((one.reason, one.remedy), one.node) for one in self.nodes if one.reason)
+        alike = grouped(((node.reason, node.remedy), node.node) for node in self.nodes if node.reason)
         return [
             Refusal(source=name_list(nodes), reason=reason, remedy=remedy.replace("NODE", nodes[0]))
             for (reason, remedy), nodes in alike.items()

@@ -97,7 +97,8 @@ def _encoder(hint: Any) -> Convert:
         return lambda value: {name: encode_one(one) for name, one in value.items()}
     if origin in {typing.Union, types.UnionType}:
         kinds: list[tuple[Any, Convert]] = [
-            ((float, int) if one is float else typing.get_origin(one) or one, _encoder(one)) for one in members
+            ((float, int) if member is float else typing.get_origin(member) or member, _encoder(member))
+            for member in members
         ]
 
         def encode_union(value: Any) -> Any:
@@ -138,8 +139,8 @@ def _encode_record(kind: Any, record: Any) -> dict[str, Any]:
 def _encoded_fields(kind: Any) -> list[tuple[str, str, Convert, Any]]:
     """Return name, key, encoder and value to leave out of each field. It is called late: a record may hold itself."""
     hints = field_hints(kind)
-    omitted = {one.name: one.default if "omit" in one.metadata else MISSING for one in fields(kind)}
-    return [(one.name, _json_name(one), _encoder(hints[one.name]), omitted[one.name]) for one in fields(kind)]
+    omitted = {field.name: field.default if "omit" in field.metadata else MISSING for field in fields(kind)}
+    return [(field.name, _json_name(field), _encoder(hints[field.name]), omitted[field.name]) for field in fields(kind)]
 
 
 class Decoder:
@@ -215,7 +216,7 @@ class Decoder:
     def _read_fields(self, kind: Any, known: tuple[str, ...]) -> list[tuple[str, str, Convert, Any]]:
         """Return name, key, decoder and default of each other field. It is called late: a record may hold itself."""
         keys, parts = (self._keys or {}).get(kind, {}), []
-        for one in (one for one in fields(kind) if one.name not in known):
+        for one in (field for field in fields(kind) if field.name not in known):
             hint, default = field_hints(kind)[one.name], one.default
             if default is not MISSING or one.default_factory is not MISSING:
                 default = _OWN_DEFAULT
@@ -358,7 +359,7 @@ def field_hints(kind: Any) -> dict[str, Any]:
             # Only its module is imported, because importing all is slow.
             names[name] = getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
         else:
-            return {one.name: found[one.name] for one in fields(kind)}
+            return {field.name: found[field.name] for field in fields(kind)}
 
 
 @cache

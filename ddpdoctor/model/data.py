@@ -167,7 +167,7 @@ class Pass:
 
     @property
     def drawn(self) -> int:
-        return sum(one.drawn for one in self.ranks)
+        return sum(rank.drawn for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,13 +271,13 @@ class Shares:
     @property
     def batches(self) -> tuple[int, ...]:
         """The different numbers of batches per rank, the largest first."""
-        return tuple(sorted({one.batches for one in self.ranks}, reverse=True))
+        return tuple(sorted({rank.batches for rank in self.ranks}, reverse=True))
 
 
 def share_out(plan: SamplingPlan) -> Shares:
     """Return what each rank gets in an epoch."""
     ranks = tuple(_share(plan, rank) for rank in range(plan.world_size))
-    delivered = sum(one.delivered for one in ranks)
+    delivered = sum(rank.delivered for rank in ranks)
     # Count different samples. After equally many draws, the ranks together have the first positions of one list. Its
     # position p holds sample p modulo the number of samples, in shuffled order.
     unique: int | None

@@ -546,7 +546,7 @@ class CallLog(Sequence[Call]):
     def ended(self) -> CallLog:
         places, before = self._open_places, len(self) - len(self._open_places)
         if not places or places[0] == before:  # the first entries of each column, without a copy
-            views = (memoryview(one) if isinstance(one, array) else one for one in self._columns)
+            views = (memoryview(column) if isinstance(column, array) else column for column in self._columns)
             return CallLog(self.kinds, (view[:before] for view in views), self.ahead_ns)
         chosen = bytearray(b"\1") * len(self)
         for at in places:

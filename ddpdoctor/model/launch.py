@@ -181,7 +181,7 @@ class Variable:
 def read_variables() -> Mapping[str, Variable]:
     """Return the table by name."""
     table = pkgutil.get_data("ddpdoctor.model", "variables.tsv") or b""  # importlib.resources takes 20 ms to import
-    names = [one.name for one in fields(Variable)]
+    names = [field.name for field in fields(Variable)]
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in table.decode("utf-8").splitlines()[1:]]
     return {row["name"]: Variable(**{**row, "agree": row["agree"] == "yes"}) for row in rows}  # type: ignore[arg-type]
 

@@ -257,7 +257,9 @@ class TrialRecord:
         """Whether every setting that is not tried late was tried in every round, or refused."""
         refused = {setting for setting, _ in self.refused}
         done = {(block.setting, block.round) for block in self.blocks}
-        wanted = ((one, number) for one in self.settings if one not in refused for number in range(self.rounds))
+        wanted = (
+            (setting, number) for setting in self.settings if setting not in refused for number in range(self.rounds)
+        )
         return bool(self.settings) and self.rounds > 0 and all(pair in done for pair in wanted)
 
 

@@ -174,14 +174,14 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     except Unreadable as error:
         return replace(seen, state=saved.ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
     # Recognize parts by the first word of their names, which the script chose
-    names = [item.name for item in items] + [one.name for one in tensors]
+    names = [item.name for item in items] + [tensor.name for tensor in tensors]
     parts = [saved.StatePart.MODEL] if tensors else []
     parts += [saved.StatePart.OPTIMIZER] if any(name.lower().startswith("optim") for name in names) else []
-    model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
-    first = {one.name.partition(".")[0] for one in model}
+    model = tuple(tensor for tensor in tensors if not tensor.name.lower().startswith("optim"))
+    first = {tensor.name.partition(".")[0] for tensor in model}
     where = first.pop() if len(first) == 1 and first & saved.MODEL_KEYS else ""
     cut = len(where) + 1 if where else 0
-    weights = saved.Weights(where=where, tensors=tuple(replace(one, name=one.name[cut:]) for one in model))
+    weights = saved.Weights(where=where, tensors=tuple(replace(tensor, name=tensor.name[cut:]) for tensor in model))
     return replace(
         seen,
         checksums=saved.Checksums.CHECKED if checksums else saved.Checksums.NOT_READ,
@@ -315,7 +315,7 @@ def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> 
     digits = span[1] - span[0]
     form = re.compile(f"({_open(before)})" + r"(\d+)" + f"({_open(after)})")
     found = filter(None, map(form.fullmatch, known))
-    groups = grouped((f"{one[1]}*{one[3]}", int(one[2])) for one in found)
+    groups = grouped((f"{match[1]}*{match[3]}", int(match[2])) for match in found)
     own = set(groups.pop(f"{before}*{after}", ()))
     elsewhere = set(chain.from_iterable(groups.values()))
     highest = max(own, default=0)

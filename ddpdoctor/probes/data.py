@@ -97,7 +97,7 @@ def run_rank(
 
             def decide() -> int:
                 draws = everyone or ()
-                refuse_problems([(one.rank, one.problem, one.help) for one in draws], len(draws))
+                refuse_problems([(draw.rank, draw.problem, draw.help) for draw in draws], len(draws))
                 return report(_count(wanted, draws, [part for part in parts if part]), draws)
 
             return ranks.end(decide, wanted.timeout_s + LATE_S)
@@ -149,14 +149,14 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
 def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]]) -> Drawn:
     first = everyone[0]
     assert first.loader is not None
-    notes = dict.fromkeys(note for one in everyone for note in one.notes)
-    lengths = {one.samples for one in everyone}
+    notes = dict.fromkeys(note for draws in everyone for note in draws.notes)
+    lengths = {draws.samples for draws in everyone}
     same_length = len(lengths) == 1 and first.samples is not None
     if not same_length and None not in lengths:
         notes["the datasets of the ranks have different lengths, so that their indices are not the same samples"] = None
     passes = tuple(
         _join_pass(number, everyone, parts[number] if same_length and number < len(parts) else (), first.samples)
-        for number in range(min(len(one.passes) for one in everyone))
+        for number in range(min(len(draws.passes) for draws in everyone))
     )
     return Drawn(
         world_size=len(everyone), function=wanted.function, samples=first.samples if same_length else None,
@@ -167,7 +167,7 @@ def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Seque
 
 
 def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indices], samples: int | None) -> Pass:
-    rows = tuple(one.passes[number] for one in everyone)
+    rows = tuple(draws.passes[number] for draws in everyone)
     if not parts or samples is None:
         return Pass(number=number + 1, ranks=rows)
     once = twice = 0
@@ -316,7 +316,7 @@ def _describe(
     )  # fmt: skip
     return RankDraws(
         rank=passes[0].rank, host=os.uname().nodename, loader=loader, kind=_type_of(made), samples=samples,
-        set_epoch=any(one.set_epoch is not None for one in seen), passes=passes, notes=notes,
+        set_epoch=any(epoch.set_epoch is not None for epoch in seen), passes=passes, notes=notes,
     )  # fmt: skip
 
 

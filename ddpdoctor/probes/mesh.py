@@ -133,11 +133,11 @@ class _Mesh:
         seen: list[NodePair] = []
         late = list(targets)
         for deadline in (min(time.monotonic() + AT_ONCE_S, patience), patience):
-            heard = self._hear(PostsOpen, f"posts/{block}", [one.number for one in late], deadline)
-            there = [one for one in late if one.number in heard]
-            seen += self._visitor.visit([self._target(one, heard[one.number]) for one in there])
-            late = [one for one in late if one.number not in heard]
-        return (*seen, *self._visitor.visit([self._target(one, None) for one in late]))
+            heard = self._hear(PostsOpen, f"posts/{block}", [publication.number for publication in late], deadline)
+            there = [publication for publication in late if publication.number in heard]
+            seen += self._visitor.visit([self._target(publication, heard[publication.number]) for publication in there])
+            late = [publication for publication in late if publication.number not in heard]
+        return (*seen, *self._visitor.visit([self._target(publication, None) for publication in late]))
 
     def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
         if posts is None:
@@ -151,7 +151,11 @@ class _Mesh:
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, also those without a result, with the reason."""
         pairs = {(pair.source, pair.target): pair for pair in own}
-        there = [one.number for one in self._publications[1:] if self._conversation.has(f"posts/0/{one.number}")]
+        there = [
+            publication.number
+            for publication in self._publications[1:]
+            if self._conversation.has(f"posts/0/{publication.number}")
+        ]
         for block in range(len(blocks)):
             for number, found in self._hear(PairResults, f"pairs/{block}", there, self._deadline + COLLECT_S).items():
                 said = found.pairs if found is not None else ()
@@ -364,7 +368,7 @@ class Visitor:
         self._fastest = 0.0  # bytes per second of the fastest large payload so far
 
     def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
-        places = {id(one): (one.publication.address, one.port) for one in targets if not one.obstacle}
+        places = {id(target): (target.publication.address, target.port) for target in targets if not target.obstacle}
         attempts = dict(zip(places, connect_all(tuple(places.values()), self._connect_s), strict=True))
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
 

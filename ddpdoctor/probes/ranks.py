@@ -268,10 +268,10 @@ def judge(
     proposals: Sequence[Proposal], world_size: int, limit_s: float, check: Callable[[str], None] = lambda _: None
 ) -> StartDecision:
     """Return what all ranks do, from the proposals of those that came, in rank order."""
-    gpus = {one.member.rank: one.gpu for one in proposals}
+    gpus = {proposal.member.rank: proposal.gpu for proposal in proposals}
     users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
     try:
-        refuse_problems([(one.member.rank, one.problem, one.help) for one in proposals], world_size)
+        refuse_problems([(proposal.member.rank, proposal.problem, proposal.help) for proposal in proposals], world_size)
         if differences := find_differences(proposals):
             return StartDecision(
                 problem="the ranks have different settings: " + "; ".join(differences),
@@ -293,10 +293,15 @@ def judge(
     except UserError as error:
         return StartDecision(problem=error.message, help=error.help, status=error.status)
     members = tuple(
-        replace(one.member, device=f"cuda:{one.gpu.index}", device_name=one.gpu.name, gpu_ranks=users[one.gpu.uuid])
-        if backend == "nccl" and one.gpu is not None
-        else one.member
-        for one in proposals
+        replace(
+            proposal.member,
+            device=f"cuda:{proposal.gpu.index}",
+            device_name=proposal.gpu.name,
+            gpu_ranks=users[proposal.gpu.uuid],
+        )
+        if backend == "nccl" and proposal.gpu is not None
+        else proposal.member
+        for proposal in proposals
     )
     return StartDecision(backend=backend, members=members)
 
@@ -312,10 +317,10 @@ def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> No
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
     """Return the differences: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
-    hosts = {one.member.rank: one.member.host for one in proposals}
+    hosts = {proposal.member.rank: proposal.member.host for proposal in proposals}
     found = []
     for name in proposals[0].asked:
-        sides = grouped((one.asked.get(name, "unknown"), one.member.rank) for one in proposals)
+        sides = grouped((proposal.asked.get(name, "unknown"), proposal.member.rank) for proposal in proposals)
         shown = []
         for value, ranks in sides.items():
             # With the host if all of them are on one of several hosts
@@ -328,7 +333,7 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
 
 def describe_asked(settings: BenchSettings | TrialSettings, member: Member) -> dict[str, str]:
     """Return what must be the same on all ranks: each setting by its option ("64 MiB", "30 s"), and versions."""
-    options = {one.name: NAMES.get(one.name, f"--{one.name.replace('_', '-')}") for one in fields(settings)}
+    options = {field.name: NAMES.get(field.name, f"--{field.name.replace('_', '-')}") for field in fields(settings)}
     return {option: _describe(name, getattr(settings, name)) for name, option in options.items()} | {
         "the version of ddpdoctor": member.version,
         "the version of torch": member.torch.partition("+")[0],

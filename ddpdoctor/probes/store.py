@@ -102,9 +102,9 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError as error:
         return (_seen(host, None, port, Contact.UNRESOLVED, describe(error), began),)
-    addresses.sort(key=lambda one: one[0] is not socket.AF_INET6)
+    addresses.sort(key=lambda address: address[0] is not socket.AF_INET6)
     attempts = [_connect(host, family, address) for family, address in addresses]
-    if torch is not None and any(one.contact is Contact.CONNECTED for one in attempts):
+    if torch is not None and any(attempt.contact is Contact.CONNECTED for attempt in attempts):
         attempts = _join(attempts, torch)
     return tuple(attempts)
 

@@ -328,24 +328,24 @@ def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
     """Return what divides the samples on their way to a loader: kind, class, ranks, own rank (None if code asks)."""
     found: List[Any] = []
     # Accelerate's loader that reads on rank 0 alone and sends parts to the others, if it begins this pass.
-    passes = (one for one in frames.outward(sys._getframe()) if one.f_code.co_name == "__iter__")
-    begins = (one for one in passes if one.f_code.co_filename.endswith("data_loader.py"))
-    dispatcher = next((one.f_locals.get("self") for one in begins), None)
+    passes = (frame for frame in frames.outward(sys._getframe()) if frame.f_code.co_name == "__iter__")
+    begins = (frame for frame in passes if frame.f_code.co_filename.endswith("data_loader.py"))
+    dispatcher = next((begin.f_locals.get("self") for begin in begins), None)
     if type(dispatcher).__name__ == "DataLoaderDispatcher":
         state = attributes(attributes(dispatcher).get("state"))
         count, number = (state.get(name) for name in ("num_processes", "process_index"))
         found.append(["loader", class_name(dispatcher), count, number])
     for what, parts in (("sampler", () if iterable else _chain(loader)), ("dataset", _datasets(loader))):
-        for one in parts:
-            given = attributes(one)
+        for part in parts:
+            given = attributes(part)
             given = attributes(given.get("_distributed")) or given  # a stream of Hugging Face's datasets
             known = {name.strip("_"): value for name, value in given.items() if type(value) is int}
             held = ((known[name] for name in sorted(names) if name in known) for names in (_COUNTS, _NUMBERS))
             count, number = (next(values, None) for values in held)
             if count is not None and number is not None:
-                found += [[what, class_name(one), count, number]] if count > 1 else []
-            elif _asks(type(one)):
-                found.append([what, class_name(one), None, None])
+                found += [[what, class_name(part), count, number]] if count > 1 else []
+            elif _asks(type(part)):
+                found.append([what, class_name(part), None, None])
     return found
 
 
@@ -364,13 +364,13 @@ def _asks(kind: type) -> bool:
     if kind not in _asking:
         named: Set[str] = set()
         methods = [value for base in kind.__mro__ for value in vars(base).values()]
-        waiting: List[Any] = [one.__code__ for one in methods if type(one) is types.FunctionType]
+        waiting: List[Any] = [method.__code__ for method in methods if type(method) is types.FunctionType]
         while waiting:
             code = waiting.pop()
             if frames.is_user_file(code.co_filename):
                 named.update(code.co_names, code.co_varnames, code.co_freevars)
-                named.update(one for one in code.co_consts if type(one) is str)
-                waiting += [one for one in code.co_consts if type(one) is types.CodeType]
+                named.update(const for const in code.co_consts if type(const) is str)
+                waiting += [const for const in code.co_consts if type(const) is types.CodeType]
         named = {name.strip("_") for name in named}
         _asking[kind] = not named.isdisjoint(_ASK_COUNT) and not named.isdisjoint(_ASK_NUMBER)
     return _asking[kind]

@@ -227,7 +227,7 @@ def _note_exit(caller: Any, status: Any, is_hard: bool) -> None:
         for one in module.Signals if module is not None else ():
             handler = module.getsignal(one)
             names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = str(one.name)
-        signal = next((names[id(one.f_code)] for one in frames.outward(caller) if id(one.f_code) in names), "")
+        signal = next((names[id(frame.f_code)] for frame in frames.outward(caller) if id(frame.f_code) in names), "")
         given = {"signal": signal} if signal else {}
         here.note("exit", vital=True, status=text[:80], frame=place, **given)
     handled = sys.exc_info()[1]

@@ -116,7 +116,7 @@ class StepFingerprints:
 
     def _find_untrained(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any) -> Dict[str, Any]:
         """Return the parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``."""
-        held = {id(tensor) for one in [*_numbers, *_steppers] for tensor in held_by(one)}
+        held = {id(tensor) for number in [*_numbers, *_steppers] for tensor in held_by(number)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
         early: List[str] = []
@@ -377,7 +377,7 @@ def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List
     if not unheld:
         return []
     used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
-    idle = [_kind(one) for one in strays if one.grad is None and not any(one in state for state in used)]
+    idle = [_kind(stray) for stray in strays if stray.grad is None and not any(stray in state for state in used)]
     found = []
     for name, tensor in unheld:
         if tensor.grad is not None and _kind(tensor) in idle:

@@ -192,22 +192,22 @@ def _end(known: Loader, one: LoaderPass) -> None:
 def backward_begins() -> None:
     """Count a backward for each pass with batches after which none has run. One that was broken off gets none."""
     waiting = []
-    for one in book.fresh:
-        if one.complete or one.iterator is None or one.iterator() is not None:
-            one.backwards += 1
-            one.pending -= 1
-            if one.pending > 0:
-                waiting.append(one)
+    for loader_pass in book.fresh:
+        if loader_pass.complete or loader_pass.iterator is None or loader_pass.iterator() is not None:
+            loader_pass.backwards += 1
+            loader_pass.pending -= 1
+            if loader_pass.pending > 0:
+                waiting.append(loader_pass)
     book.fresh = waiting
 
 
 def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
-    for one in book.fresh:
-        one.joined = one.joined or bool(ddp._join_config.enable)
-        if one.given and not one.whole and one.batches <= DIGESTED_BATCHES:
+    for loader_pass in book.fresh:
+        loader_pass.joined = loader_pass.joined or bool(ddp._join_config.enable)
+        if loader_pass.given and not loader_pass.whole and loader_pass.batches <= DIGESTED_BATCHES:
             leaves = data.shapes_of((args, kwargs))
-            one.whole = any(shape in one.shapes for shape, _ in leaves)
-            one.taken += max([count for _, count in leaves], default=0)
+            loader_pass.whole = any(shape in loader_pass.shapes for shape, _ in leaves)
+            loader_pass.taken += max([count for _, count in leaves], default=0)
 
 
 def _note_pass(known: Loader, one: LoaderPass, space: int = MAX_BYTES - LAST_BYTES) -> None:

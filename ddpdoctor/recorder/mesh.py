@@ -163,7 +163,7 @@ def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
     """
     on_cpu = tensor.device.type == "cpu"
     if is_placed(tensor):
-        return sharing_of(tensor) if on_cpu or any(one.is_shard() for one in tensor.placements) else None
+        return sharing_of(tensor) if on_cpu or any(placement.is_shard() for placement in tensor.placements) else None
     return sharing_in(mesh) if mesh is not None and on_cpu and type(tensor).__name__ == "Parameter" else None
 
 

@@ -148,7 +148,7 @@ def step_ended(number: int) -> None:
 @guarded("collections")
 def note_line() -> None:
     if _lines:
-        here.note("collected", frame=frames.describe(*max(_lines, key=lambda one: _lines[one])))
+        here.note("collected", frame=frames.describe(*max(_lines, key=lambda line: _lines[line])))
 
 
 WATCHED_AFTER = 3  # The step after this many steps is looked at. Our choice: one in which training is under way.

@@ -54,7 +54,7 @@ def steps_to_measure(setting: str) -> int:
 def choose(settings: List[str], only: str) -> List[str]:
     """Return the settings whose names, without their values, are in a list with commas. Empty: all of them."""
     names = (BASE, AGAIN, *only.split(","))
-    return [one for one in settings if not only or one.partition("=")[0] in names]
+    return [setting for setting in settings if not only or setting.partition("=")[0] in names]
 
 
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:

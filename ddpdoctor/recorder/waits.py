@@ -203,9 +203,9 @@ def _awaited_by(task: Any, last: Any) -> Iterator[Any]:
         for value in list(last.f_locals.values()):
             candidates += list(value) if isinstance(value, (set, list, tuple)) else [value]
             candidates += list(getattr(value, "_tasks", None) or ())
-    for one in candidates:
-        if one is not None and one is not task and hasattr(one, "get_coro") and not one.done():
-            yield one
+    for candidate in candidates:
+        if candidate is not None and candidate is not task and hasattr(candidate, "get_coro") and not candidate.done():
+            yield candidate
 
 
 def lost() -> List[Dict[str, Any]]:

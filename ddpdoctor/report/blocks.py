@@ -280,7 +280,7 @@ def grid_by_member(
     A member without a cell in a row has an empty one. ``axes`` say what a row and a column is.
     """
     empty = GridCell()
-    columns = ((tuple(cells.get(one, empty) for _, cells in rows), one) for one in members)
+    columns = ((tuple(cells.get(member, empty) for _, cells in rows), member) for member in members)
     folded = list(grouped(columns).items())
     shown = folded[:MAX_COLUMNS]
     more = sum(len(those) for _, those in folded[MAX_COLUMNS:])

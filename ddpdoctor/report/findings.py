@@ -110,7 +110,11 @@ def count_findings(findings: Iterable[Finding]) -> str:
 def count_checks(report: Report) -> str:
     """Count checks by outcome: "20 passed, 9 skipped"."""
     counts = Counter(check.outcome for check in report.checks)
-    shown = (Outcome.PASSED, Outcome.SKIPPED, *(one for one in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[one]))
+    shown = (
+        Outcome.PASSED,
+        Outcome.SKIPPED,
+        *(outcome for outcome in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[outcome]),
+    )
     return ", ".join(f"{counts[outcome]} {OUTCOME_WORDS[outcome]}" for outcome in shown)
 
 

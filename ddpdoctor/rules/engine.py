@@ -163,14 +163,14 @@ def _ask(check: Callable[..., Answer], facts: Sequence[object] | Unread | Except
     if isinstance(facts, Exception):
         return [(None, crashed(facts))]
     heard = []
-    for one in facts:
+    for fact in facts:
         try:
-            answer = check(one)
+            answer = check(fact)
         except NotRead as missing:
             answer = _missing(missing.unread)
         except Exception as error:  # noqa: BLE001 - the wall around a rule
             answer = crashed(error)
-        heard.append((one, answer))
+        heard.append((fact, answer))
     return heard
 
 

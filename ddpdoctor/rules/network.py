@@ -207,7 +207,7 @@ def pick_nccl(node: Node, process: NodeProcess, network: Network) -> tuple[Pick,
             remote = ipaddress.ip_address(host)
             near = (pick for pick in _addresses(network) if remote in ipaddress.ip_interface(pick.address).network)
             found = tuple(near)[:1]
-    return found or next(filter(None, (match_nccl(network, one, family) for one in others)), ())
+    return found or next(filter(None, (match_nccl(network, other, family) for other in others)), ())
 
 
 def match_nccl(network: Network, names: str, family: int | None) -> tuple[Pick, ...]:
@@ -280,11 +280,15 @@ def best_interface(network: Network) -> str | None:
 
     It is the one of the default route, else a real card, else the first that is neither loopback nor a bridge.
     """
-    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
-    usable = [one for one in usable if not is_bridge(one.name)]
-    by_default = [one.name for one in usable if one.name == network.default_interface]
-    real = [one.name for one in usable if not one.virtual and not is_tunnel(one.name)]
-    return next(iter([*by_default, *real, *(one.name for one in usable)]), None)
+    usable = [
+        interface
+        for interface in network.interfaces
+        if interface.running and interface.addresses and not interface.loopback
+    ]
+    usable = [interface for interface in usable if not is_bridge(interface.name)]
+    by_default = [interface.name for interface in usable if interface.name == network.default_interface]
+    real = [interface.name for interface in usable if not interface.virtual and not is_tunnel(interface.name)]
+    return next(iter([*by_default, *real, *(interface.name for interface in usable)]), None)
 
 
 def export(variable: str, network: Network | None) -> str:

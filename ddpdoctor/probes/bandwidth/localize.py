@@ -212,7 +212,7 @@ def _visit_all(
     # The largest size whose calls should fit into a slot, judged by the whole group's times
     slot_s = slot_seconds(settings.budget_s, VISITS * len(slots))
     wanted = (Collective.ALL_REDUCE, Mode.LATENCY)
-    times = [(one.size_bytes, one.p50_us) for one in log.results if (one.collective, one.mode) == wanted]
+    times = [(result.size_bytes, result.p50_us) for result in log.results if (result.collective, result.mode) == wanted]
     size = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
     if times:
         known_bytes, known_us = max(times)

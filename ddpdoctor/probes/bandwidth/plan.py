@@ -122,7 +122,7 @@ def is_in_place(collective: Collective, *, asked: bool) -> bool:
 def check_possible(settings: BenchSettings) -> None:
     """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
     backend, redop = settings.backend, settings.redop
-    for dtype in settings.dtypes if any(one.reduces for one in settings.collectives) else ():
+    for dtype in settings.dtypes if any(collective.reduces for collective in settings.collectives) else ():
         if not reducible(backend, dtype, redop):
             raise UserError(f"{backend} cannot reduce {dtype} with {redop}", help=possible(backend))
 

@@ -137,7 +137,7 @@ def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) 
     settings = log.settings
     log.left_out.extend(plan.list_impossible(settings, group.size))
     # Note the collectives that --in-place does not apply to
-    other = [one.value for one in settings.collectives if not plan.is_in_place(one, asked=True)]
+    other = [collective.value for collective in settings.collectives if not plan.is_in_place(collective, asked=True)]
     if settings.in_place and other:
         log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
     sweep = _Sweep(group, log, progress)
@@ -171,7 +171,10 @@ class _Sweep:
         needed = needed_bytes(first.cases[0], group, most)
         reason = find_lack(needed, int(free_bytes[least]), group.ranks[least])
         if slot is None or reason:
-            (collective, dtype), sizes = first.curve, tuple(one.size_bytes for one in steps if one.curve == first.curve)
+            (collective, dtype), sizes = (
+                first.curve,
+                tuple(step.size_bytes for step in steps if step.curve == first.curve),
+            )
             reason = reason or f"the budget of {self._settings.budget_s:g} s is too short"
             log.left_out.append(
                 LeftOut(collective=collective, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason)
@@ -242,7 +245,7 @@ def count_takers(own: Member, members: Sequence[Member]) -> int:
     """Return how many ranks share a rank's memory: those on its GPU, or without GPUs those on its host."""
     if own.device != "cpu":
         return own.gpu_ranks
-    return sum(one.host == own.host for one in members)
+    return sum(member.host == own.host for member in members)
 
 
 def needed_bytes(case: Case, group: collectives.RankGroup, most: int = 1) -> int:
@@ -265,7 +268,9 @@ def read_free_bytes(device: torch.device) -> int:
 
 
 def left_of(*spaces: Space | None) -> int:
-    return min([UNKNOWN_BYTES, *(max(0, one.limit_bytes - one.used_bytes) for one in spaces if one is not None)])
+    return min(
+        [UNKNOWN_BYTES, *(max(0, space.limit_bytes - space.used_bytes) for space in spaces if space is not None)]
+    )
 
 
 class NcclLogs:

@@ -65,7 +65,7 @@ class ResultLog:
 
     @property
     def hosts(self) -> list[str]:
-        return [one.host for one in self.members]
+        return [member.host for member in self.members]
 
     def note(self, text: str) -> None:
         """Add a note for the reader, unless it is there already."""
@@ -74,7 +74,9 @@ class ResultLog:
                 self.notes.append(text)
 
     def bench(self, stop: Stop | None = None) -> Bench:
-        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
+        parts: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "_lock"
+        }
         parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
         return Bench(**parts, stop=stop)
 
@@ -103,7 +105,7 @@ class TimedCase:
 
 def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> TimedCase:
     """Measure a case, on all ranks at once, with one result. ``sets`` are its buffers if they exist already."""
-    made = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
+    made = cycle([make_call(group, case, buffers) for buffers in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
     first = _run(group, case, made, 1, 1)
@@ -226,7 +228,7 @@ class Spans:
     waits_us: tuple[float, ...]
 
     def __add__(self, more: Spans) -> Spans:
-        return Spans(**{one.name: getattr(self, one.name) + getattr(more, one.name) for one in fields(Spans)})
+        return Spans(**{field.name: getattr(self, field.name) + getattr(more, field.name) for field in fields(Spans)})
 
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:

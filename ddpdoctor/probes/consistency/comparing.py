@@ -48,20 +48,22 @@ _ORDER = (SETTING, *(what.value for what in (What.PARAMETER, What.BUFFER, What.G
 
 def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
     """Return the streams of a run: of its steps, and of its buffer syncs. ``steps`` is by step, then rank."""
-    after = [(records[0].step, {one.values.rank: one.tensors for one in records}) for records in steps]
+    after = [(records[0].step, {record.values.rank: record.tensors for record in records}) for records in steps]
     synced = [
-        (records[0].step, {one.values.rank: one.synced or () for one in records})
+        (records[0].step, {record.values.rank: record.synced or () for record in records})
         for records in steps
-        if all(one.synced is not None for one in records)
+        if all(record.synced is not None for record in records)
     ]
-    values = tuple((records[0].step, tuple(one.values for one in records)) for records in steps)
+    values = tuple((records[0].step, tuple(record.values for record in records)) for records in steps)
     found = _stream(StreamClock.STEP, 1, after, values)
     return (found, _stream(StreamClock.SYNC, 0, synced, values)) if synced else (found,)
 
 
 def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[TensorSplit, ...]]:
     """Return for each kind the tensors that differ between ranks, in the order of the first ranks."""
-    keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
+    keyed = {
+        rank: {(digest.what, digest.name, digest.part): digest for digest in seen} for rank, seen in tensors.items()
+    }
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
     splits = ((key[0], _split({rank: seen.get(key) for rank, seen in keyed.items()})) for key in order)
     found = grouped((what, one) for what, one in splits if one is not None)
@@ -83,16 +85,16 @@ def _stream(
             if splits and what not in found:
                 found[what] = Difference(
                     what=what, number=number, last_equal=last_equal.get(what), splits=splits[:MAX_SPLITS],
-                    differing=len(splits), of=max(len(splits), sum(one.what is what for one in first)),
+                    differing=len(splits), of=max(len(splits), sum(digest.what is what for digest in first)),
                 )  # fmt: skip
-            elif not splits and any(one.what is what for one in first):
+            elif not splits and any(digest.what is what for digest in first):
                 last_equal[what] = number
     parameters = [
-        {rank: tuple(one for one in seen if one.what is What.PARAMETER) for rank, seen in tensors.items()}
+        {rank: tuple(digest for digest in seen if digest.what is What.PARAMETER) for rank, seen in tensors.items()}
         for _, tensors in reversed(records)
     ]
     equal = (former == latter and any(latter.values()) for latter, former in pairwise(parameters))
-    seen_kinds = {one.what for _, tensors in records for seen in tensors.values() for one in seen}
+    seen_kinds = {digest.what for _, tensors in records for seen in tensors.values() for digest in seen}
     return Stream(
         clock=clock, group=GROUP, model=1, optimizer=optimizer, ranks=ranks, compared=len(records),
         last_number=records[-1][0] if records else None, kinds=tuple(what for what in What if what in seen_kinds),
@@ -107,7 +109,7 @@ def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
     )
     if len(sides) == 1:
         return None
-    row = next(one for one in seen.values() if one is not None and one.digest)
+    row = next(digest for digest in seen.values() if digest is not None and digest.digest)
     return TensorSplit(
         row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
         sides=tuple(ranks for _, ranks in sides),
@@ -144,11 +146,11 @@ def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
 
 
 def merge_reruns(reruns: Sequence[Rerun]) -> Rerun:
-    different = [one for one in reruns if one.step is not None]
+    different = [rerun for rerun in reruns if rerun.step is not None]
     if not different:
         return reruns[0]
-    first = min(different, key=lambda one: one.step or 0)
-    return replace(first, ranks=tuple(n for one in different if one.step == first.step for n in one.ranks))
+    first = min(different, key=lambda rerun: rerun.step or 0)
+    return replace(first, ranks=tuple(n for rerun in different if rerun.step == first.step for n in rerun.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,9 +320,9 @@ class _Own:
     def add(self, rows: Iterable[TensorEntry]) -> None:
         listed = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in self.allow)]
         seen = digest_rows(listed)
-        for one in seen:
-            shown = f"{one.dtype}{list(one.shape)}" if one.digest else "none"
-            self.values[one.what.value, one.name, one.part] = (f"{one.digest} {shown}", shown)
+        for digest in seen:
+            shown = f"{digest.dtype}{list(digest.shape)}" if digest.digest else "none"
+            self.values[digest.what.value, digest.name, digest.part] = (f"{digest.digest} {shown}", shown)
         if missing := len(listed) - len(seen):
             noun = "tensor" if missing == 1 else "tensors"
             self.left_out.append(f"{missing} {noun} of which a rank has a shard or no data, or sparse and not added up")
@@ -370,7 +372,7 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
         if len(set(roots)) > 1:
             own_bytes = zlib.compress(json.dumps(table).encode())
             lengths = gather_fixed(len(own_bytes).to_bytes(8, "little"), group, parameter)
-            sizes = [int.from_bytes(one, "little") for one in lengths]
+            sizes = [int.from_bytes(length, "little") for length in lengths]
             padded = gather_fixed(own_bytes.ljust(max(sizes), b"\0"), group, parameter)
             tables = [json.loads(zlib.decompress(one[:size])) for one, size in zip(padded, sizes, strict=True)]
             differences = find_differences(dict(zip(ranks, tables, strict=True)))
@@ -389,7 +391,7 @@ def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifferen
         if len(sides) > 1:
             ranks, values = tuple(ranks for _, ranks in sides), tuple(value[1] for value, _ in sides)
             found.append(TensorDifference(what=what, name=name, part=part, sides=ranks, values=values))
-    return tuple(sorted(found, key=lambda one: _ORDER.index(one.what)))
+    return tuple(sorted(found, key=lambda difference: _ORDER.index(difference.what)))
 
 
 def members(group: Any) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ class ReferenceProcess:
             return
         path = Path(self._folder.name) / f"{step}.pt"
         torch.save({"state": self._state, "gradients": self._gradients}, path)
-        batches, losses = tuple(one.batch for one in records), tuple(one.loss for one in records)
+        batches, losses = tuple(record.batch for record in records), tuple(record.loss for record in records)
         self._send(Question(step=step, path=str(path), batches=batches, losses=losses))
         answer = self._hear()
         self.result = replace(answer, dropout=self.result.dropout, steps=(*self.result.steps, *answer.steps))
@@ -233,8 +233,8 @@ def _roundings(
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
     """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
-    gram = torch.tensor([[_dot(one, other) for other in parts] for one in parts], dtype=torch.float64)
-    aims = torch.tensor([_dot(one, whole) for one in parts], dtype=torch.float64)
+    gram = torch.tensor([[_dot(part, other) for other in parts] for part in parts], dtype=torch.float64)
+    aims = torch.tensor([_dot(part, whole) for part in parts], dtype=torch.float64)
     if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
         return (math.nan,) * len(parts)
     # With the pseudo-inverse, equal parts share their weight.

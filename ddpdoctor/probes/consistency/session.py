@@ -94,7 +94,7 @@ class _Run:
     def _try(self) -> Trial | None:
         first = self._build()
         models = self._ranks.gather("model", training.see_model(first.built.module, comparing.GROUP))
-        alike = None if models is None else len({one.digest for one in models}) == 1
+        alike = None if models is None else len({model.digest for model in models}) == 1
         if not self._ranks.agree(bool, "alike", alike):
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(first, models)
@@ -157,10 +157,10 @@ class _Run:
         return comparing.RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
 
     def _trial(self, replica: training.Training, models: Any) -> Trial:
-        names = [one.name for one in fields(Participant)]
+        names = [field.name for field in fields(Participant)]
         return Trial(
             settings=self._settings, models=models, optimizer=type(replica.built.optimizer).__name__,
-            participants=tuple(Participant(**{name: getattr(one, name) for name in names}) for one in self._members),
+            participants=tuple(Participant(**{name: getattr(each, name) for name in names}) for each in self._members),
             batch=replica.batches.words, loss=replica.steps.words, notes=tuple(self._notes),
         )  # fmt: skip
 

@@ -129,10 +129,10 @@ class Training:
             rank=self._rank, steps=step, reductions=self._reductions, forwards=self._forwards,
             unreduced_forwards=self._unreduced, settings=comparing.read_settings(optimizer),
             optimizer=type(optimizer).__name__,
-            random=hashlib.sha256(b"".join(bytes(one.tolist()) for one in random_states)).hexdigest()[:16],
+            random=hashlib.sha256(b"".join(bytes(state.tolist()) for state in random_states)).hexdigest()[:16],
             dropout=any(isinstance(one, dropout) and one.training and one.p > 0 for one in module.modules()),
             unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
-            stray=len(held - {id(one) for one in module.parameters()}),
+            stray=len(held - {id(parameter) for parameter in module.parameters()}),
             unheld=sum(id(one) not in held for _, one in trained),
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ def see_model(module: Any, group: str) -> ModelSeen:
         for name, tensor in named
         if name not in ignored
     )  # fmt: skip
-    rows = [[one.name, one.shape, one.dtype, one.requires_grad, one.is_buffer] for one in tensors]
+    rows = [[tensor.name, tensor.shape, tensor.dtype, tensor.requires_grad, tensor.is_buffer] for tensor in tensors]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return ModelSeen(group=group, digest=digest, count=len(tensors), tensors=tensors, site=None)
 
@@ -314,7 +314,7 @@ def join(batches: Sequence[Any]) -> Any:
 def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
     """Return how many samples each batch has: the length of its first tensor, or 0 if it has none."""
     return tuple(
-        next((int(leaf.shape[0]) for _, leaf in leaves(one) if getattr(leaf, "ndim", 0)), 0) for one in batches
+        next((int(leaf.shape[0]) for _, leaf in leaves(batch) if getattr(leaf, "ndim", 0)), 0) for batch in batches
     )
 
 

@@ -117,10 +117,16 @@ MISSING = "-"  # shown if this size was not measured in this mode
 def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
     """List all columns of a series. Their weights decide which are dropped if not all fit."""
     measured = [next(iter(row.values())) for row in series.rows]
-    sizes = Column(name="size", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100)
-    counts = Column(name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
+    sizes = Column(
+        name="size", cells=tuple(format_size(measurement.size_bytes) for measurement in measured), weight=100
+    )
+    counts = Column(
+        name="count", unit="elements", cells=tuple(str(measurement.count) for measurement in measured), weight=5
+    )
     # Both modes share one correctness pass.
-    checked = [[one.wrong for one in row.values() if one.wrong is not None] for row in series.rows]
+    checked = [
+        [measurement.wrong for measurement in row.values() if measurement.wrong is not None] for row in series.rows
+    ]
     wrong = Column(
         name="wrong", cells=tuple(str(max(counts)) if counts else NOT_DEFINED for counts in checked), weight=90
     )
@@ -247,7 +253,7 @@ def bandwidth_content(report: Report) -> Content:
     # Which rank comes last to most calls, if it is later than a small call takes
     late_section: tuple[Section, ...] = ()
     late = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
-    small_us = min((one.p50_us for one in bench.results if one.mode is Mode.LATENCY), default=0.0)
+    small_us = min((result.p50_us for result in bench.results if result.mode is Mode.LATENCY), default=0.0)
     if late is not None and late.share >= LATE_SHARE and late.late_us > small_us:
         calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others"
         words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
@@ -266,9 +272,9 @@ def bandwidth_content(report: Report) -> Content:
         verb=VERB,
         about=((items(about),),),
         sections=(
-            *(_series_section(bench, one) for one in series),
+            *(_series_section(bench, case) for case in series),
             (_chart(bench, series),),
-            *(matrix_section(one) for one in matrices),
+            *(matrix_section(matrix) for matrix in matrices),
             *late_section,
             *comparison,
             *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
@@ -278,7 +284,7 @@ def bandwidth_content(report: Report) -> Content:
             *_reason_sections(bench),
         ),
         records=Records(
-            names=RECORDED, rows=tuple(tuple(getattr(one, name) for name in RECORDED) for one in bench.results)
+            names=RECORDED, rows=tuple(tuple(getattr(result, name) for name in RECORDED) for result in bench.results)
         ),
         several_hosts=len(bench.hosts) > 1,
         draw_pictures=lambda: (*curve_pictures(bench), *map(matrix_picture, matrices)),
@@ -286,9 +292,11 @@ def bandwidth_content(report: Report) -> Content:
 
 
 def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
-    wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
+    wrong = [number for number, row in enumerate(series.rows) if any(measurement.wrong for measurement in row.values())]
     of_series = (series.collective, series.dtype, series.redop, series.in_place)
-    curves = [one for one in bench.curves if (one.collective, one.dtype, one.redop, one.in_place) == of_series]
+    curves = [
+        curve for curve in bench.curves if (curve.collective, curve.dtype, curve.redop, curve.in_place) == of_series
+    ]
     return (
         Heading(text=name_series(series) + (", in place" if series.in_place else "")),
         Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR)),
@@ -322,15 +330,15 @@ def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
     lines = tuple(
         ChartLine(
-            name=name_series(one),
+            name=name_series(case),
             points=tuple(
                 (measured.size_bytes, measured.busbw_gb_s)
-                for row in one.rows
-                if (measured := row.get(one.modes[-1]))
+                for row in case.rows
+                if (measured := row.get(case.modes[-1]))
                 if measured.busbw_gb_s and math.isfinite(measured.busbw_gb_s)
             ),
         )
-        for one in series
+        for case in series
     )
     references = list_references(bench)
     reference = reference_line(references[0], lines) if len(references) == 1 else None
@@ -421,9 +429,9 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
         "#",
         "# Using devices",
         *(
-            f"#  Rank {one.rank:2d} Group  0 Pid {one.pid:6d} on {one.host:>10} device {one.local_rank:2d} "
-            f"[{one.device}] {one.device_name}"
-            for one in bench.members
+            f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device {member.local_rank:2d} "
+            f"[{member.device}] {member.device_name}"
+            for member in bench.members
         ),
         "#",
         TITLE,

@@ -118,7 +118,7 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
         what = (
             name_series(series[0])
             if len(series) == 1
-            else ", ".join(dict.fromkeys(one.collective.value for one in series))
+            else ", ".join(dict.fromkeys(case.collective.value for case in series))
         )
         title = "\n".join(wrap(clean(": ".join(filter(None, (what, describe_members(bench))))), TITLE_CHARACTERS))
         said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))

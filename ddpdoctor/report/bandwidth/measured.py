@@ -118,9 +118,9 @@ class MeasuredCase:
 
 def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
     series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
-    for one in results:
-        sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
-        sizes.setdefault(one.size_bytes, {})[one.mode] = one
+    for result in results:
+        sizes = series.setdefault((result.collective, result.dtype, result.redop, result.in_place), {})
+        sizes.setdefault(result.size_bytes, {})[result.mode] = result
     return tuple(
         MeasuredCase(
             collective=collective,
@@ -346,8 +346,8 @@ def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
-    known = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
-    levels: list[ChartLine | None] = [*(reference_line(one, busbw) for one in known)]
+    known = [reference for reference in list_references(bench) if reference.gb_s > 0 and math.isfinite(reference.gb_s)]
+    levels: list[ChartLine | None] = [*(reference_line(reference, busbw) for reference in known)]
     for level in (levels or [None]) if busbw else ():
         yield Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
     if time:

@@ -326,7 +326,8 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         "lanes": lanes,
         "classes": _classes(timeline),
         "events": [
-            {"atMs": one.at_ms, "label": one.label, "ranks": one.ranks, "fault": one.fault} for one in timeline.events
+            {"atMs": event.at_ms, "label": event.label, "ranks": event.ranks, "fault": event.fault}
+            for event in timeline.events
         ],
         "whats": list(whats),
     }
@@ -492,7 +493,9 @@ def make_environment(folder: Path | None = None) -> Environment:
         return [(tuple(at), places[line]) for line, at in ranks.items()]
 
     def by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
-        return [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda one: one.group)]
+        return [
+            (group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)
+        ]
 
     env = Environment(
         loader=FileSystemLoader(FOLDER),

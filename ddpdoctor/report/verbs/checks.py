@@ -49,14 +49,14 @@ def machine_pictures(report: Report) -> Iterator[Grid]:
         return
     # The rows of each group: those of checks that say something, then counts of the others by outcome
     rows: list[Row] = []
-    by_kind = grouped((one.kind, one) for one in report.findings)
+    by_kind = grouped((finding.kind, finding) for finding in report.findings)
     for group, checks in grouped((check.group, check) for check in report.checks).items():
         quiet = [check for check in checks if (check.outcome in QUIET and not check.hosts and check.id not in by_kind)]
         prefix = f"{group}: " if group else ""
         for check in checks:
             if check not in quiet:
                 findings = by_kind.get(check.id, [])
-                by_host = grouped((host, one) for one in findings for host in (one.hosts or ("",)))
+                by_host = grouped((host, finding) for finding in findings for host in (finding.hosts or ("",)))
                 own = [[*by_host.get(host, ()), *by_host.get("", ())] for host in hosts]
                 cells = {at: _cell(check, own[at], host, found=bool(findings)) for at, host in enumerate(hosts)}
                 rows.append((f"{prefix}{name_check(check)}", cells))
@@ -87,7 +87,7 @@ def machine_pictures(report: Report) -> Iterator[Grid]:
 def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> GridCell:
     """Return the cell of a check at a host, by its ``own`` findings there; ``found``: it has some anywhere."""
     if own:
-        worst = min((one.severity for one in own), key=lambda one: one.order)
+        worst = min((one.severity for one in own), key=lambda severity: severity.order)
         about = "; ".join(one.summary for one in own)
         return GridCell(text=severity_word(worst), tone=TONES[worst], about=about)
     everywhere = not check.hosts and (not found or check.outcome is Outcome.PASSED)
@@ -138,12 +138,12 @@ SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
     if not files:
         return
-    paths = [str(one.get("path")) for one in files]
+    paths = [str(file.get("path")) for file in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
     held = [
-        [part for part in parts if isinstance(part, str)] if isinstance(parts := one.get("parts"), list) else []
-        for one in files
+        [part for part in parts if isinstance(part, str)] if isinstance(parts := file.get("parts"), list) else []
+        for file in files
     ]
     kinds = [part.value for part in StatePart if any(part.value in own for own in held)]
     yes, no = GridCell(text="yes", tone=Tone.GOOD), GridCell(text="no", tone=Tone.NOTE)
@@ -176,7 +176,7 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
 
 def checkpoint_content(report: Report) -> Content:
     files = report.data["files"]
-    known = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    known = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     lines = []
     for one in known:
         tensors, size_bytes, parts = one.get("tensors"), one.get("size_bytes"), one.get("parts")
@@ -322,11 +322,11 @@ SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "spl
 def shares_content(report: Report) -> Content:
     shares = decode(Shares, report.data["shares"])
     drawn, repeated, batches, left_out = (
-        sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
+        sum(getattr(rank, name) for rank in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
     )
-    by_rank = {one.rank: one for one in shares.ranks}
+    by_rank = {rank.rank: rank for rank in shares.ranks}
     alike = grouped(
-        ((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), one.rank) for one in shares.ranks
+        ((rank.drawn, rank.repeated, rank.batches, rank.last_batch, rank.delivered), rank.rank) for rank in shares.ranks
     )
     rows: list[tuple[str, ...]] = []
     for (*numbers, _), ranks in alike.items():
@@ -349,9 +349,9 @@ def shares_content(report: Report) -> Content:
     pictures: list[Grid] = []
     shown = shares.ranks[:MAX_COLUMNS]
     if shares.unique is not None and len(shown) > 1:
-        both = tuple(tuple(count_both(plan, one, other) for other in shown) for one in shown)
+        both = tuple(tuple(count_both(plan, share, other) for other in shown) for share in shown)
         title = "samples that two ranks both get in an epoch"
-        pictures.append(_grid(title, [one.rank for one in shown], both, len(shares.ranks)))
+        pictures.append(_grid(title, [share.rank for share in shown], both, len(shares.ranks)))
     return checklist_content(
         report,
         (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),

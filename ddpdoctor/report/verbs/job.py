@@ -58,16 +58,16 @@ def consistency_pictures(consistency: Consistency | None, findings: Iterable[Fin
     """Yield a grid of tensors by ranks for each stream of records in which tensors differ."""
     streams = () if consistency is None else consistency.streams
     tone = tone_of(findings)
-    several = len({(one.group, one.model) for one in streams}) > 1
-    for one in streams:
-        if any(each.splits for each in one.differences):
-            yield _grid(one, tone, several=several)
+    several = len({(stream.group, stream.model) for stream in streams}) > 1
+    for stream in streams:
+        if any(each.splits for each in stream.differences):
+            yield _grid(stream, tone, several=several)
 
 
 def tone_of(findings: Iterable[Finding]) -> Tone:
     """Return the tone of a tensor that differs: that of the worst finding about replicas, or a note without one."""
-    severities = [one.severity for one in findings if one.code.startswith(REPLICAS)]
-    return TONES[min(severities, key=lambda one: one.order, default=Severity.INFO)]
+    severities = [finding.severity for finding in findings if finding.code.startswith(REPLICAS)]
+    return TONES[min(severities, key=lambda severity: severity.order, default=Severity.INFO)]
 
 
 def letter(side: int) -> str:
@@ -129,20 +129,20 @@ NAMED = f"{MARK}a rank that a finding about data names"
 
 def loader_pictures(report: Report) -> Iterator[Grid]:
     """Yield the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
-    findings = [one for one in report.findings if one.code.startswith(DATA)]
-    lines = {(place.file, place.line) for one in findings for place in one.where}
+    findings = [finding for finding in report.findings if finding.code.startswith(DATA)]
+    lines = {(place.file, place.line) for finding in findings for place in finding.where}
     taken = read_picture(tuple[LoaderTaken, ...], report.data.get("loaders")) or ()
-    loaders = [one for one in taken if (one.file, one.line) in lines]
+    loaders = [loader for loader in taken if (loader.file, loader.line) in lines]
     rows: list[Row] = []
-    for one in loaders:
+    for loader in loaders:
         # Ranks that are alike where they should not be have the tone of the worst finding at this line
-        here = (one.file, one.line)
+        here = (loader.file, loader.line)
         own = [each.severity for each in findings if any((place.file, place.line) == here for place in each.where)]
-        rows += _rows(one, TONES[min(own, key=lambda severity: severity.order)] if own else Tone.PLAIN)
+        rows += _rows(loader, TONES[min(own, key=lambda severity: severity.order)] if own else Tone.PLAIN)
     if not rows:
         return
     shown = rows[:MAX_ROWS]
-    blamed = {rank for one in findings for rank in one.ranks}
+    blamed = {rank for finding in findings for rank in finding.ranks}
     ranks = sorted({rank for _, cells in shown for rank in cells})
     # Where all ranks are named, no rank needs a mark.
     marked = blamed if not blamed.issuperset(ranks) else set()
@@ -299,7 +299,7 @@ def job_content(report: Report) -> Content:
         ),
         remarks=(*(() if replicas is None else (replicas,)), *starved),
         ends_with_verdict=True,
-        others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
+        others=tuple(finding for finding in report.findings if finding != report.verdict and finding not in earlier),
         draw_pictures=lambda: (
             *job_pictures(report),
             *consistency_pictures(read_picture(Consistency, report.data.get("consistency")), report.findings),
@@ -354,7 +354,9 @@ def _ending(attempt: Attempt) -> str:
 def replica_words(report: Report) -> str | None:
     """Return how often replicas were compared, and the result. None if they were not compared or findings say it."""
     consistency = read_part(Consistency, report.data.get("consistency"), "replicas")
-    said = any(one.code.startswith(REPLICAS) and one.severity is not Severity.INFO for one in report.findings)
+    said = any(
+        finding.code.startswith(REPLICAS) and finding.severity is not Severity.INFO for finding in report.findings
+    )
     if consistency is None or said:
         return None
     compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
@@ -373,7 +375,7 @@ def replica_words(report: Report) -> str | None:
         count_of(len({rank for stream in those for rank in stream.ranks}), "rank"),
     ]
     checks = f"{checks} {until.get(clock, f'up to backward {last}')} ({', '.join(parts)})"
-    differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
+    differing = dict.fromkeys(difference.what for stream in compared for difference in stream.differences)
     if not differing:
         every = max(stream.every for stream in compared)
         chosen = f"; every {every} steps, to take less than 1 % of the time" if every >= SPARSE_STEPS else ""
@@ -435,7 +437,7 @@ def evidence_content(report: Report) -> Content:
         ),
         ends_with_verdict=True,
         draw_pictures=lambda: job_pictures(report),
-        others=tuple(one for one in report.findings if one != report.verdict),
+        others=tuple(finding for finding in report.findings if finding != report.verdict),
     )
 
 

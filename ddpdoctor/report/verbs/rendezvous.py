@@ -41,7 +41,11 @@ def pair_word(pair: NodePair) -> str:
     if pair.connecting.contact is not Contact.CONNECTED:
         return WORDS.get(pair.connecting.contact, "fail")
     sent = (pair.small, pair.large)
-    return "stall" if any(one is not None and one.contact is not Contact.CONNECTED for one in sent) else "ok"
+    return (
+        "stall"
+        if any(transfer is not None and transfer.contact is not Contact.CONNECTED for transfer in sent)
+        else "ok"
+    )
 
 
 def _legend(seen: Rendezvous) -> list[str]:

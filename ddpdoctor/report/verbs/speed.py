@@ -46,15 +46,15 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
     """Return the table of the changes that gain most, or nothing if none gains enough."""
     plain = speed_data(report).get("predictions")
     predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
-    shown = [one for one in predictions if one.gain >= LEAST_GAIN][:MOST_ROWS]
-    refused = next((one.reason for one in predictions if one.reason), "")
+    shown = [prediction for prediction in predictions if prediction.gain >= LEAST_GAIN][:MOST_ROWS]
+    refused = next((prediction.reason for prediction in predictions if prediction.reason), "")
     if not shown:
         return ()
     gains = []
-    for one in shown:  # as a range: "31% to 40%"
-        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (one.high, one.low) if ratio is not None]
-        is_range = one.bound is Bound.RANGE
-        gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{one.bound.value} {one.gain:.0%}")
+    for step in shown:  # as a range: "31% to 40%"
+        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (step.high, step.low) if ratio is not None]
+        is_range = step.bound is Bound.RANGE
+        gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}")
     rows = [(one.change, gain, one.assumes) for one, gain in zip(shown, gains, strict=True)]
     heads = ("change", "shorter step", "if")
     heading = Heading(text="what a change would gain (predicted)")
@@ -154,7 +154,7 @@ def speed_pictures(report: Report) -> Iterator[Grid]:
     asked = bool(speed_data(report).get("asked"))
     if asked:
         yield from _budget_pictures(report)
-    if asked or any(one.code == STRAGGLER for one in report.findings):
+    if asked or any(finding.code == STRAGGLER for finding in report.findings):
         yield from _pace_pictures(report)
 
 
@@ -200,7 +200,9 @@ def _pace_pictures(report: Report) -> Iterator[Grid]:
         return
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
     shown = {rank: paces[rank] for rank in sorted(slowest[:MAX_COLUMNS])}
-    named = {rank for one in report.findings if one.code.startswith((STRAGGLER, SPEED)) for rank in one.ranks}
+    named = {
+        rank for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)) for rank in finding.ranks
+    }
     longest = max(pace["step_ms"] for pace in shown.values())
 
     def name(ranks: Sequence[int]) -> str:
@@ -229,7 +231,7 @@ def comparison_content(report: Report) -> Content:
     found = decode(SpeedComparison, report.data["comparison"])
     about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
-    every = [*((one.phase, one.time) for one in found.phases), (STEP, found.step)]
+    every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
     fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
@@ -279,10 +281,10 @@ def verdict_of(found: SpeedComparison) -> str:
         share = f"{abs(step.change_ms) / found.first.wall_ms:.0%} ({low:.0%} to {high:.0%})"
         # The phase that changed most in the direction of the step
         falls = step.change_ms < 0
-        alike = [one for one in found.phases if one.time.is_change and (one.time.change_ms < 0) is falls]
+        alike = [phase for phase in found.phases if phase.time.is_change and (phase.time.change_ms < 0) is falls]
         cause = ", and no phase of it alone changed by more than the noise"
         if alike:
-            most = max(alike, key=lambda one: abs(one.time.change_ms))
+            most = max(alike, key=lambda change: abs(change.time.change_ms))
             times = f"from {number(most.time.first_ms)} to {ms(most.time.second_ms)}"
             cause = f": {most.phase} {'fell' if falls else 'rose'} {times}"
         said = f"a step of B is {share} {way} than one of A{cause}"
@@ -327,13 +329,17 @@ def run_diff_content(report: Report) -> Content:
     )
     sections: list[Section] = []
     if found.differences:
-        rows = [(one.topic.value, one.name, _cut(one.first), _cut(one.second)) for one in found.differences]
+        rows = [
+            (difference.topic.value, difference.name, _cut(difference.first), _cut(difference.second))
+            for difference in found.differences
+        ]
         narrow = FactList(
             facts=tuple(
                 FactEntry(
-                    label=one.topic.value, texts=(one.name, f"A: {one.first or ABSENT}", f"B: {one.second or ABSENT}")
+                    label=difference.topic.value,
+                    texts=(difference.name, f"A: {difference.first or ABSENT}", f"B: {difference.second or ABSENT}"),
                 )
-                for one in found.differences
+                for difference in found.differences
             )
         )
         table = replace(table_of(HEADS, rows, left=4), instead=(narrow,))
@@ -348,19 +354,23 @@ def run_diff_content(report: Report) -> Content:
         sections=tuple(sections),
         records=Records(
             names=("topic", "name", "first", "second"),
-            rows=tuple((one.topic.value, one.name, one.first, one.second) for one in found.differences),
+            rows=tuple(
+                (difference.topic.value, difference.name, difference.first, difference.second)
+                for difference in found.differences
+            ),
         ),
     )
 
 
 def _most_telling(found: RunDifferences) -> str:
     """Name the difference that tells most. The verdicts themselves are what is to be explained."""
-    causes = [one for one in found.differences if one.topic not in {Topic.VERDICT, Topic.PACE}]
+    causes = [difference for difference in found.differences if difference.topic not in {Topic.VERDICT, Topic.PACE}]
     if not found.differences:
-        topics = ", ".join(found.compared) or "nothing"
-        return f"no difference found (compared: {topics})"
+        kinds = ", ".join(found.compared) or "nothing"
+        return f"no difference found (compared: {kinds})"
     if not causes:
-        return f"the runs differ only in {' and '.join(dict.fromkeys(one.topic.value for one in found.differences))}"
+        topics = dict.fromkeys(difference.topic.value for difference in found.differences)
+        return f"the runs differ only in {' and '.join(topics)}"
     first = causes[0]
     more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
     a, b = (_cut(value) or "not set" for value in (first.first, first.second))

@@ -46,8 +46,8 @@ def reference_pictures(trial: Trial) -> Iterator[Grid]:
     steps = () if trial.reference is None else trial.reference.steps
     errors: dict[str, dict[int, GradientErrors]] = {}
     for at, step in enumerate(steps):
-        for one in step.tensors:
-            errors.setdefault(one.name, {})[at] = one
+        for tensor in step.tensors:
+            errors.setdefault(tensor.name, {})[at] = tensor
     if not errors:
         return
     worst = {name: max(map(error_ratio, by_step.values())) for name, by_step in errors.items()}
@@ -95,10 +95,15 @@ def trial_content(report: Report) -> Content:
         among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
         more = len(step.tensors) - WORST
         rows = []
-        for one in sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]:
-            scale = one.norm or 1
+        for errors in sorted(step.tensors, key=lambda tensor: -error_ratio(tensor))[:WORST]:
+            scale = errors.norm or 1
             rows.append(
-                (one.name, f"{one.whole / scale:.1e}", f"{one.rounding / scale:.1e}", f"{error_ratio(one):.3g}")
+                (
+                    errors.name,
+                    f"{errors.whole / scale:.1e}",
+                    f"{errors.rounding / scale:.1e}",
+                    f"{error_ratio(errors):.3g}",
+                )
             )
         sections.append(
             (
@@ -121,18 +126,18 @@ def trial_content(report: Report) -> Content:
         status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
         about=((items(_about(trial)),),),
         sections=(*sections, *((items([note], "to know: "),) for note in trial.notes)),
-        several_hosts=len({one.host for one in trial.participants}) > 1,
+        several_hosts=len({participant.host for participant in trial.participants}) > 1,
         draw_pictures=lambda: (*consistency_pictures(trial.consistency, report.findings), *reference_pictures(trial)),
     )
 
 
 def _about(trial: Trial) -> list[str]:
-    hosts = ", ".join(dict.fromkeys(one.host for one in trial.participants))
-    devices = " and ".join(dict.fromkeys(one.device.partition(":")[0] for one in trial.participants))
+    hosts = ", ".join(dict.fromkeys(participant.host for participant in trial.participants))
+    devices = " and ".join(dict.fromkeys(participant.device.partition(":")[0] for participant in trial.participants))
     first = trial.participants[0]
     ranks = count_of(len(trial.participants), "rank")
     tensors = trial.models[0].tensors
-    buffers = sum(one.is_buffer for one in tensors)
+    buffers = sum(tensor.is_buffer for tensor in tensors)
     return [
         f"{ranks} on {hosts}; {trial.settings.backend} on {devices}, torch {first.torch}",
         f"model {trial.settings.model}: {count_of(len(tensors) - buffers, 'parameter')}, {count_of(buffers, 'buffer')}"

@@ -99,7 +99,7 @@ FACTORS = (
 
 def scaling_content(report: Report) -> Content:
     result = decode(ScalingResult, report.data["scaling"])
-    alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
+    alone = next((launch for launch in result.launches if launch.kind is LaunchKind.ALONE), None)
     if not result.rows or alone is None:
         return Content(headline="no efficiency: a launch has no result")
     last = result.rows[-1]
@@ -150,12 +150,12 @@ def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
         ("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency"),
         [
             (
-                f"{one.ranks:,}",
-                _span(ms(one.low_ms), ms(one.high_ms)),
-                ms(one.waiting_ms).removesuffix(" ms"),
-                _span(f"{one.low:.0%}", f"{one.high:.0%}"),
+                f"{size.ranks:,}",
+                _span(ms(size.low_ms), ms(size.high_ms)),
+                ms(size.waiting_ms).removesuffix(" ms"),
+                _span(f"{size.low:.0%}", f"{size.high:.0%}"),
             )
-            for one in result.predicted
+            for size in result.predicted
         ],
         left=0,
     )

@@ -42,8 +42,8 @@ TWO_PLACES = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
 def sort_sweeps(results: Iterable[Measurement]) -> tuple[Sweep, ...]:
     """Return the curves in the order in which their first points were measured."""
     groups: dict[object, dict[int, Measurement]] = {}
-    for one in results:
-        groups.setdefault(curve_of(one), {})[one.size_bytes] = one
+    for result in results:
+        groups.setdefault(curve_of(result), {})[result.size_bytes] = result
     return tuple(tuple(points[size] for size in sorted(points)) for points in groups.values())
 
 
@@ -81,7 +81,7 @@ def size_at(sweep: Sweep, gb_s: float) -> int | None:
 
     The last crossing counts: a curve that rises, falls and rises again stays above it only from there.
     """
-    points = [(one.size_bytes, one.busbw_gb_s) for one in sweep if one.busbw_gb_s]
+    points = [(measurement.size_bytes, measurement.busbw_gb_s) for measurement in sweep if measurement.busbw_gb_s]
     crossing = None
     for (size, below), (next_size, above) in pairwise(points):
         if below < gb_s <= above:
@@ -161,7 +161,7 @@ def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
         return None, f"no reference for {what} (available: {there})"
     off = _switched_off(bench)
     row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
-    other = next((one.reference for one in fitting if one is not row), None)
+    other = next((bandwidth.reference for bandwidth in fitting if bandwidth is not row), None)
     if other is None:
         return row.reference, ""
     if row.algorithm == "ring":
@@ -298,7 +298,7 @@ def fit_line(sweep: Sweep) -> FittedLine | None:
 
     Return None for fewer than four sizes.
     """
-    points = [(one.size_bytes, one.p50_us) for one in sweep]
+    points = [(measurement.size_bytes, measurement.p50_us) for measurement in sweep]
     if len(points) < FEWEST_SIZES:
         return None
     weights = [1 / time**2 for _, time in points]
@@ -475,8 +475,8 @@ _OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
 def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
     """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
     comparable = baseline.results if len(baseline.members) == len(bench.members) else ()
-    former = {(*curve_of(one), one.size_bytes): one for one in comparable}
-    pairs = [(one, former.get((*curve_of(one), one.size_bytes))) for one in bench.results]
+    former = {(*curve_of(measurement), measurement.size_bytes): measurement for measurement in comparable}
+    pairs = [(result, former.get((*curve_of(result), result.size_bytes))) for result in bench.results]
     changes = []
     for new, old in pairs:
         if old is None:

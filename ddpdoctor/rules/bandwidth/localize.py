@@ -87,7 +87,7 @@ SlowOnes = tuple[Slow[End], ...]
 def can_judge(edges: Mapping[tuple[End, End], Series]) -> bool:
     """Whether there is enough to compare: three ends with two edges each. With one edge, either end may be to blame."""
     ends = sum(len(own) >= 2 for own in _by_end(edges).values())
-    seen = (values for one in edges.values() for values in (one.busbws_gb_s, one.latencies_us))
+    seen = (values for edge in edges.values() for values in (edge.busbws_gb_s, edge.latencies_us))
     return ends >= 3 and all(len(values) >= LEAST_TURNS for values in seen)
 
 
@@ -139,8 +139,8 @@ def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tupl
 
 def make_rows(series: Iterable[Series]) -> Rows:
     """Sort the costs of all series, by measure and turn, for the turns that all of them have."""
-    costs = [_costs(one) for one in series]
-    return {measure: tuple(map(sorted, zip(*(one[measure] for one in costs), strict=False))) for measure in Measure}
+    costs = [_costs(pair) for pair in series]
+    return {measure: tuple(map(sorted, zip(*(cost[measure] for cost in costs), strict=False))) for measure in Measure}
 
 
 def _costs(series: Series) -> dict[Measure, list[float]]:
@@ -190,7 +190,7 @@ def _slowness(
     measure: Measure, own: Sequence[Series], others: Sequence[Series], slow_turns: int, turns: int
 ) -> Slowness:
     reached, beside = (
-        [median(one.latencies_us if measure is Measure.LATENCY else one.busbws_gb_s) for one in side]
+        [median(pair.latencies_us if measure is Measure.LATENCY else pair.busbws_gb_s) for pair in side]
         for side in (own, others)
     )
     return Slowness(
@@ -384,7 +384,11 @@ def _find_late(bench: Bench) -> Problem | None:
     """
     times = [result.p50_us for result in bench.results if result.mode is Mode.LATENCY]
     least = max(LATE_US, RELATIVE * min(times, default=0.0))
-    found = (one for one in bench.arrivals if one.late_us >= least and one.share >= SHARE and one.calls >= LEAST_CALLS)
+    found = (
+        arrival
+        for arrival in bench.arrivals
+        if arrival.late_us >= least and arrival.share >= SHARE and arrival.calls >= LEAST_CALLS
+    )
     late = next(found, None)
     if late is None or describe_shared_gpus(bench.members):
         return None
@@ -392,7 +396,7 @@ def _find_late(bench: Bench) -> Problem | None:
         f"in {late.calls} calls with a barrier before each, it came {_time(late.late_us)} after the others "
         f"(median; p95 {_time(late.late_p95_us)}), and last in {late.share:.0%} of them"
     )
-    next_us = max((one.late_us for one in bench.arrivals if one.rank != late.rank), default=0.0)
+    next_us = max((arrival.late_us for arrival in bench.arrivals if arrival.rank != late.rank), default=0.0)
     return Problem(
         summary=f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call, and the others wait "
         "for it",
@@ -443,7 +447,7 @@ def check_slow_rank(measured: Measured) -> Answer:
         return unknown(why)
     seen = [_compared(bench.pairs, "pairs of ranks")] if bench.pairs else []
     if bench.arrivals:
-        latest_us = max(one.late_us for one in bench.arrivals)
+        latest_us = max(arrival.late_us for arrival in bench.arrivals)
         seen.append(f"the latest rank comes {_time(max(latest_us, 0.0))} after the others")
     return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not given")
 

@@ -201,16 +201,16 @@ def processor_reasons(view: BenchView) -> Iterator[Weighed]:
                 text = f"the hypervisor took {load.steal_share:.0%} of this virtual machine's CPU time (steal)"
                 fix = "request dedicated CPUs, or another machine"
                 yield weigh(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
-            for one in load.governors:
-                if one.name == "powersave" and one.driver not in SELF_CLOCKING:
+            for governor in load.governors:
+                if governor.name == "powersave" and governor.driver not in SELF_CLOCKING:
                     effect, what = Effect.LIMIT, "stay at their lowest clock"
-                elif one.name == "powersave" and one.preference == SAVING:
+                elif governor.name == "powersave" and governor.preference == SAVING:
                     effect, what = Effect.SMALL, "prefer to save power, and raise their clock slowly"
                 else:
                     continue
-                preference = f", preference {one.preference}" if one.preference else ""
-                words = f"governor {one.name} of {one.driver or 'an unknown driver'}{preference}"
-                text = f"{count_of(one.cpus, 'CPU')} {what}: {words}"
+                preference = f", preference {governor.preference}" if governor.preference else ""
+                words = f"governor {governor.name} of {governor.driver or 'an unknown driver'}{preference}"
+                text = f"{count_of(governor.cpus, 'CPU')} {what}: {words}"
                 fix = "sudo cpupower frequency-set -g performance"
                 yield weigh(effect, place, text, "/sys/devices/system/cpu/*/cpufreq", fix=fix)
 
@@ -240,7 +240,7 @@ def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
     """Yield ranks whose CPUs are taken by other work. Ranks with the same CPUs are judged together."""
     groups = grouped((process.cpus, process) for process in place.node.processes)
     for cpus, processes in groups.items():
-        taken = sum(one.share for one in load.busy if one.cpu in cpus)
+        taken = sum(cpu.share for cpu in load.busy if cpu.cpu in cpus)
         # If all ranks have the same CPUs, ranks that did not report have them too.
         count = len(place.members) if len(groups) == 1 else len(processes)
         if taken < BUSY_CORES or count + taken <= len(cpus):
@@ -396,11 +396,13 @@ def _tcp(
     speeds = [_speed(interface) for interface in used]
     speed_mbit_s = sum(speed or 0 for speed in speeds)
     most_gb_s = speed_mbit_s * GB_S_PER_MBIT_S
-    measured_gb_s = max((one.busbw_gb_s for one in view.bench.results if one.busbw_gb_s is not None), default=None)
+    measured_gb_s = max(
+        (result.busbw_gb_s for result in view.bench.results if result.busbw_gb_s is not None), default=None
+    )
     full = measured_gb_s is not None and measured_gb_s >= FULL_SHARE * most_gb_s
     usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
     others = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
-    best = max(others, key=lambda one: _speed(one) or 0, default=None)
+    best = max(others, key=lambda other: _speed(other) or 0, default=None)
     faster = best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
     if speeds and None not in speeds and (full or speed_mbit_s <= SLOW_MBIT_S or faster is not None):
         names = " and ".join(interface.name for interface in used)

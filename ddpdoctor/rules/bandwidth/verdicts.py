@@ -94,7 +94,9 @@ def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[
     """Report the sizes that are below --fail-below of a saved run, and say what cannot be told."""
     comparison = measured.comparison
     if comparison is None or not comparison.changes:
-        differences = "" if comparison is None else "".join(f" ({one})" for one in comparison.differences[:1])
+        differences = (
+            "" if comparison is None else "".join(f" ({difference})" for difference in comparison.differences[:1])
+        )
         return [], [f"the baseline has no case in common with this run{differences}"]
     count = len(comparison.changes)
     below = sorted((change for change in comparison.changes if change.below), key=lambda change: change.ratio)
@@ -160,7 +162,7 @@ ROOT = 0  # the rank that broadcasts, and the target of a reduce
 def check_wrong_data(measured: Measured) -> Answer:
     """Report results of collectives that differ from the exact result."""
     bench = measured.bench
-    checked = sum(one.wrong is not None for one in bench.results)
+    checked = sum(result.wrong is not None for result in bench.results)
     if not bench.wrong:
         if not checked:
             return skipped("no result was checked")
@@ -171,9 +173,9 @@ def check_wrong_data(measured: Measured) -> Answer:
         by_blame[find_blame(bench, wrongs)] += wrongs
     problems = []
     for (ranks, confidence, why), wrongs in by_blame.items():
-        first = min(wrongs, key=lambda one: (one.size_bytes, one.rank))
+        first = min(wrongs, key=lambda wrong: (wrong.size_bytes, wrong.rank))
         more = f", and {len(wrongs) - 1} more wrong results" if len(wrongs) > 1 else ""
-        shown = [_element(one) for one in wrongs[:SHOWN_WRONG]]
+        shown = [_element(wrong) for wrong in wrongs[:SHOWN_WRONG]]
         if len(wrongs) > SHOWN_WRONG:
             shown.append(f"{len(wrongs) - SHOWN_WRONG} more")
         problems.append(Problem(
@@ -196,7 +198,7 @@ def _element(one: Wrong) -> str:
 def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> tuple[tuple[int, ...], Confidence, str]:
     """Return the ranks that can be to blame for the wrong results of one case, how sure that is, and why."""
     world = tuple(sorted(member.rank for member in bench.members))
-    ranks = tuple(sorted({one.rank for one in wrongs}))
+    ranks = tuple(sorted({wrong.rank for wrong in wrongs}))
     suspects, why = world, "sender and receiver cannot be distinguished"
     collective = wrongs[0].collective
     if collective is Collective.REDUCE:
@@ -209,7 +211,7 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> tuple[tuple[int, ...], 
             return (ROOT,), Confidence.MEDIUM, f"every rank that received data from rank {ROOT} has wrong data"
     elif collective in {Collective.SEND_RECV, Collective.ALL_TO_ALL}:
         # From one rank to another: to blame is the rank that all wrong messages have in common.
-        ends = [{one.rank, _sender(bench, world, one)} for one in wrongs]
+        ends = [{wrong.rank, _sender(bench, world, wrong)} for wrong in wrongs]
         common = set.intersection(*ends)
         if len(ends) > 1 and len(common) == 1:
             return tuple(common), Confidence.MEDIUM, "it sent or received every wrong message"
@@ -218,7 +220,7 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> tuple[tuple[int, ...], 
         right = set(world) - set(ranks)
         return ranks, Confidence.HIGH, f"the same call gave {rank_list(right)} the correct result"
     else:
-        alike = len({(one.index, one.found) for one in wrongs}) == 1
+        alike = len({(wrong.index, wrong.found) for wrong in wrongs}) == 1
         what = (
             "all ranks have the same wrong number, so one of them sent it"
             if alike
@@ -232,7 +234,9 @@ def _sender(bench: Bench, world: tuple[int, ...], wrong: Wrong) -> int:
     """Return who sent an element: the previous rank, or for all_to_all the rank whose part of the output it is in."""
     if wrong.collective is Collective.SEND_RECV:
         return world[(world.index(wrong.rank) - 1) % len(world)]
-    alike = (one.count for one in bench.results if (one.size_bytes, one.dtype) == (wrong.size_bytes, wrong.dtype))
+    alike = (
+        result.count for result in bench.results if (result.size_bytes, result.dtype) == (wrong.size_bytes, wrong.dtype)
+    )
     count = next(alike, 0)
     return world[min(wrong.index * len(world) // count, len(world) - 1)] if count else wrong.rank
 

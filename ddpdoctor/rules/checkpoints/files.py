@@ -33,12 +33,12 @@ def check_foreign(seen: Checkpoints) -> Answer:
     """Report a file that is not a checkpoint."""
     problems = [
         Problem(
-            summary=f"{one.path} is not a checkpoint: {one.detail}",
-            evidence=(f"{one.size_bytes} bytes",),
+            summary=f"{file.path} is not a checkpoint: {file.detail}",
+            evidence=(f"{file.size_bytes} bytes",),
             fix="download the file again, and compare its size with the original",
         )
-        for one in seen.files
-        if one.state is ReadState.FOREIGN
+        for file in seen.files
+        if file.state is ReadState.FOREIGN
     ]
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
 
@@ -46,13 +46,13 @@ def check_foreign(seen: Checkpoints) -> Answer:
 @rule("DD711", "checkpoint-damaged", Severity.ERROR, "A checkpoint is damaged")
 def check_damaged(seen: Checkpoints) -> Answer:
     """Report records whose checksum is wrong, and the tensors stored in them."""
-    problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
-    checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
-    without = [one for one in seen.files if one.checksums in NO_CHECKSUMS]
+    problems = [_damage(file) for file in seen.files if file.damaged or file.state is ReadState.UNREADABLE]
+    checked = [file for file in seen.files if file.checksums is Checksums.CHECKED]
+    without = [file for file in seen.files if file.checksums in NO_CHECKSUMS]
     if problems or checked:
         more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
         return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
-    return skipped(next((NO_CHECKSUMS[one.checksums] for one in without), "no checksums were read"))
+    return skipped(next((NO_CHECKSUMS[file.checksums] for file in without), "no checksums were read"))
 
 
 def _damage(one: FileSeen) -> Problem:
@@ -74,7 +74,7 @@ def _damage(one: FileSeen) -> Problem:
 @rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint is truncated")
 def check_truncated(seen: Checkpoints) -> Answer:
     """Report a checkpoint whose end is missing."""
-    problems = [_truncation(one) for one in seen.files if one.state in {ReadState.CUT, ReadState.EMPTY}]
+    problems = [_truncation(file) for file in seen.files if file.state in {ReadState.CUT, ReadState.EMPTY}]
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} complete")
 
 
@@ -106,12 +106,12 @@ def _truncation(one: FileSeen) -> Problem:
 @rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint has NaN or inf")
 def check_values(seen: Checkpoints) -> Answer:
     """Report tensors with NaN, or with inf among ordinary numbers."""
-    looked = [one for one in seen.files if one.values is not None]
+    looked = [file for file in seen.files if file.values is not None]
     if not looked:
         return skipped("no values were checked")
     problems = []
-    for one in looked:
-        values = one.values or ()
+    for file in looked:
+        values = file.values or ()
         broken = [each for each in values if each.nan or (each.above and (each.plain or each.below))]
         doubtful = [each for each in values if each not in broken and each.below and each.plain and not each.above]
         worst = broken or doubtful
@@ -121,7 +121,7 @@ def check_values(seen: Checkpoints) -> Answer:
         total = f"; {some([each.name for each in worst], 'tensor')} in total" if len(worst) > 1 else ""
         problems.append(Problem(
             severity=None if broken else Severity.WARNING,
-            summary=f"{one.path} has {what}: {_words(worst[0])}{total}",
+            summary=f"{file.path} has {what}: {_words(worst[0])}{total}",
             evidence=tuple(_words(each) for each in worst[1:4]),
             fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
             if broken
@@ -145,11 +145,13 @@ NO_WEIGHTS = "it has no model state dict"
 @rule("DD713", "checkpoint-prefix", Severity.ERROR, "Names in a state dict have the prefix of a wrapper")
 def check_prefix(seen: Checkpoints) -> Answer:
     """Report names that begin with `module.` or `_orig_mod.`, which the model itself does not have."""
-    pairs = [(one, weights) for one in seen.files if one.contents for weights in one.contents.weights]
+    pairs = [(file, weights) for file in seen.files if file.contents for weights in file.contents.weights]
     if not pairs:
         return skipped(NO_WEIGHTS)
     problems = [problem for one, weights in pairs for problem in _prefix(one, weights, seen.expected)]
-    prefixes = sorted({prefix for _, weights in pairs for one in weights.tensors if (prefix := _wrapper(one.name))})
+    prefixes = sorted(
+        {prefix for _, weights in pairs for tensor in weights.tensors if (prefix := _wrapper(tensor.name))}
+    )
     return judged(problems, f"prefixes: {', '.join(prefixes) or 'none'}")
 
 
@@ -229,7 +231,9 @@ def check_keys(seen: Checkpoints) -> Answer:
     if expected is None:
         return skipped("there is no model to compare with (--model)")
     problems: list[Problem] = []
-    compared = [(one, one.contents.weights) for one in seen.files if one.contents is not None and one.contents.weights]
+    compared = [
+        (file, file.contents.weights) for file in seen.files if file.contents is not None and file.contents.weights
+    ]
     for one, weights in compared:
         # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
         best = max(weights, key=lambda each: match_names(each, expected)[1])
@@ -237,12 +241,12 @@ def check_keys(seen: Checkpoints) -> Answer:
     if not compared:
         problems = [
             Problem(
-                summary=f"{one.path} does not match {expected.function}: it has no tensors",
+                summary=f"{file.path} does not match {expected.function}: it has no tensors",
                 evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
                 fix="pass the file with the model's state dict",
             )
-            for one in seen.files
-            if one.contents is not None and not one.contents.tensors
+            for file in seen.files
+            if file.contents is not None and not file.contents.tensors
         ]
         return judged(problems) if problems else skipped(NO_WEIGHTS)
     return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
@@ -294,7 +298,9 @@ RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open",
 @rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint may lack state for a resume")
 def check_resume(seen: Checkpoints) -> Answer:
     """Report what is missing from a checkpoint that was written to resume from."""
-    files = [(one.path, one.contents) for one in seen.files if one.contents is not None and one.form is not Form.FOLDER]
+    files = [
+        (file.path, file.contents) for file in seen.files if file.contents is not None and file.form is not Form.FOLDER
+    ]
     training = [(path, contents) for path, contents in files if set(contents.parts) & set(TRAINING)]
     if not training:
         return skipped("no file to resume from: no file is known to have more than weights")
@@ -318,10 +324,10 @@ def _lacks(path: str, contents: Contents) -> Iterator[Problem]:
 @rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
 def check_refusal(seen: Checkpoints) -> Answer:
     """Report a file that names functions or classes which torch.load would have to call."""
-    read = [one for one in seen.files if one.contents is not None and one.state is ReadState.WHOLE]
+    read = [file for file in seen.files if file.contents is not None and file.state is ReadState.WHOLE]
     if not read:
         return skipped("no index could be read")
-    problems = [problem for one in read if (problem := _refusal(one)) is not None]
+    problems = [problem for file in read if (problem := _refusal(file)) is not None]
     return judged(problems, f"{count_of(len(read) - len(problems), 'file')} of tensors and plain values")
 
 
@@ -373,7 +379,9 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
         prefixes = align_names([first.digests, other.digests])
         sides = []
         for file, prefix in zip((first, other), prefixes, strict=True):  # "": a tensor that could not be read
-            listed = dict.fromkeys((one.name for one in file.contents.tensors) if file.contents is not None else (), "")
+            listed = dict.fromkeys(
+                (tensor.name for tensor in file.contents.tensors) if file.contents is not None else (), ""
+            )
             digests = {**listed, **(file.digests or {})}
             sides.append({name.removeprefix(prefix): digest for name, digest in digests.items()})
         left, right = sides
@@ -405,10 +413,10 @@ def check_leftovers(seen: Checkpoints) -> Answer:
     """Report temporary files, and files much smaller than others of their kind."""
     problems = [
         Problem(
-            summary=f"{one.path} is {one.kind}: {one.detail}",
+            summary=f"{leftover.path} is {leftover.kind}: {leftover.detail}",
             fix="check that no training is writing there, and remove it; resume from the newest complete file",
         )
-        for one in seen.leftovers
+        for leftover in seen.leftovers
     ]
     return judged(problems, "the names and sizes of the files next to it")
 
@@ -417,8 +425,8 @@ def check_leftovers(seen: Checkpoints) -> Answer:
 def check_parts(seen: Checkpoints) -> Answer:
     """Report a checkpoint of several files if some of them are missing."""
     fix = "use the previous checkpoint, or copy the files from the node that wrote them"
-    lacking = [one for one in seen.files if one.missing]
-    problems = [Problem(summary=f"{one.path} is incomplete: {first_names(one.missing)}", fix=fix) for one in lacking]
+    lacking = [file for file in seen.files if file.missing]
+    problems = [Problem(summary=f"{file.path} is incomplete: {first_names(file.missing)}", fix=fix) for file in lacking]
     for gap in seen.gaps:
         are_missing = f"{'is' if len(gap.missing) == 1 else 'are'} missing"
         summary = f"files {gap.pattern}: {first_names(gap.missing)} {are_missing}"

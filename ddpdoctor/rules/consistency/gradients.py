@@ -351,7 +351,7 @@ def check_stale_optimizer(job: Job) -> Answer:
     streams = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
     found = [one for replica, stream in streams if (one := _stale_finding(job, replica, stream))]
     if found:
-        return judged([min(found, key=lambda one: (one.severity or Severity.ERROR).order)])
+        return judged([min(found, key=lambda problem: (problem.severity or Severity.ERROR).order)])
     followed = any(stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds for _, stream in streams)
     return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
 

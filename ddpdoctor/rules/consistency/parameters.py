@@ -127,7 +127,11 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
 def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
     values = sighting.values
     if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
-        last = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
+        last = [
+            values_at(stream, stream.last_number)
+            for stream in sighting.replica.streams
+            if stream.clock is StreamClock.STEP
+        ]
         values = next((written for written in last if written), ())
     if different := _different_settings(values, kernels=True):
         yield DriftCause(
@@ -197,7 +201,7 @@ BROADCAST = (
 def check_parameters(job: Job) -> Answer:
     """Report parameters that differ between ranks that should hold the same values."""
     seen = survey(job, What.PARAMETER, why_parameters_differ)
-    found = [_since(one) for one in seen.found]
+    found = [_since(difference) for difference in seen.found]
     for replica in replicas_of(job, wrapped=False):
         sighting = next(iter(sightings(replica, What.PARAMETER)), None)
         cause = _why_unwrapped_differs(replica, sighting) if sighting is not None else None
@@ -220,7 +224,7 @@ def _since(found: FoundDifference) -> FoundDifference:
 def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
     """Return why a model that should be equal differs, or None if each rank may have its own by design."""
     stream, never_equal = sighting.stream, sighting.last_good is None
-    differs = any(one.what is What.GRADIENT for one in stream.differences)
+    differs = any(difference.what is What.GRADIENT for difference in stream.differences)
     stood_still = stream.unchanged >= stream.compared - 1
     if What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED:
         if not never_equal:
@@ -261,8 +265,8 @@ _BY_DESIGN = "constant tensors differ between ranks of a mesh, but each rank may
 def check_buffers(job: Job) -> Answer:
     """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them."""
     seen = survey(job, What.BUFFER, _why)
-    found = [one for one in seen.found if not one.sighting.replica.mesh_dims]
-    differing = [one for one in seen.found if one.sighting.replica.mesh_dims]
+    found = [difference for difference in seen.found if not difference.sighting.replica.mesh_dims]
+    differing = [difference for difference in seen.found if difference.sighting.replica.mesh_dims]
     constants = [one for each in differing if (one := _constants(each)) is not None]
     if differing and not constants and not found:
         return skipped("; ".join((*seen.excuses, _BY_DESIGN)))

@@ -32,11 +32,11 @@ def check_reference(trial: Trial) -> Answer:
     if reference is None:
         return skipped("--reference was not given")
     for step in reference.steps:
-        if not all(math.isfinite(one.whole) for one in step.tensors):
+        if not all(math.isfinite(tensor.whole) for tensor in step.tensors):
             return unknown(f"the gradients of step {step.step} have inf or NaN")
         if step.random_error > LIMIT:
             return unknown(_RANDOM)
-        if step.missing or any(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors):
+        if step.missing or any(ratio(tensor.whole, tensor.rounding) > LIMIT for tensor in step.tensors):
             return judged([_finding(trial, reference, step)])
     if reference.problem:
         return unknown(reference.problem)
@@ -45,11 +45,11 @@ def check_reference(trial: Trial) -> Answer:
 
 def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
     cause = explain(reference, step)
-    worst = max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
-    ranks = tuple(one.rank for one in trial.participants)
+    worst = max(step.tensors, key=lambda tensor: ratio(tensor.whole, tensor.rounding), default=None)
+    ranks = tuple(participant.rank for participant in trial.participants)
     error_words = []
     if worst is not None:
-        wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
+        wrong = sum(ratio(tensor.whole, tensor.rounding) > LIMIT for tensor in step.tensors)
         how = "float64" if reference.float64 else "another order of the samples"
         wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
         whole, rounding = (
@@ -64,7 +64,7 @@ def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Proble
     return replace(
         cause,
         ranks=ranks,
-        hosts=tuple(dict.fromkeys(one.host for one in trial.participants)),
+        hosts=tuple(dict.fromkeys(participant.host for participant in trial.participants)),
         step=step.step,
         tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
         summary=f"DDP's gradient differs from one process on the whole batch: {cause.summary}",
@@ -141,7 +141,7 @@ def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
 
 
 def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "rounding") -> bool:
-    return all(ratio(getattr(one, error), getattr(one, allowed)) <= LIMIT for one in tensors)
+    return all(ratio(getattr(tensor, error), getattr(tensor, allowed)) <= LIMIT for tensor in tensors)
 
 
 def _not_the_mean(reference: OneProcess, step: ReferenceStep) -> Problem | None:
@@ -153,10 +153,10 @@ def _not_the_mean(reference: OneProcess, step: ReferenceStep) -> Problem | None:
         )
     if _agree(step.tensors, "scaled"):
         return _scaled(reference, step)
-    local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
+    local = [tensor for tensor in step.tensors if ratio(tensor.parts, tensor.rounding) > LIMIT]
     if not 0 < len(local) < len(step.tensors) or not _agree(local, "local"):
         return None
-    names = ", ".join(one.name for one in local[:MAX_NAMES])
+    names = ", ".join(errors.name for errors in local[:MAX_NAMES])
     return Problem(
         summary=f"{len(local)} of {len(step.tensors)} parameters have the gradient of rank 0's own batch, such as "
         f"{names}: they were not reduced",
@@ -191,8 +191,8 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
 
 
 def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
-    known = [one for one in step.tensors if one.without_batchnorm is not None]
-    same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
+    known = [tensor for tensor in step.tensors if tensor.without_batchnorm is not None]
+    same = all(ratio(errors.without_batchnorm or 0.0, errors.exact) <= LIMIT for errors in known)
     if not reference.batchnorm or not known or not same:
         return None
     return Problem(
@@ -297,7 +297,9 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
         for one in facts.unequal
         if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
     ]
-    other_steps = [f"the files may be from different times: {one.name} is {_values(facts, one)}" for one in clocks[:1]]
+    other_steps = [
+        f"the files may be from different times: {clock.name} is {_values(facts, clock)}" for clock in clocks[:1]
+    ]
     has_majority = len(blamed) < len(facts.files)
     settings = all(one.kind is Kind.SETTING for one in unequal)
     noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
@@ -309,7 +311,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     # A parameter's own name, without the key under which the file holds the model.
     name = next((one.name for one in unequal if one.kind is not Kind.SETTING), None)
     head, _, rest = (name or "").partition(".")
-    prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
+    prefixes = sorted({prefix for file in facts.files for prefix in file.stripped})
     with_prefix = [number for number, one in enumerate(facts.files) if one.stripped]
     stripped = f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_prefix)}"
     return Problem(
@@ -322,7 +324,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
             *([] if has_majority else [WHO_IS_RIGHT]),
             *other_steps,
-            *([stripped] if len({one.stripped for one in facts.files}) > 1 else []),
+            *([stripped] if len({file.stripped for file in facts.files}) > 1 else []),
         ),
         fix=fix,
     )
@@ -330,7 +332,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
 
 def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks of files, or nothing unless every file name gives a different rank."""
-    ranks = [one.rank for one in facts.files]
+    ranks = [file.rank for file in facts.files]
     if None in ranks or len(set(ranks)) < len(ranks):
         return ()
     return tuple(sorted(rank for number in files if (rank := facts.files[number].rank) is not None))
@@ -361,7 +363,7 @@ def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
     ranks = _ranks(facts, files)
     if len(files) > MAX_NAMED and len(ranks) == len(files):
         return f"the files of {rank_list(ranks)}"
-    base_names = [one.path.rpartition("/")[2] for one in facts.files]
+    base_names = [file.path.rpartition("/")[2] for file in facts.files]
     # A file is named with its folder if another file has the same name.
     names = [
         base_names[number] if base_names.count(base_names[number]) == 1 else facts.files[number].path

@@ -53,9 +53,9 @@ def replicas_of(job: Job, *, wrapped: bool = True) -> tuple[ReplicaStreams, ...]
     # Groups of different ranks may share a name.
     streams = job.consistency.streams if job.consistency is not None else ()
     found = grouped(
-        ((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one)
-        for one in streams
-        if one.model and (one.model > 0) is wrapped
+        ((stream.group, stream.model, tuple(sorted({*stream.ranks, *stream.unpaired}))), stream)
+        for stream in streams
+        if stream.model and (stream.model > 0) is wrapped
     )
     return tuple(
         ReplicaStreams(group=group, model=model, members=members, streams=tuple(those))
@@ -200,7 +200,7 @@ def _excuse_of_sighting(job: Job, sighting: Sighting, cause: DriftCause) -> str:
         stream.clock is StreamClock.STEP
         and sighting.step == stream.last_number
         and What.PARAMETER in stream.kinds
-        and not any(one.what is What.PARAMETER for one in stream.differences)
+        and not any(difference.what is What.PARAMETER for difference in stream.differences)
         for stream in replica.streams
     ):
         return f"parameters were equal after the last step, {sighting.step}, and changed only later"
@@ -211,7 +211,7 @@ def _excuse_of_sighting(job: Job, sighting: Sighting, cause: DriftCause) -> str:
     if (
         cause.unsynchronized
         and ends
-        and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
+        and not any(difference.what is What.PARAMETER for stream in ends for difference in stream.differences)
     ):
         return "local SGD: gradients were not reduced, and the parameters were equal at the end"
     return ""
@@ -295,7 +295,7 @@ class FoundDifference:
 
 
 def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
-    by_cause = grouped((one.cause.name, one) for one in found)
+    by_cause = grouped((difference.cause.name, difference) for difference in found)
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
@@ -357,7 +357,7 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
             *blame.doubt,
             *first.cause.evidence,
             *model_words(job, sighting.replica),
-            *(_also_words(one) for one in others),
+            *(_also_words(other) for other in others),
         ),
         fix=first.cause.fix,
     )

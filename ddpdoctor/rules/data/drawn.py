@@ -96,7 +96,7 @@ def _same_in(shared: Shared, passes: Mapping[int, EpochSeen]) -> tuple[tuple[int
 
     for all_samples, drew_same in ((True, lambda one, other: one in whole and other in whole), (False, drew_alike)):
         ranks = _alike(passes, drew_same)
-        if alike := _alike(ranks, lambda one, other: hold_alike(one, other) is True):
+        if alike := _alike(ranks, lambda rank, other: hold_alike(rank, other) is True):
             return alike, all_samples, True
         certain = certain and all(hold_alike(ranks[0], rank) is not None for rank in ranks[1:])
     return (), False, certain and any(epoch.drawn for epoch in passes.values())
@@ -196,7 +196,7 @@ def check_epochs(replicas: Replicas) -> Answer:
     loaders = [loader for those in replicas.loaders.values() for loader in those]
     if answer.outcome is not Outcome.PASSED or drawn is None or not drawn.set_epoch:
         return answer
-    if not all(len(one.epochs) > 1 and len({epoch.order for epoch in one.epochs}) == 1 for one in loaders):
+    if not all(len(loader.epochs) > 1 and len({epoch.order for epoch in loader.epochs}) == 1 for loader in loaders):
         return answer
     ranks = tuple(replicas.hosts)
     problem = Problem(
@@ -209,7 +209,7 @@ def check_epochs(replicas: Replicas) -> Answer:
 
 
 def _judge_epochs(shared: Shared) -> Answer:
-    passes = {rank: [one for one in shared.seen[rank].epochs if shared.is_counted(one)] for rank in shared.ranks}
+    passes = {rank: [epoch for epoch in shared.seen[rank].epochs if shared.is_counted(epoch)] for rank in shared.ranks}
     for rank, loader in shared.seen.items():
         sampler, epochs = loader.sampler, passes[rank]
         if sampler is None or sampler.replicas is None:
@@ -393,7 +393,7 @@ def _seen_of_parts(shared: Shared) -> tuple[str, str] | None:
     apart = apart and ((steps == {1} and in_turn) or len({start % step for start, step, _ in ranges}) == len(ranges))
     totals = [part.total for part in parts]
     if not apart and sum(part.count for part in parts) == whole and None not in totals:
-        sums = sum(one or 0 for one in totals), reduce(xor, (part.xor or 0 for part in parts))
+        sums = sum(total or 0 for total in totals), reduce(xor, (part.xor or 0 for part in parts))
         apart = sums == (sum_of_all(whole), xor_of_all(whole))
     if not apart:
         return None

@@ -23,9 +23,9 @@ def check_last_batch(shares: Shares) -> Answer:
     plan, first = shares.plan, shares.ranks[0]
     batches, last = count_of(first.batches, "batch", "batches"), count_of(first.last_batch, "sample", "samples")
     seen = f"rank {first.rank}: {batches}, the last of {last}"
-    without = tuple(one.rank for one in shares.ranks if not one.batches)
-    single = tuple(one.rank for one in shares.ranks if one.last_batch == 1 < plan.batch_size)
-    short = without or single or tuple(one.rank for one in shares.ranks if one.last_batch < plan.batch_size)
+    without = tuple(rank.rank for rank in shares.ranks if not rank.batches)
+    single = tuple(rank.rank for rank in shares.ranks if rank.last_batch == 1 < plan.batch_size)
+    short = without or single or tuple(rank.rank for rank in shares.ranks if rank.last_batch < plan.batch_size)
     if not short:
         return passed(seen)
     is_each = len(short) == len(shares.ranks)
@@ -81,11 +81,11 @@ def check_accumulation(shares: Shares) -> Answer:
 def judge_duplicates(shares: Shares) -> Answer:
     """DD701: whether ranks get the same samples, beyond those that a sampler repeats to make shares equal."""
     plan = shares.plan
-    repeated = sum(one.repeated for one in shares.ranks)
+    repeated = sum(rank.repeated for rank in shares.ranks)
     if plan.sharing is not Sharing.NONE or plan.world_size == 1:
         return judged([], f"every sample goes to one rank; {repeated} are repeated to make the shares equal")
     problem = Problem(
-        ranks=tuple(one.rank for one in shares.ranks),
+        ranks=tuple(rank.rank for rank in shares.ranks),
         summary=f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
         "process",
         evidence=("no sampler splits the samples between the ranks",),
@@ -119,8 +119,8 @@ def judge_batches(shares: Shares) -> Answer:
     if len(batches) == 1:
         return judged([], f"{batches[0]} on every rank")
     most, least = batches[0], batches[-1]
-    longer = tuple(one.rank for one in shares.ranks if one.batches == most)
-    shorter = tuple(one.rank for one in shares.ranks if one.batches == least)
+    longer = tuple(rank.rank for rank in shares.ranks if rank.batches == most)
+    shorter = tuple(rank.rank for rank in shares.ranks if rank.batches == least)
     problem = Problem(
         ranks=shorter,
         summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {count_of(most, 'batch', 'batches')}, but "

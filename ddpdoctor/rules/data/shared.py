@@ -263,7 +263,7 @@ def _join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
             continue
         joined[at] = replace(
             before,
-            epochs=(*before.epochs, *(replace(one, number=before.passes + one.number) for one in after.epochs)),
+            epochs=(*before.epochs, *(replace(epoch, number=before.passes + epoch.number) for epoch in after.epochs)),
             passes=before.passes + after.passes,
             trained_batches=before.trained_batches + after.trained_batches,
             in_join=before.in_join or after.in_join,
@@ -383,7 +383,9 @@ def _by_leaf(digests: Iterable[str], colons: int) -> dict[str, dict[str, str]]:
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:
     words = [_count_words(one) for one in _counted(replicas) if one.unique is not None][:1]
-    return replace(answer, problems=tuple(replace(one, evidence=(*words, *one.evidence)) for one in answer.problems))
+    return replace(
+        answer, problems=tuple(replace(problem, evidence=(*words, *problem.evidence)) for problem in answer.problems)
+    )
 
 
 def find_overlap(replicas: Replicas) -> Answer | None:

@@ -54,7 +54,7 @@ def check_clock(fleet: Fleet) -> Answer:
 def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
     """Yield the hosts that differ from the median. Of two, the one whose clock is not synchronized, else both."""
     if len(offsets) == 2:
-        behind, ahead = sorted(offsets, key=lambda one: one[1])
+        behind, ahead = sorted(offsets, key=lambda offset: offset[1])
         apart, confidence = ahead[1] - behind[1], Confidence.MEDIUM
         off = [(node, sign * apart) for (node, _), sign in ((ahead, 1), (behind, -1)) if apart > OFF_S]
         loose = [(node, value) for node, value in off if _is_loose(node)]

@@ -360,7 +360,7 @@ def check_compute_mode(node: Node) -> Answer:
     if not gpus:
         return skipped("no GPU here has a compute mode")
     exclusive = [gpu for gpu in gpus if (gpu.compute_mode or "").startswith("exclusive")]
-    others = {gpu.index: [str(one.pid) for one in strangers(gpu, node)] for gpu in exclusive}
+    others = {gpu.index: [str(stranger.pid) for stranger in strangers(gpu, node)] for gpu in exclusive}
     ranks = {gpu.index: len(ranks_on(node, [gpu])) for gpu in exclusive}
     only_one = "{allows/allow} only one process, "
     problems: list[Problem] = []
@@ -400,20 +400,20 @@ def check_other_procs(node: Node) -> Answer:
     for gpu in gpus:
         others, total = strangers(gpu, node), gpu.memory_total_bytes
         if is_seen:
-            held = sum(one.used_bytes or 0 for one in others)
+            held = sum(other.used_bytes or 0 for other in others)
         else:  # what is beyond this job's own counts
-            own = sum(one.used_bytes or 0 for one in gpu.processes or () if one.ours)
+            own = sum(process.used_bytes or 0 for process in gpu.processes or () if process.ours)
             allowed = TRIAL_BYTES if known(node.gpu_trial) is not None else 0
             held = max(0, (gpu.memory_used_bytes or 0) - own - allowed)
         most_bytes = max(most_bytes, held)
         is_most = total is not None and held > MOST * total
         amount = f"{format_memory(held)} of {'memory' if total is None else format_memory(total)}"
         if is_seen and held > OTHERS_BYTES:
-            pids = ",".join(str(one.pid) for one in others)
+            pids = ",".join(str(other.pid) for other in others)
             said = ", ".join(
-                f"pid {one.pid} ({one.name or 'unknown name'}) "
-                f"{'memory not reported' if one.used_bytes is None else format_memory(one.used_bytes)}"
-                for one in others
+                f"pid {other.pid} ({other.name or 'unknown name'}) "
+                f"{'memory not reported' if other.used_bytes is None else format_memory(other.used_bytes)}"
+                for other in others
             )
             problems += gpu_problem(
                 node, [gpu], f"has {amount} used by other processes", detail=lambda _, said=said: said,  # type: ignore[misc]

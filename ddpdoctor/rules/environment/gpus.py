@@ -160,12 +160,12 @@ def ranks_on(node: Node, gpus: Iterable[Gpu]) -> tuple[int, ...]:
 def strangers(gpu: Gpu, node: Node) -> list[GpuProcess]:
     """Return the processes that compute on a GPU and do not belong to this job."""
     pids = {process.pid for process in node.processes}
-    return [one for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]
+    return [process for process in gpu.processes or () if not (process.ours or process.graphics or process.pid in pids)]
 
 
 def gpu_list(gpus: Iterable[Gpu] | Iterable[int]) -> str:
     """Return "GPU 3", "GPUs 0 and 2" or "GPUs 0-6, 9"."""
-    return rank_list((one if isinstance(one, int) else one.index for one in gpus), "GPU")
+    return rank_list((gpu if isinstance(gpu, int) else gpu.index for gpu in gpus), "GPU")
 
 
 def numbers(gpus: Iterable[Gpu]) -> str:
@@ -514,16 +514,16 @@ def check_gpu_alloc(node: Node) -> Answer:
 def check_dstate(node: Node) -> Answer:
     """Report processes that hang inside the driver and that no signal can end."""
     stuck = need(node.stuck_processes)
-    long = [one for one in stuck if (one.seconds or 0.0) >= LONG_S]
-    short = [one for one in stuck if one not in long]
+    long = [process for process in stuck if (process.seconds or 0.0) >= LONG_S]
+    short = [process for process in stuck if process not in long]
     problems = [
         Problem(
-            summary=f"{', '.join(dict.fromkeys(one.name for one in those))} {verb(those, 'hangs', 'hang')} inside the "
-            f"NVIDIA driver, {words}",
+            summary=f"{', '.join(dict.fromkeys(each.name for each in those))} {verb(those, 'hangs', 'hang')} inside "
+            f"the NVIDIA driver, {words}",
             evidence=tuple(
-                f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, for "
-                + ("an unknown time" if one.seconds is None else f"at least {one.seconds:.0f} s")
-                for one in those
+                f"pid {process.pid} ({process.name}) in {process.wchan or 'an unknown function'}, for "
+                + ("an unknown time" if process.seconds is None else f"at least {process.seconds:.0f} s")
+                for process in those
             ),
             fix="sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process",
             severity=severity,

@@ -137,7 +137,7 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
     """Yield nodes with a link-local address, which works on their own cable only, if others have a real one."""
     for library, variable in VARIABLES.items():
         picks = [(node, network, pick) for name, node, network, pick in first_picks(chosen) if name == library]
-        local = [one for one in picks if one[2].ip.is_link_local]
+        local = [pick for pick in picks if pick[2].ip.is_link_local]
         if local and len(local) < len(picks):
             hosts = tuple(node.host for node, _, _ in local)
             yield Problem(
@@ -202,15 +202,15 @@ def check_ifname_exists(node: Node) -> Answer:
     if not found:
         return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
     problems = [problem for setting, process in found.items() for problem in _judge(network, process, setting)]
-    there = ", ".join(one.name for one in network.interfaces)
+    there = ", ".join(interface.name for interface in network.interfaces)
     return judged(problems, f"{', '.join(dict.fromkeys(map(str, found)))}; there are {there}")
 
 
 def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
     if setting.name == NCCL:
         wanted = parse_nccl_list(setting.value)
-        fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
-        evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
+        fitting = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
+        evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
         if not fitting:
             what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
             best = best_interface(network) or "INTERFACE"
@@ -235,12 +235,12 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
             )
         return
     names = parse_gloo_names(setting.value) if setting.name == GLOO else (setting.value,)
-    there = {one.name for one in network.interfaces}
+    there = {interface.name for interface in network.interfaces}
     wrong = [name for name in names if name not in there]
     if wrong:
         yield Problem(
             summary=f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}",
-            evidence=(f"interfaces: {', '.join(one.name for one in network.interfaces)}",),
+            evidence=(f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",),
             fix=export(setting.name, network),
             ranks=ranks_of([process]),
         )
@@ -280,13 +280,13 @@ def check_iface_up(node: Node) -> Answer:
     # Unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left
     wanted = parse_nccl_list(of_nccl)
     problems = [
-        _down("NCCL", one, network, f"{NCCL}={of_nccl}", severity=Severity.WARNING if choice.nccl else None)
-        for one in (network.interfaces if wanted.entries and not wanted.exclude else ())
-        if wanted.takes(one.name)
-        and not (one.addresses and one.running)
-        and (not choice.nccl or wanted.names(one.name))
+        _down("NCCL", interface, network, f"{NCCL}={of_nccl}", severity=Severity.WARNING if choice.nccl else None)
+        for interface in (network.interfaces if wanted.entries and not wanted.exclude else ())
+        if wanted.takes(interface.name)
+        and not (interface.addresses and interface.running)
+        and (not choice.nccl or wanted.names(interface.name))
     ]
-    by_name = {one.name: one for one in network.interfaces}
+    by_name = {interface.name: interface for interface in network.interfaces}
     problems += [
         _down("Gloo", by_name[name], network, f"{GLOO}={of_gloo}")
         for name in parse_gloo_names(of_gloo)
@@ -294,7 +294,7 @@ def check_iface_up(node: Node) -> Answer:
     ]
     if not of_gloo:
         idle = [pick.interface for pick in choice.gloo or () if not pick.interface.running]
-        problems += [_down("Gloo", one, network, "the host name's address is on it") for one in idle]
+        problems += [_down("Gloo", interface, network, "the host name's address is on it") for interface in idle]
     return judged(problems, str(choice))
 
 
@@ -343,7 +343,10 @@ def check_v4v6(fleet: Fleet) -> Answer:
         if setting is None or family is None:
             continue
         if all(pick.ip.is_loopback for pick in match_nccl(network, "^lo", family)):
-            there = (f"{one.name}: {', '.join(one.addresses) or 'no address'}" for one in network.interfaces[:8])
+            there = (
+                f"{interface.name}: {', '.join(interface.addresses) or 'no address'}"
+                for interface in network.interfaces[:8]
+            )
             problems.append(Problem(
                 summary=f"{setting}: no interface of the node has an IPv{family} address", evidence=tuple(there),
                 fix=setting.removal, hosts=(node.host,),

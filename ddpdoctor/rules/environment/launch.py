@@ -452,7 +452,7 @@ def _network_faults(process: NodeProcess, names: Names | None, network: Network 
             fix='give the pods the annotation sidecar.istio.io/inject: "false"',
         )
     own = names.own.addresses if names is not None else ()
-    hosts = [one.name for one in network.interfaces if one.name.startswith(HOST_INTERFACES)]
+    hosts = [interface.name for interface in network.interfaces if interface.name.startswith(HOST_INTERFACES)]
     if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(is_loopback, own)):
         yield Problem(
             summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
@@ -593,7 +593,7 @@ def check_srun_cpus(node: Node) -> Answer:
     """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`."""
     tasks = [process for process in node.processes if in_slurm_step(process)]
     if not tasks:
-        return skipped(NO_STEP if any("SLURM_JOB_ID" in one.variables for one in node.processes) else NOT_SLURM)
+        return skipped(NO_STEP if any("SLURM_JOB_ID" in process.variables for process in node.processes) else NOT_SLURM)
     asked = tasks[0].number("SLURM_CPUS_PER_TASK")
     if asked is None:
         return skipped("the job did not request a number of CPUs per task")

@@ -126,20 +126,24 @@ def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Probl
 
 def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterator[Problem]:
     """Compare a link with those of other GPUs of the model. Without a view of the slot, nothing else can be done."""
-    peers = [one for one in devices if (one.vendor, one.device) == (mine.vendor, mine.device) and one is not mine]
-    wider = [one for one in peers if (one.width or 0) > (mine.width or 0)]
-    faster = [one for one in peers if (one.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
+    peers = [
+        device
+        for device in devices
+        if (device.vendor, device.device) == (mine.vendor, mine.device) and device is not mine
+    ]
+    wider = [peer for peer in peers if (peer.width or 0) > (mine.width or 0)]
+    faster = [peer for peer in peers if (peer.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
     if wider:
-        most_lanes, virtual = max(one.width or 0 for one in wider), pci.virtual_machine
+        most_lanes, virtual = max(device.width or 0 for device in wider), pci.virtual_machine
         yield Problem(
             summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have "
             f"{most_lanes}",
-            evidence=(f"wider: {', '.join(one.bus_id for one in wider[:4])}",),
+            evidence=(f"wider: {', '.join(device.bus_id for device in wider[:4])}",),
             fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
             severity=Severity.WARNING if virtual else Severity.INFO,
         )
     elif mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
-        highest = max(one.speed_gt_s or 0 for one in faster)
+        highest = max(device.speed_gt_s or 0 for device in faster)
         yield Problem(
             summary=f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at "
             f"{highest:g} GT/s",
@@ -220,7 +224,7 @@ def check_fabric(node: Node) -> Answer:
     gpus = listed(node)
     pci = known(node.pci)
     devices = pci.devices if pci is not None else ()
-    switches = sum(1 for one in devices if one.vendor == NVIDIA and one.device_class >> 8 == NVSWITCH_CLASS)
+    switches = sum(1 for device in devices if device.vendor == NVIDIA and device.device_class >> 8 == NVSWITCH_CLASS)
     members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
     if not members and not (switches and any(is_data_center(gpu) for gpu in gpus.devices)):
         return skipped("there are no NVSwitches and no GPU fabric")

@@ -232,12 +232,12 @@ def check_torch_cuda_build(node: Node) -> Answer:
 def _amd_without_rocm(node: Node, build: TorchBuild) -> Answer | None:
     pci, software = known(node.pci), known(node.software)
     devices = pci.devices if pci else ()
-    amd = [one for one in devices if one.vendor == AMD and one.device_class >> 8 in AMD_COMPUTE_CLASSES]
+    amd = [device for device in devices if device.vendor == AMD and device.device_class >> 8 in AMD_COMPUTE_CLASSES]
     if not amd or software is None or "/dev/kfd" not in software.gpu_devices or nvidia_gpus(node):
         return None
     summary = f"torch {build.version} has no ROCm, so the AMD GPUs here cannot be used"
     fix = f"install a ROCm build of torch with the command at {SELECTOR}"
-    evidence = (f"AMD GPUs at {', '.join(one.bus_id for one in amd)}, and /dev/kfd",)
+    evidence = (f"AMD GPUs at {', '.join(device.bus_id for device in amd)}, and /dev/kfd",)
     return found(summary, f"torch {build.version} and {len(amd)} AMD GPUs", evidence=evidence, fix=fix)
 
 
@@ -341,7 +341,7 @@ def check_version_expected(fleet: Fleet) -> Answer:
     unread = sorted({expected.name for (expected, _), version in seen.items() if not version})
     if unread and not found:
         return unknown(f"the version of {', '.join(unread)} is unknown on some nodes")
-    return judged(found, f"expected: {', '.join(one.text for one in fleet.expected)}")
+    return judged(found, f"expected: {', '.join(version.text for version in fleet.expected)}")
 
 
 def _holds(expected: ExpectedVersion, version: str) -> bool:

@@ -402,11 +402,17 @@ def _aspect(operations: Sequence[Operation]) -> str:
     if len({operation.op for operation in operations}) > 1:
         return "operation"
     op = operations[0].op
-    if "barrier" in {one.made_by for one in operations} and len({one.numel_in for one in operations}) > 1:
+    if (
+        "barrier" in {operation.made_by for operation in operations}
+        and len({operation.numel_in for operation in operations}) > 1
+    ):
         return "operation"
-    if op in _SAME_IN and len({one.numel_in for one in operations if one.numel_in is not None}) > 1:
+    if op in _SAME_IN and len({operation.numel_in for operation in operations if operation.numel_in is not None}) > 1:
         return "shape"
-    if op in _SAME_OUT and len({one.numel_out for one in operations if one.numel_out is not None}) > 1:
+    if (
+        op in _SAME_OUT
+        and len({operation.numel_out for operation in operations if operation.numel_out is not None}) > 1
+    ):
         return "shape"
     return ""
 

@@ -326,7 +326,7 @@ def _may_lack_entries(cluster: Cluster, rank: int) -> bool:
 def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, waiters: tuple[int, ...]) -> Iterator[Fact]:
     for rank in ranks:
         part, dump = cluster.parts.get(rank), cluster.dumps.get(rank, cluster.dumps[waiters[0]])
-        certain = part is None or all(cluster.parts[one].knows_ends for one in waiters)
+        certain = part is None or all(cluster.parts[waiter].knows_ends for waiter in waiters)
         last = f"made {cluster.operation(rank, part.last).words()} last" if part is not None and part.seq else ""
         at = next((frame for frame in reversed(part.last_frames) if frame.user), None) if part is not None else None
         line = f", in {at.function} ({at.file}:{at.line})" if at is not None and last else ""
@@ -353,7 +353,13 @@ def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | No
     plain = len(sides[0][1]) > len(sides[1][1])
     odd = tuple(sorted(rank for _, ranks in sides[1:] for rank in ranks))
     names = {tuple(call.op for call in made[ranks[0]]) for _, ranks in sides}
-    aspect = "operation" if len(names) > 1 else "dtype" if len({one.dtype for one in operations}) > 1 else "shape"
+    aspect = (
+        "operation"
+        if len(names) > 1
+        else "dtype"
+        if len({operation.dtype for operation in operations}) > 1
+        else "shape"
+    )
     return Differ(
         sides=tuple((ranks, operation) for (_, ranks), operation in zip(sides, operations, strict=True)),
         odd=odd if plain else None, aspect=aspect, spot=cluster.dumps[odd[0]].spot,
@@ -405,7 +411,7 @@ def _waits(clusters: Sequence[Cluster]) -> list[Fact]:
 def _crossed(clusters: Sequence[Cluster], found: Sequence[Fact]) -> Circle | None:
     """Return ranks that made the pending calls of two groups in different orders, if all members are inside both."""
     inside = {fact.operation.group for fact in found if isinstance(fact, Inside)}
-    whole = [one for one in clusters if one.name in inside]
+    whole = [cluster for cluster in clusters if cluster.name in inside]
     for at, one in enumerate(whole):
         for other in whole[at + 1 :]:
             both = [rank for rank in one.parts if rank in other.parts]

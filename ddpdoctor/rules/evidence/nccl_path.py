@@ -69,7 +69,7 @@ class NcclJob:
 
     def __init__(self, state: RunState) -> None:
         self.processes = state.all(NcclPaths)
-        self.machines: dict[str, Node] = {_short(one.node.host): one.node for one in state.all(MachineSeen)}
+        self.machines: dict[str, Node] = {_short(machine.node.host): machine.node for machine in state.all(MachineSeen)}
         self._members: dict[tuple[str, int], list[Who]] = {}
         for process in self.processes:
             for member in process.members:
@@ -115,7 +115,7 @@ class NcclJob:
 
     def setting(self, name: str, hosts: tuple[str, ...] = ()) -> str | None:
         """Return the value of a variable in the environment of a process on these hosts, by default on any."""
-        values = (one.settings.get(name) for one in self.processes if not hosts or one.who.host in hosts)
+        values = (process.settings.get(name) for process in self.processes if not hosts or process.who.host in hosts)
         return next((value for value in values if value is not None), None)
 
 
@@ -129,9 +129,13 @@ def explain_nccl(state: RunState) -> Iterator[str]:
     job = NcclJob(state)
     if not job.processes:
         return
-    for network, hosts in grouped((one.network, one.who.host) for one in job.processes if one.network).items():
+    for network, hosts in grouped(
+        (process.network, process.who.host) for process in job.processes if process.network
+    ).items():
         named = "TCP (Socket)" if network == "Socket" else network
-        adapters = sorted({name for one in job.processes if one.network == network for name in one.adapters})
+        adapters = sorted(
+            {name for process in job.processes if process.network == network for name in process.adapters}
+        )
         found = f"; it found the adapters {name_list(adapters)}" if adapters else ""
         yield f"NCCL uses the network {named} on {name_list(list(dict.fromkeys(hosts)))}{found}"
     for way, links in grouped((link.edge.way, link) for link in job.links).items():
@@ -142,23 +146,23 @@ def explain_nccl(state: RunState) -> Iterator[str]:
         shown = name_list([f"{a}-{b}" for a, b in pairs], MOST_PAIRS)
         joined = f"{count_of(len(pairs), 'pair')} of ranks {way.value} ({name_list(texts)})"
         yield f"{joined}: {shown}, {each} each way"
-    channels = sorted({one.channels for one in job.processes if one.channels is not None})
+    channels = sorted({process.channels for process in job.processes if process.channels is not None})
     if channels:
         yield f"NCCL uses {' or '.join(map(str, channels))} channels for collectives"
     chosen: Counter[str] = Counter()
-    for one in job.processes:
-        chosen.update(one.algorithms)
+    for process in job.processes:
+        chosen.update(process.algorithms)
     if chosen:
         most = [f"{name} ({count_of(count, 'call')})" for name, count in chosen.most_common(MOST_ALGORITHMS)]
         yield f"NCCL's algorithms and protocols: {', '.join(most)}"
-    nvls = {one.nvls for one in job.processes if one.nvls is not None}
+    nvls = {process.nvls for process in job.processes if process.nvls is not None}
     if len(nvls) == 1:
         yield f"NVLS (reductions in the NVSwitch) is {'available' if True in nvls else 'not available'}"
     for name, meaning in (DISABLING | ENABLING).items():
         value = job.setting(name)
         if value is not None and (value in OFF) is (name in ENABLING):
             yield f"{name}={value}: {meaning}"
-    slowest_s = max(one.init_s or 0.0 for one in job.processes)
+    slowest_s = max(process.init_s or 0.0 for process in job.processes)
     if slowest_s:
         late = ", which delays only the start" if slowest_s > SLOW_START_S else ""
         yield f"setting up a communicator took up to {slowest_s:.1f} s{late}"
@@ -168,7 +172,7 @@ def explain_nccl(state: RunState) -> Iterator[str]:
 def check_nccl_path(state: RunState) -> Answer:
     """Report connections of NCCL that are slower than they could be."""
     job = NcclJob(state)
-    if not any(one.edges or one.network for one in job.processes):
+    if not any(process.edges or process.network for process in job.processes):
         return skipped("no NCCL_DEBUG=INFO lines show the connections")
     inside = list(_inside_host(job))
     problems = [
@@ -198,7 +202,7 @@ def _inside_host(job: NcclJob) -> Iterator[Problem]:
 def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
     between = [link for link in job.links if link.edge.way is DataWay.TCP and link.inside is not True]
     for host, those in grouped((link.host, link) for link in between).items():
-        found = {name for one in job.processes if one.who.host == host for name in one.adapters}
+        found = {name for process in job.processes if process.who.host == host for name in process.adapters}
         node = job.machine(host)
         rdma = known(node.rdma) if node is not None else None
         devices = rdma.devices if rdma is not None else ()
@@ -273,7 +277,7 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
 def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
-        if behind and {one.nvls for one in job.processes if one.who.host == host} == {False}:
+        if behind and {process.nvls for process in job.processes if process.who.host == host} == {False}:
             although = f"although its {behind[0].name} are behind NVSwitches: the switches do no reductions"
             summary = f"NVLS is not available on {host}, {although}"
             fix = (
@@ -285,13 +289,13 @@ def _without_nvls(job: NcclJob) -> Iterator[Problem]:
 
 def _unequal_channels(job: NcclJob) -> Iterator[Problem]:
     """Compare processes that have only one communicator, since the line does not name it."""
-    single = [one for one in job.processes if len(one.members) == 1 and one.channels is not None]
-    for communicator, those in grouped((one.members[0].communicator, one) for one in single).items():
-        counts = {one.members[0].rank: one.channels or 0 for one in those}
+    single = [process for process in job.processes if len(process.members) == 1 and process.channels is not None]
+    for communicator, those in grouped((paths.members[0].communicator, paths) for paths in single).items():
+        counts = {paths.members[0].rank: paths.channels or 0 for paths in those}
         if len(set(counts.values())) > 1 and not communicator.startswith("of "):
             few = min(counts.values())
             behind = tuple(sorted(rank for rank, count in counts.items() if count == few))
-            hosts = tuple(sorted({one.who.host for one in those if one.members[0].rank in behind}))
+            hosts = tuple(sorted({paths.who.host for paths in those if paths.members[0].rank in behind}))
             summary = f"{rank_list(behind)} set up {few} channels for collectives, but others {max(counts.values())}"
             fix = "set the same NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE on all ranks, or unset them"
             yield Problem(summary=summary, ranks=behind, hosts=hosts, fix=fix)

@@ -260,18 +260,20 @@ def decide(state: RunState) -> Ruling:
     differ = [fact for fact in state.all(Differ) if fact.certain]
     # A failure counts first if it came before ranks called different operations, and in the user's own code.
     first = roots[0].failed if roots else []
-    own = any(one.operation is None and any(frame.user for frame in one.frames) for one in first) or not first
+    own = (
+        any(failure.operation is None and any(frame.user for frame in failure.frames) for failure in first) or not first
+    )
     older = roots and own and not any(precedes(one, fact) for one in differ for fact in roots[0].facts)
     if differ and not older:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
         root = roots[0]
-        killed = not root.failed and (any(one.signal for one in root.exited) or root.memory)
-        machine = next((one.kind for one in root.troubles if one.kind not in _ENDS_PROCESSES), "")
+        killed = not root.failed and (any(process.signal for process in root.exited) or root.memory)
+        machine = next((trouble.kind for trouble in root.troubles if trouble.kind not in _ENDS_PROCESSES), "")
         if machine and ((not root.failed and not root.exited) or machine == "port"):
             problem = words.machine(state, root)
             return Ruling(kind="crash", problem=replace(problem, kind=_KINDS.get(machine)))
-        if any(one.kind == "node-failure" for one in root.troubles):
+        if any(trouble.kind == "node-failure" for trouble in root.troubles):
             killed = True
         problem = words.failure(state, root, roots[1:], killed=killed)
         return Ruling(kind="killed" if killed else "crash", problem=problem)
@@ -303,7 +305,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
         yield absent
     if differ := [fact for fact in state.all(Differ) if not fact.certain]:
         yield Ruling(kind="mismatch", problem=words.mismatch(state, differ))
-    killed = root is not None and any(one.signal for one in root.exited) and not root.failed
+    killed = root is not None and any(process.signal for process in root.exited) and not root.failed
     if root is not None and (not root.is_vague if alone else not killed or len(roots) == 1):
         ended = killed and not alone
         problem = words.failure(state, root, roots[1:], killed=ended)
@@ -356,7 +358,7 @@ def _reasons(state: RunState) -> Iterator[str]:
     if state.all(Exited):
         yield "the evidence only shows that ranks were stopped, not why"
     samples = last_samples(state.facts)
-    if samples and all(one.doing is Doing.DATA for one in samples.values()):
+    if samples and all(sample.doing is Doing.DATA for sample in samples.values()):
         yield f"{rank_list(samples)} {verb(samples, 'waits', 'wait')} for workers of a DataLoader"
     if state.all(ProcessState):
         where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"

@@ -430,8 +430,8 @@ class Root:
 
         An abort without a word is how torch's watchdog ends victims.
         """
-        told = any(not one.alone for one in self.failed)
-        signals = any(one.signal not in {"", "SIGABRT"} or one.frames for one in self.exited)
+        told = any(not failure.alone for failure in self.failed)
+        signals = any(process.signal not in {"", "SIGABRT"} or process.frames for process in self.exited)
         return told or bool(self.troubles) or signals
 
     @property
@@ -446,12 +446,12 @@ class Root:
 
     @property
     def memory(self) -> bool:
-        said = any(one.memory for one in self.failed) or any(one.memory for one in self.exited)
-        return said or any(one.kind == _KILLED_FOR_MEMORY for one in self.troubles)
+        said = any(failure.memory for failure in self.failed) or any(process.memory for process in self.exited)
+        return said or any(trouble.kind == _KILLED_FOR_MEMORY for trouble in self.troubles)
 
     @property
     def is_first(self) -> bool:
-        return any(one.first for one in self.exited)
+        return any(process.first for process in self.exited)
 
 
 def find_roots(state: RunState) -> list[Root]:
@@ -479,7 +479,7 @@ def find_roots(state: RunState) -> list[Root]:
     found = [root for root in roots.values() if root.facts]
     for root in found:
         if root.is_alone:  # several lines without a traceback: one that is known explains the others
-            root.failed.sort(key=lambda one: find_known(f"{one.type}: {one.message}") is None)
+            root.failed.sort(key=lambda failure: find_known(f"{failure.type}: {failure.message}") is None)
     plain = _join_alike([root for root in found if root.is_plain], state)
     plain = [root for root in plain if root.troubles[:1] == [] or root.troubles[0].kind != _NONFINITE] or plain
     times = [root.facts[0].time for root in plain or found]
@@ -520,7 +520,7 @@ def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
     """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
     merged: dict[tuple[str, ...], Root] = {}
     for root in roots:
-        key = tuple(sorted({one.kind for one in root.troubles if one.kind in _ALIKE}))
+        key = tuple(sorted({trouble.kind for trouble in root.troubles if trouble.kind in _ALIKE}))
         if not key or root.failed:
             merged["", str(id(root))] = root
         elif key in merged:
@@ -569,8 +569,8 @@ def _attach_bare(roots: dict[object, Root]) -> None:
     bare = [root for root in roots.values() if root.failed and not root.ranks]
     silent = [root for root in roots.values() if root.exited and not root.failed and root.ranks]
     silent = silent or [root for root in roots.values() if root.exited and not root.failed]
-    silent = [root for root in silent if all(one.code is not None for one in root.exited)]
-    errors = {(one.type, _DIGITS.sub("", one.message)) for root in bare for one in root.failed}
+    silent = [root for root in silent if all(process.code is not None for process in root.exited)]
+    errors = {(failure.type, _DIGITS.sub("", failure.message)) for root in bare for failure in root.failed}
     if len(errors) == 1 and silent:  # ranks that ended with a status and without a word
         first = [root for root in silent if root.is_first]
         several = sum(len(root.failed) for root in bare) > 1
@@ -579,7 +579,7 @@ def _attach_bare(roots: dict[object, Root]) -> None:
         for root in bare:
             root.failed.clear()
     for root in [root for root in roots.values() if root.exited and not root.ranks and not root.hosts]:
-        signals = {one.signal for one in root.exited}
+        signals = {process.signal for process in root.exited}
         same = [one for one in roots.values() if one.ranks and any(end.signal in signals for end in one.exited)]
         if len(same) == 1 and signals != {""}:  # both the rank and its launcher tell of it
             same[0].exited.extend(root.exited)
@@ -608,11 +608,11 @@ def _explains(trouble: Trouble, root: Root, state: RunState) -> bool:
     if trouble.who.host and hosts and trouble.who.host not in hosts:
         return False
     if trouble.kind == _KILLED_FOR_MEMORY:
-        killed = any(one.signal == "SIGKILL" or one.code == 137 for one in root.exited)
-        return killed or any(one.in_worker for one in root.failed)
+        killed = any(process.signal == "SIGKILL" or process.code == 137 for process in root.exited)
+        return killed or any(failure.in_worker for failure in root.failed)
     if trouble.kind in _GPU:
-        return any("CUDA" in one.type or "CUDA" in one.message for one in root.failed)
-    return trouble.kind == "shm" and any(one.signal == "SIGBUS" for one in root.exited)
+        return any("CUDA" in failure.type or "CUDA" in failure.message for failure in root.failed)
+    return trouble.kind == "shm" and any(process.signal == "SIGBUS" for process in root.exited)
 
 
 def _shape(failed: Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:

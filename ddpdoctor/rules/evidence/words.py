@@ -115,8 +115,8 @@ def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
     if state.all(Moving) and not state.went_wrong:
         return (_RUNNING,)  # nothing but how it went on is lacking
-    known = [find_known(f"{one.type}: {one.message}") for one in state.all(Failed)]
-    found = [one.fix for one in known if one is not None and one.nature == "follows"]
+    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all(Failed)]
+    found = [error.fix for error in known if error is not None and error.nature == "follows"]
     found = list(dict.fromkeys([*found, *(refused.remedy for refused, _ in state.refusals() if refused.remedy)]))
     looked = bool(state.all(ProcessState))
     unseen = state.unseen
@@ -187,7 +187,7 @@ def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterab
 def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool) -> Problem:
     ranks = tuple(sorted(root.ranks))
     hosts = tuple(sorted(root.hosts)) or state.hosts_of(ranks)
-    stacks = [one.frames for one in root.failed] + [one.frames for one in root.exited]
+    stacks = [failure.frames for failure in root.failed] + [process.frames for process in root.exited]
     frame = next((found for frames in stacks if (found := innermost(frames)) is not None), None)
     who = who_words(state, ranks, hosts)
     known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
@@ -203,8 +203,8 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
 
 def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
     if not root.failed:
-        codes = sorted({one.code for one in root.exited if one.code is not None})
-        troubles = "; ".join(dict.fromkeys(one.problem for one in root.troubles))
+        codes = sorted({process.code for process in root.exited if process.code is not None})
+        troubles = "; ".join(dict.fromkeys(trouble.problem for trouble in root.troubles))
         status = f"exited with status {', '.join(map(str, codes))}, but the evidence does not show why: {_VICTIM}"
         return f"{who}: {troubles}" if troubles else f"{who} {status}"
     error = root.failed[0]
@@ -219,7 +219,7 @@ def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
 
 
 def _killed_words(root: Root, who: str) -> str:
-    signals = sorted({one.signal for one in root.exited if one.signal})
+    signals = sorted({process.signal for process in root.exited if process.signal})
     lost = next((one for one in root.troubles if one.kind == "node-failure"), None)
     if lost is not None:
         return f"{who}: {lost.problem}"
@@ -236,7 +236,7 @@ def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence
         return Confidence.MEDIUM if root.failed and root.exited and not root.is_vague else Confidence.LOW
     if (others and not root.is_first) or (root.failed and root.is_vague and find_known(root.failed[0].said)):
         return Confidence.MEDIUM
-    if root.failed and not root.exited and not any(one.frames for one in root.failed) and len(state.seen) < 2:
+    if root.failed and not root.exited and not any(failure.frames for failure in root.failed) and len(state.seen) < 2:
         return Confidence.MEDIUM  # one line of a log that has more
     told = (root.ranks and not state.numbered_by) or (root.hosts and not root.ranks) or state.world == 1
     return Confidence.HIGH if told else Confidence.MEDIUM
@@ -261,11 +261,11 @@ def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: F
         )
     if root.memory:
         return _MORE_MEMORY if killed else _LESS_DEVICE_MEMORY
-    fix = next((one.fix for one in root.troubles if one.fix), "")
-    if not fix and any(one.signal == "SIGBUS" for one in root.exited):
+    fix = next((trouble.fix for trouble in root.troubles if trouble.fix), "")
+    if not fix and any(process.signal == "SIGBUS" for process in root.exited):
         fix = SHM_FIX
     if fix or killed:
-        native = any(one.signal in _NATIVE for one in root.exited)
+        native = any(process.signal in _NATIVE for process in root.exited)
         return fix or (_FIND_NATIVE if native else _FIND_SENDER)
     if root.failed and (root.is_alone or frame is None):
         return "look in the whole log for this line, for the traceback above it and for an earlier error of any rank"
@@ -354,7 +354,7 @@ def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
 
 def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
     links = circles[0].links
-    ranks = tuple(sorted({rank for one in circles for link in one.links for rank in (link[0], link[2])}))
+    ranks = tuple(sorted({rank for circle in circles for link in circle.links for rank in (link[0], link[2])}))
     way = "; ".join(
         f"rank {one} is waiting in {operation.words()} for rank {other}" for one, operation, other in links[:6]
     )
@@ -379,12 +379,12 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
 
 def link(state: RunState, links: Sequence[Link]) -> Problem:
     targets: dict[str, list[Link]] = defaultdict(list)
-    for one in links:
-        far = state.host_of(one.to)
-        targets[(one.who.host if one.local else far) or one.who.host].append(one)
+    for link in links:
+        far = state.host_of(link.to)
+        targets[(link.who.host if link.local else far) or link.who.host].append(link)
     host, those = max(targets.items(), key=lambda item: len(item[1]))
-    local = any(one.local for one in those)
-    named = bool(host) and (local or len({one.who.host for one in those}) > 1)
+    local = any(link.local for link in those)
+    named = bool(host) and (local or len({link.who.host for link in those}) > 1)
     first, who = those[0], those[0].who
     speaker = who.host or who.address or (f"rank {who.rank}" if who.rank is not None else "a host")
     said, hosts = (*quotes(links), *victim_words(state, ())), (host,) if named else ()

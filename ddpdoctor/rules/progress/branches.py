@@ -65,32 +65,44 @@ def loop_around(flow: ControlFlow, line: int) -> Statement | None:
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
     near = _around(flow, route.left_out)
-    before = route.before if route.before is not None and any(one.holds(route.before) for one in near) else None
+    before = (
+        route.before if route.before is not None and any(statement.holds(route.before) for statement in near) else None
+    )
     loop = left_loop(flow, route)
     if loop is not None and route.returned:
-        rounds = [one for one in near if one.kind == "continue" and loop.line < one.line < route.left_out]
-        guards = [one for one in _guards(near, route.left_out, before, None) if loop.line < one.condition]
+        rounds = [
+            statement
+            for statement in near
+            if statement.kind == "continue" and loop.line < statement.line < route.left_out
+        ]
+        guards = [guard for guard in _guards(near, route.left_out, before, None) if loop.line < guard.condition]
         return (*_by_jump(near, rounds), *guards, *_out_of(near, loop))
     if loop is not None:
         return _out_of(near, loop)
-    jumps = [one for one in near if one.kind in JUMPS]
+    jumps = [statement for statement in near if statement.kind in JUMPS]
     if route.failed and before is not None:  # the handlers of the exception that was raised there
         attempt = _innermost(near, before, {"try"})
-        handlers = [one for one in near if one.kind == "except" and attempt is not None and attempt.holds(one.line)]
-        if before >= min((one.line for one in handlers), default=0):
+        handlers = [
+            statement
+            for statement in near
+            if statement.kind == "except" and attempt is not None and attempt.holds(statement.line)
+        ]
+        if before >= min((handler.line for handler in handlers), default=0):
             return ()
-        lines = [one.line for one in jumps]
-        return tuple(Detour(condition=one.line, jump=next(filter(one.holds, lines), None)) for one in handlers)
+        lines = [jump.line for jump in jumps]
+        return tuple(
+            Detour(condition=handler.line, jump=next(filter(handler.holds, lines), None)) for handler in handlers
+        )
     # A jump leads around the call after the last line that is known, else after the head of its loop.
     around = _innermost(near, route.left_out, LOOPS)
     start = around.line if around is not None else 0
     if before is not None and before < route.left_out and (around is None or around.holds(before)):
         start = before
     passing = []
-    for one in jumps:
-        own = _innermost(near, one.line, LOOPS)
-        in_loop = one.kind == "return" or (own is not None and own.holds(route.left_out))
-        passing += [one] if in_loop and start < one.line < route.left_out else []
+    for jump in jumps:
+        own = _innermost(near, jump.line, LOOPS)
+        in_loop = jump.kind == "return" or (own is not None and own.holds(route.left_out))
+        passing += [jump] if in_loop and start < jump.line < route.left_out else []
     guards = _guards(near, route.left_out, before, route.after)
     return (*_by_jump(near, passing), *guards)
 
@@ -98,20 +110,24 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
 def _guards(near: Sequence[Statement], left_out: int, before: int | None, after: int | None) -> list[Detour]:
     """Return the conditions around a call, without those that the rank passed: it is, or was, in the same branch."""
     return [
-        Detour(condition=one.line, decided_at=one.decided_at)
-        for one in near
-        if one.kind == "if"
-        and one.holds(left_out)
-        and not (before is not None and one.holds(before))
-        and not (after is not None and one.holds_both(left_out, after))
+        Detour(condition=statement.line, decided_at=statement.decided_at)
+        for statement in near
+        if statement.kind == "if"
+        and statement.holds(left_out)
+        and not (before is not None and statement.holds(before))
+        and not (after is not None and statement.holds_both(left_out, after))
     ]
 
 
 def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
     """Return the ways out of a loop; if a fixed loop has no jump out, return the ways to skip a round."""
-    inside = [one for one in near if one.kind in JUMPS and loop.holds(one.line)]
-    own = [one for one in inside if one.kind == "return" or _innermost(near, one.line, LOOPS) == loop]
-    leaving = [one for one in own if one.kind != "continue"]
+    inside = [statement for statement in near if statement.kind in JUMPS and loop.holds(statement.line)]
+    own = [
+        statement
+        for statement in inside
+        if statement.kind == "return" or _innermost(near, statement.line, LOOPS) == loop
+    ]
+    leaving = [statement for statement in own if statement.kind != "continue"]
     if loop.kind != "fixed-for":
         return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True, decided_at=loop.decided_at))
     return _by_jump(near, leaving or own)
@@ -122,20 +138,20 @@ def _around(flow: ControlFlow, line: int) -> tuple[Statement, ...]:
     own = _innermost(flow.statements, line, {"function"})
     found = []
     passed = 0
-    for one in flow.statements:
-        outside = own is not None and not own.line <= one.line <= own.last_line
-        if outside or one.line <= passed:
+    for statement in flow.statements:
+        outside = own is not None and not own.line <= statement.line <= own.last_line
+        if outside or statement.line <= passed:
             continue
-        if one.kind == "function" and one != own and not one.holds(line):
-            passed = one.last_line
+        if statement.kind == "function" and statement != own and not statement.holds(line):
+            passed = statement.last_line
         else:
-            found.append(one)
+            found.append(statement)
     return tuple(found)
 
 
 def _innermost(statements: Iterable[Statement], line: int, kinds: Iterable[str]) -> Statement | None:
-    holding = [one for one in statements if one.kind in set(kinds) and one.holds(line)]
-    return min(holding, key=lambda one: (one.last_line - one.line, -one.line), default=None)
+    holding = [statement for statement in statements if statement.kind in set(kinds) and statement.holds(line)]
+    return min(holding, key=lambda statement: (statement.last_line - statement.line, -statement.line), default=None)
 
 
 def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Detour, ...]:
@@ -388,10 +404,14 @@ def find_guard(
             return None  # such as the condition on __name__, which holds for every rank
         before = max((line for line in shared if line < frame.line), default=None)
         after = NO_LINE if over else None
-        passed = {one.line for one in flow.statements if any(one.holds_both(frame.line, line) for line in shared)}
+        passed = {
+            statement.line
+            for statement in flow.statements
+            if any(statement.holds_both(frame.line, line) for line in shared)
+        }
         ways = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
-        found = [one for one in ways if one.jump is not None or one.ends_loop or one.condition not in passed]
-        guards = [one for one in found if one.jump is None and not one.ends_loop]
+        found = [way for way in ways if way.jump is not None or way.ends_loop or way.condition not in passed]
+        guards = [detour for detour in found if detour.jump is None and not detour.ends_loop]
         if guards and (len(guards) == len(found) or not shared):
             return replace(frame, line=guards[-1].condition)
         if shared or found:
@@ -414,8 +434,10 @@ def blame_guarded(
         if guard is None or has_called(peer, part.kind):
             continue
         lines = [frame.line for frame in frames if _same_function(frame, guard)]
-        branches = [one for flow in flows if flow.file == guard.file for one in flow.statements]
-        if any(one.kind == "if" and one.line == guard.line and any(map(one.holds, lines)) for one in branches):
+        branches = [statement for flow in flows if flow.file == guard.file for statement in flow.statements]
+        if any(
+            branch.kind == "if" and branch.line == guard.line and any(map(branch.holds, lines)) for branch in branches
+        ):
             return None
         found[part.rank] = guard
     if len(found) != 1:

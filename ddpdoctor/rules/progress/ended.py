@@ -95,14 +95,16 @@ def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     text = f"{error.type}: {error.message}"
     if error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
         devices = at_error.devices if at_error is not None else ()
-        loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
+        loose = any(
+            device.reserved_bytes - device.allocated_bytes > FRAGMENTED * device.reserved_bytes for device in devices
+        )
         more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
         fix = f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}"
         used = [
-            f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} "
-            f"(peak {format_memory(one.most_allocated_bytes)}), and torch had reserved "
-            f"{format_memory(one.reserved_bytes)} (peak {format_memory(one.most_reserved_bytes)})"
-            for one in devices
+            f"on GPU {device.device}, tensors used {format_memory(device.allocated_bytes)} "
+            f"(peak {format_memory(device.most_allocated_bytes)}), and torch had reserved "
+            f"{format_memory(device.reserved_bytes)} (peak {format_memory(device.most_reserved_bytes)})"
+            for device in devices
         ]
         return (*map(Clue, used), Clue("the GPU ran out of memory", fix)) if used else ()
     if worker := _WORKER.search(text):  # a signal ended a loader's worker: /dev/shm was full, or memory ran out
@@ -266,7 +268,7 @@ def check_killed(job: JobState) -> Answer:
 
 
 def _failed(job: JobState, root: Failure) -> Problem:
-    together = tuple(one for one in job.failures if one is root or is_same_bug(root, one))
+    together = tuple(failure for failure in job.failures if failure is root or is_same_bug(root, failure))
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where: tuple[Place, ...] = ()
     for one in together:  # its line, after that of what it followed from, and the line by which the script then left
@@ -280,7 +282,9 @@ def _failed(job: JobState, root: Failure) -> Problem:
     raisers, of_several = blamed, False
     # A text may name the rank that it is about and another one, which need not have raised it yet.
     if known is not None:
-        named = {one.rank.rank: known.ranks(one.error.message) for one in together if one.error is not None}
+        named = {
+            failure.rank.rank: known.ranks(failure.error.message) for failure in together if failure.error is not None
+        }
         sharing = {n for raiser, ranks in named.items() if len(ranks) > 1 and raiser in ranks for n in ranks}
         if sharing and sharing <= job.states.keys():
             blamed, of_several = tuple(sorted(sharing)), True
@@ -313,7 +317,9 @@ def _failed(job: JobState, root: Failure) -> Problem:
             *say.others(job, [*blamed, *(failure.rank.rank for failure in job.failures)]),
             *say.progress_words(job, blamed),
         ),
-        fix=fix_of(clues, _fix(root, next(iter(where), None), {one.rank.rank for one in job.failures} - set(blamed))),
+        fix=fix_of(
+            clues, _fix(root, next(iter(where), None), {failure.rank.rank for failure in job.failures} - set(blamed))
+        ),
         origin=known.origin if known is not None else None,
     )
 

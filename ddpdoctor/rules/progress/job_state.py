@@ -275,7 +275,7 @@ def build_job_state(facts: Job) -> JobState:
     quiet = frozenset(n for n, last in progress_ns.items() if failures or job.time_ns - last >= job.patience_ns)
     job = replace(job, quiet=quiet)
     first = _errors_before_calls(job)
-    failures = (*first, *(f for f in failures if f.rank.rank not in {one.rank.rank for one in first}))
+    failures = (*first, *(f for f in failures if f.rank.rank not in {failure.rank.rank for failure in first}))
     own = [f for f in failures if f.by_itself] or [f for f in failures if f.by_own_limit]
     job = replace(job, failures=failures, root_failure=next(iter(own or failures), None))
     return replace(job, cause=_cause(job))

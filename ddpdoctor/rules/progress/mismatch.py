@@ -239,7 +239,7 @@ def _lines(
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None
     if isinstance(way, Turning):
-        skips, ends = (any(getattr(one, name) for one in way.detours) for name in ("skips_round", "ends_loop"))
+        skips, ends = (any(getattr(detour, name) for detour in way.detours) for name in ("skips_round", "ends_loop"))
         return [shown, *way.lines] if way.loop is not None and ends and not skips else [*way.lines, shown]
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
     return [way.line if way is not None else None, shown, error]
@@ -251,7 +251,7 @@ def _hook_words(job: JobState, parts: Sequence[TimelineEntry]) -> list[str]:
     for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():
         rank = job.ranks[ranks[0]]
         tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
-        named = list(dict.fromkeys(one.name for one in tensors if one.shape == shape and not one.is_buffer))
+        named = list(dict.fromkeys(tensor.name for tensor in tensors if tensor.shape == shape and not tensor.is_buffer))
         if named and shape is not None:
             of = f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
             of = f"the gradient of {named[0]}" if len(named) == 1 else of

@@ -646,7 +646,10 @@ def is_lost_worker(failure: Failure) -> bool:
 
 
 def is_same_bug(root: Failure, other: Failure) -> bool:
-    ends = [one.error.type if one.error else f"{one.rank.signal}/{one.rank.exit_code}" for one in (root, other)]
+    ends = [
+        failure.error.type if failure.error else f"{failure.rank.signal}/{failure.rank.exit_code}"
+        for failure in (root, other)
+    ]
     if other.time_ns - root.time_ns > TOGETHER_NS or ends[0] != ends[1]:
         return False
     first, second = failure_line(root), failure_line(other)

@@ -243,7 +243,7 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
 
     def both(column: str, part: str = "") -> tuple[float, float]:
         """Return the median of a column of this rank's steps, and of those of the others."""
-        mine, *rest = (getattr(one.kept, column) for one in (own, *theirs))
+        mine, *rest = (getattr(rank.kept, column) for rank in (own, *theirs))
         return median(mine[part] if part else mine), median(median(one[part] if part else one) for one in rest)
 
     mine, usual = both("parts_ms", "gc")
@@ -336,7 +336,7 @@ def check_straggler(job: JobState) -> Answer:
         # If all ranks wait for their data, a rank that is a little behind finds no batch ready, and the others wait for
         # it. It hardly slows them down if their own workers are at the limit.
         times = [rank.fetch_times for rank in others]
-        known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
+        known = [time.busy_share for time in times if time is not None and time.batches >= MIN_STEPS]
         if len(known) == len(others) and median(known) > 1 - COST_SHARE:
             bound.append(slow)
         elif all(shares_busy_cores(job.ranks[number], others, slow.cost_ms) for number in own):
@@ -364,7 +364,7 @@ def _judge_devices(job: JobState) -> Answer:
             if group is not None and len(group.members) > 1:
                 ran_ms[group][time.seq][rank.rank] = time.ran_ms
     lates = (_late_device(job, group, times) for group, times in ran_ms.items())
-    late = next((one for one in lates if one is not None), None)
+    late = next((problem for problem in lates if problem is not None), None)
     if late is not None:
         return judged([late])
     detail = job.facts.debug_level.upper() == "DETAIL"  # there the waits are on the hosts
@@ -444,13 +444,13 @@ def _waits(late: Late) -> list[str]:
 
 def _worker_words(job: JobState, late: Late) -> list[str]:
     groups = [[job.ranks[number].fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
-    own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
+    own, theirs = ([times for times in group if times is not None and times.batches >= MIN_STEPS] for group in groups)
     if not own or not theirs:
         return []
     words = (
-        f"a loader worker of {rank_list(late.ranks)} takes {_ms(median(one.batch_ms for one in own))} per batch and "
-        f"is busy {median(one.busy_share for one in own):.0%} of the time; on the others it takes "
-        f"{_ms(median(one.batch_ms for one in theirs))} and is busy {median(one.busy_share for one in theirs):.0%}"
+        f"a loader worker of {rank_list(late.ranks)} takes {_ms(median(rank.batch_ms for rank in own))} per batch and "
+        f"is busy {median(rank.busy_share for rank in own):.0%} of the time; on the others it takes "
+        f"{_ms(median(rank.batch_ms for rank in theirs))} and is busy {median(rank.busy_share for rank in theirs):.0%}"
     )
     return [words]
 

@@ -206,7 +206,7 @@ def _judge_launchers(job: JobState) -> Answer:
         count = len(others_of(facts)) + 1
         summary = f"all {count} nodes are up, but their launchers have not completed the rendezvous {waited}".rstrip()
         summary = f"{summary}: {why}" if bad is not None else summary
-        seen = [f"on {one.host}, {words}" for one in facts.elsewhere for words in reached_words(one.reached)]
+        seen = [f"on {host.host}, {words}" for host in facts.elsewhere for words in reached_words(host.reached)]
         fix = f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}"
     finding = Problem(
         confidence=Confidence.HIGH if absent and not is_alone(facts) else Confidence.MEDIUM,

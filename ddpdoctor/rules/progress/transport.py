@@ -231,7 +231,9 @@ def _has_several_hosts(job: JobState) -> bool:
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
     """Report connections on which the kernel keeps resending, and which ranks they join."""
     owner = {end: number for number, one in _connections(job).items() for end in one.ends}
-    every = ((number, one) for number, connections in _connections(job).items() for one in connections.stalled)
+    every = (
+        (number, connection) for number, connections in _connections(job).items() for connection in connections.stalled
+    )
     for number, one in islice(every, MOST_LINES):
         peer = owner.get(one.remote)
         to = f"rank {peer}" if peer is not None else "a process outside this host or container"
@@ -250,7 +252,7 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
     # The user should first compare the latter with the intended ones.
     down, ways = [], []
     several = _has_several_hosts(job)
-    networks = [(one, network) for one in machines_of(job.facts) if (network := known(one.network)) is not None]
+    networks = [(node, network) for node in machines_of(job.facts) if (network := known(node.network)) is not None]
     for at, (machine, network) in enumerate(networks):
         on = f"on {machine.host}: " if several else ""
         addresses = dict.fromkeys(
@@ -259,7 +261,9 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
             if not several or job.ranks[number].host == machine.host
             for address, _ in connections.by_address
         )
-        own = [(one, {text.partition("/")[0] for text in one.addresses}) for one in network.interfaces]
+        own = [
+            (interface, {text.partition("/")[0] for text in interface.addresses}) for interface in network.interfaces
+        ]
         carriers = [(one, address) for address in addresses for one, texts in own if address.strip("[]") in texts]
         down += [
             Clue(

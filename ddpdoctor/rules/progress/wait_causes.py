@@ -117,7 +117,7 @@ def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
     if frames and frames[-1].function == "sleep" and is_file(frames[-1], "/asyncio/"):
         return ()
     since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
-    return tuple(one for one in reversed(rank.helper_errors) if one.error.time_ns >= since_ns)
+    return tuple(error for error in reversed(rank.helper_errors) if error.error.time_ns >= since_ns)
 
 
 def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
@@ -500,14 +500,14 @@ def compiles(rank: Rank) -> bool:
 
 def _lost_helpers(rank: Rank) -> Iterator[Clue]:
     """Say which errors ended what worked for the rank, the last first. The rank may wait for it in vain."""
-    for one in last_helper_errors(rank)[:MOST_CHILDREN]:
-        who, fix = _HELPERS[one.who]
-        name = f" {one.name}" if one.who is Helper.CHILD else ""
-        line = innermost_user(one.error.frames)
-        text = first_line(one.error.message)
+    for error in last_helper_errors(rank)[:MOST_CHILDREN]:
+        who, fix = _HELPERS[error.who]
+        name = f" {error.name}" if error.who is Helper.CHILD else ""
+        line = innermost_user(error.error.frames)
+        text = first_line(error.error.message)
         yield Clue(
-            said=f"{who}{name} ended with {one.error.type} {place_words(line)}" + (f": {text}" if text else ""),
-            fix=f"see {one.error.type} {place_words(line)}: {fix}",
+            said=f"{who}{name} ended with {error.error.type} {place_words(line)}" + (f": {text}" if text else ""),
+            fix=f"see {error.error.type} {place_words(line)}: {fix}",
         )
 
 

@@ -75,7 +75,7 @@ class Meeting:
     def cause(self, kinds: frozenset[str], host: str) -> Finding | None:
         """Return an error of these kinds that concerns a host, or no host in particular."""
         errors = (one for one in self.found if one.severity is Severity.ERROR and one.kind in kinds)
-        return next((one for one in errors if not one.hosts or host in one.hosts), None)
+        return next((error for error in errors if not error.hosts or host in error.hosts), None)
 
 
 def describe(attempt: Connecting) -> str:
@@ -381,7 +381,7 @@ def check_payloads(meeting: Meeting) -> Answer:
     if not findings and not counted:
         return unknown("the kernel does not report retransmitted segments (TCP_INFO)")
     sent = [pair.large for pair in pairs.values() if pair.large is not None and pair.connecting is not None]
-    arrived = sum(one.contact is Contact.CONNECTED for one in sent)
+    arrived = sum(transfer.contact is Contact.CONNECTED for transfer in sent)
     return judged(findings, f"{arrived} of {len(sent)} large payloads arrived")
 
 

@@ -85,7 +85,13 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     problems += (_unreached(meeting, contact, those, server, works_for) for contact, those in by_contact.items())
     # The addresses at which torch waits in vain before it tries the one that works
     heard = [
-        (visit, next((one for one in view.attempts if one.contact in {Contact.NO_ANSWER, Contact.CONNECTED}), None))
+        (
+            visit,
+            next(
+                (attempt for attempt in view.attempts if attempt.contact in {Contact.NO_ANSWER, Contact.CONNECTED}),
+                None,
+            ),
+        )
         for visit, view in seen
         if reached(view)
     ]

@@ -70,7 +70,7 @@ def compare_steps(first: Budget, second: Budget) -> TimeChange:
 
 def compare_phases(first: Budget, second: Budget) -> tuple[PhaseChange, ...]:
     """Return how each phase of the step changes, in the order of the budget."""
-    pairs = [(one, other) for one in first.phases for other in second.phases if one.phase == other.phase]
+    pairs = [(phase, other) for phase in first.phases for other in second.phases if phase.phase == other.phase]
     changes = (
         (one.phase, _change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms))
         for one, other in pairs
@@ -103,20 +103,20 @@ def settings_of(state: SpeedState) -> SpeedSettings:
     models, steps = reduced_models(state), state.steps.ranks.values()
     ddp = list(models[0].times.values()) if len(models) == 1 else []
     around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
-    loaders = [max(rank.loaders or (), key=lambda one: one.trained_batches, default=None) for rank in state.ranks]
+    loaders = [max(rank.loaders or (), key=lambda loader: loader.trained_batches, default=None) for rank in state.ranks]
     return SpeedSettings(
-        rows=mean([mean(one.input_rows) for one in steps]) or None,
-        reductions=_common(mean(one.reductions) for one in steps),
+        rows=mean([mean(step.input_rows) for step in steps]) or None,
+        reductions=_common(mean(step.reductions) for step in steps),
         threads=_common(one.threads for one in around),
         cores=_common(one.cores for one in around),
-        workers=_common(None if one is None else one.workers for one in loaders),
-        gradient_bytes=_common(sum(one.bucket_bytes) for one in ddp),
-        buckets=_common(len(one.bucket_bytes) for one in ddp),
-        bucket_cap_bytes=_common(one.cap_bytes for one in ddp),
-        finds_unused=_common(one.finds_unused for one in ddp),
-        static_graph=_common(one.static_graph for one in ddp),
-        bucket_view=_common(one.bucket_view for one in ddp),
-        syncs_buffers=_common(one.syncs_buffers for one in ddp),
+        workers=_common(None if loader is None else loader.workers for loader in loaders),
+        gradient_bytes=_common(sum(times.bucket_bytes) for times in ddp),
+        buckets=_common(len(times.bucket_bytes) for times in ddp),
+        bucket_cap_bytes=_common(times.cap_bytes for times in ddp),
+        finds_unused=_common(times.finds_unused for times in ddp),
+        static_graph=_common(times.static_graph for times in ddp),
+        bucket_view=_common(times.bucket_view for times in ddp),
+        syncs_buffers=_common(times.syncs_buffers for times in ddp),
     )
 
 
@@ -160,7 +160,11 @@ def _by_link(job: Job) -> tuple[float, str] | None:
     for node in (job.machine, *(seen.machine for seen in job.elsewhere)):
         network = known(node.network) if node is not None else None
         default, interfaces = (network.default_interface, network.interfaces) if network is not None else (None, ())
-        links += [(one.speed_mb_s, one.name) for one in interfaces if one.name == default and one.speed_mb_s]
+        links += [
+            (interface.speed_mb_s, interface.name)
+            for interface in interfaces
+            if interface.name == default and interface.speed_mb_s
+        ]
     if len(links) < len(hosts):
         return None
     speed_mb_s, name = min(links)

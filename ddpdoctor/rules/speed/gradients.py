@@ -50,7 +50,7 @@ class ReducedModel:
 
     def built_at(self, state: SpeedState) -> tuple[Place, ...]:
         """Return where each rank built the model, if it built only one in that group."""
-        seen = {rank: [one for one in state.rank(rank).models if one.group == self.group] for rank in self.times}
+        seen = {rank: [model for model in state.rank(rank).models if model.group == self.group] for rank in self.times}
         only = ((rank, models[0].site) for rank, models in seen.items() if len(models) == 1)
         return places_of(only)
 
@@ -209,15 +209,15 @@ def check_accumulation(state: SpeedState) -> Answer:
 @rule("DD806", "find-unused-needless", Severity.WARNING, "DDP searches for unused parameters, but there are none")
 def check_unused(state: SpeedState) -> Answer:
     """Report a model with find_unused_parameters=True in which every parameter is used in every step."""
-    models = [model for model in reduced_models(state) if any(one.finds_unused for one in model.times.values())]
+    models = [model for model in reduced_models(state) if any(time.finds_unused for time in model.times.values())]
     if not models:
         return skipped("no DDP model on CPUs has find_unused_parameters=True, or too few steps were recorded")
     problems = []
     for model in models:
         ranks = model.times.values()
-        if not all(one.same_unused and one.reductions >= MIN_STEPS and not one.static_graph for one in ranks):
+        if not all(rank.same_unused and rank.reductions >= MIN_STEPS and not rank.static_graph for rank in ranks):
             continue
-        if any(one.unused_bytes for one in ranks):
+        if any(rank.unused_bytes for rank in ranks):
             what, severity = "the same parameters are unused in every step", Severity.INFO
             fix = "freeze these parameters, or replace the flag with static_graph=True"
         else:
@@ -242,7 +242,7 @@ def check_buffers(state: SpeedState) -> Answer:
     return found(
         summary=f"DDP broadcasts buffers before each forward: {up_to(share)}",
         ranks=tuple(state.steps.ranks),
-        where=state.places(lambda rank: next((one.site for one in rank.models if one.site is not None), None)),
+        where=state.places(lambda rank: next((model.site for model in rank.models if model.site is not None), None)),
         evidence=(seen,),
         fix="keep constants in a plain attribute instead of a buffer (persistent=False buffers are sent too), or pass "
         f"{state.knob('buffers_off')} if the buffers may differ between ranks",

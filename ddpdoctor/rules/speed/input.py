@@ -73,7 +73,7 @@ def predict_workers(state: SpeedState, count: int | None = None) -> PredictedSte
     """
     if not state.steps.ranks:
         return None
-    waited_ms = median_low(mean(one.parts_ms["data"]) for one in state.steps.ranks.values())
+    waited_ms = median_low(mean(rank.parts_ms["data"]) for rank in state.steps.ranks.values())
     loading = _loading(state, waited_ms)
     wanted = loading.wanted if count is None else count
     if wanted <= loading.workers or (state.share(waited_ms) < SHARE / 2 and not are_starved(state)):
@@ -157,7 +157,7 @@ def _loading(state: SpeedState, waited_ms: float) -> _Loading:
         rest_ms = max(1e-3, wall_ms - lost)
     else:
         make_ms, workers, rest_ms = waited_ms, 0, wall_ms - waited_ms
-        cpu_ms = median(mean(one.cpu_ms["data"]) for one in ranks.values())
+        cpu_ms = median(mean(rank.cpu_ms["data"]) for rank in ranks.values())
         cpu_share = cpu_ms / waited_ms if waited_ms else 0.0
     return _Loading(
         make_ms=make_ms, workers=workers, cpu_share=cpu_share, rest_ms=rest_ms, wall_ms=wall_ms, cores=cores,

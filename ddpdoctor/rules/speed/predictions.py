@@ -143,15 +143,15 @@ def predict_changes(
     if state.share(basis.buffers_ms) >= LEAST_SHARE:
         settings.append("buffers_off")
     predicted = [*(predict_setting(basis, setting) for setting in settings), predict_workers(state)]
-    for one in findings:
-        if one.share is not None and one.kind not in PREDICTED_ELSEWHERE:
+    for finding in findings:
+        if finding.share is not None and finding.kind not in PREDICTED_ELSEWHERE:
             # What remains of the fault, or comes to light behind it, is not known.
-            ratio = 1 - one.share
+            ratio = 1 - finding.share
             predicted.append(PredictedStep(
-                setting=f"without={one.kind}", change=f"{one.kind} ({one.code}) fixed", ratio=ratio, low=ratio,
-                high=1.0, bound=Bound.UP_TO, assumes=FAULT_ASSUMES,
+                setting=f"without={finding.kind}", change=f"{finding.kind} ({finding.code}) fixed",
+                ratio=ratio, low=ratio, high=1.0, bound=Bound.UP_TO, assumes=FAULT_ASSUMES,
             ))  # fmt: skip
-    return tuple(sorted(filter(None, predicted), key=lambda one: (one.ratio is None, -one.gain)))
+    return tuple(sorted(filter(None, predicted), key=lambda step: (step.ratio is None, -step.gain)))
 
 
 def predict_setting(basis: PredictionBasis, setting: str) -> PredictedStep | None:
@@ -236,7 +236,7 @@ def predict_sizes(
     Empty if nothing tells how fast the network is.
     """
     gradients = basis.gradients
-    networks = [one for one in basis.networks if isinstance(one, ReductionCost)]
+    networks = [cost for cost in basis.networks if isinstance(cost, ReductionCost)]
     if gradients is None or not networks:
         return ()
 

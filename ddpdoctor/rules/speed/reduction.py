@@ -76,18 +76,18 @@ class BucketGradients:
 def gather(ranks: Sequence[GradientTimes]) -> BucketGradients | None:
     """Return the gradients of one model from what its ranks recorded, or None if they do not have the same tensors."""
     first = ranks[0]
-    if any(one.sizes_bytes != first.sizes_bytes for one in ranks) or not first.bucket_bytes:
+    if any(rank.sizes_bytes != first.sizes_bytes for rank in ranks) or not first.bucket_bytes:
         return None
-    ready = [max(one.ready_ms[i] or 0.0 for one in ranks) for i in range(len(first.sizes_bytes))]
+    ready = [max(rank.ready_ms[i] or 0.0 for rank in ranks) for i in range(len(first.sizes_bytes))]
     by_registration = bool(first.finds_unused and not first.static_graph)
     order = list(reversed(range(len(ready)))) if by_registration else sorted(range(len(ready)), key=ready.__getitem__)
-    compute_end = max(one.compute_end_ms for one in ranks)
+    compute_end = max(rank.compute_end_ms for rank in ranks)
     return BucketGradients(
         sizes_bytes=tuple(first.sizes_bytes[i] for i in order),
         ready_ms=tuple(ready[i] for i in order),
         bucket_bytes=first.bucket_bytes,
         compute_end_ms=compute_end,
-        end_ms=compute_end + min(one.exposed_ms for one in ranks),
+        end_ms=compute_end + min(rank.exposed_ms for rank in ranks),
         by_registration=by_registration,
     )
 
@@ -138,15 +138,15 @@ def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | No
     Buckets follow each other without a pause, as the calls of the throughput mode do.
     """
     by_mode: dict[Mode, list[Measurement]] = {}
-    for one in results:
-        if one.collective is Collective.ALL_REDUCE and one.dtype == "float32":
-            by_mode.setdefault(one.mode, []).append(one)
+    for result in results:
+        if result.collective is Collective.ALL_REDUCE and result.dtype == "float32":
+            by_mode.setdefault(result.mode, []).append(result)
     chosen = by_mode.get(Mode.THROUGHPUT) or by_mode.get(Mode.LATENCY) or []
-    points = sorted(chosen, key=lambda one: one.size_bytes)
+    points = sorted(chosen, key=lambda measurement: measurement.size_bytes)
     if len(points) < LEAST_SIZES:
         return None
-    sizes = tuple(one.size_bytes for one in points)
-    columns = zip(*((one.p50_low_us, one.p50_us, one.p50_high_us) for one in points), strict=True)
+    sizes = tuple(point.size_bytes for point in points)
+    columns = zip(*((point.p50_low_us, point.p50_us, point.p50_high_us) for point in points), strict=True)
     low, mid, high = (
         ReductionCurve(ranks=ranks, sizes_bytes=sizes, times_ms=tuple(us / 1e3 for us in column)) for column in columns
     )
@@ -160,7 +160,7 @@ def scaled_to(curves: MeasuredCurves, ranks: int) -> MeasuredCurves:
         return curves
     factor = ring_factor(ranks) / ring_factor(measured)
     low, mid, high = (
-        replace(one, ranks=ranks, times_ms=tuple(factor * time for time in one.times_ms)) for one in curves
+        replace(curve, ranks=ranks, times_ms=tuple(factor * time for time in curve.times_ms)) for curve in curves
     )
     return low, mid, high
 
@@ -257,7 +257,7 @@ def best_cap(
     """Return the cap that saves most, and what it saves. Of caps nearly as good, it is closest to the default."""
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
     most_ms = max(mid_ms for _, (_, mid_ms, _) in predictions)
-    good = [one for one in predictions if one[1][1] >= most_ms - NEARLY * gradients.end_ms]
+    good = [prediction for prediction in predictions if prediction[1][1] >= most_ms - NEARLY * gradients.end_ms]
     return min(good, key=lambda one: abs(log(one[0] / DEFAULT_BYTES)))
 
 

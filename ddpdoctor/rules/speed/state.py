@@ -242,7 +242,7 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
         ]
         if len(numbers) >= MIN_USABLE and last >= MIN_STEPS:
             ranks = {rank: _of_ring(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
-            rows = {part: zip(*(one.parts_ms[part] for one in ranks.values()), strict=True) for part in SHARED_PARTS}
+            rows = {part: zip(*(rank.parts_ms[part] for rank in ranks.values()), strict=True) for part in SHARED_PARTS}
             return _side_by_side(numbers, ranks, {part: tuple(map(min, row)) for part, row in rows.items()}, speeds)
     return None
 
@@ -347,8 +347,10 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
     ranks, walls = steps.ranks, steps.walls_ms
     wall = mean(walls)
     waiting = median(map(mean, steps.waits_ms.values()))
-    rows = sum(mean(one.input_rows) for one in ranks.values())
-    own = (one.totals["own"].sum_ms / one.count for one in speeds.values() if one.count and "own" in one.totals)
+    rows = sum(mean(rank.input_rows) for rank in ranks.values())
+    own = (
+        speed.totals["own"].sum_ms / speed.count for speed in speeds.values() if speed.count and "own" in speed.totals
+    )
     return Budget(
         phases=(
             *(row(NAMES[part], {rank: one.parts_ms[part] for rank, one in ranks.items()}) for part in BUSY_PARTS),

@@ -178,9 +178,9 @@ def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> Sca
 
 def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]:
     """Return the efficiency for each job of several ranks whose baselines were measured, by rising size."""
-    alone = next((one for one in launches if one.kind is LaunchKind.ALONE), None)
-    shares = {one.ranks: one for one in launches if one.kind is LaunchKind.SHARE}
-    jobs = sorted((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks)
+    alone = next((launch for launch in launches if launch.kind is LaunchKind.ALONE), None)
+    shares = {launch.ranks: launch for launch in launches if launch.kind is LaunchKind.SHARE}
+    jobs = sorted((launch for launch in launches if launch.kind is LaunchKind.JOB), key=lambda launch: launch.ranks)
     rows = []
     for job in jobs:
         share = shares.get(job.ranks)
@@ -237,7 +237,7 @@ def plan_restarts(
     """
     wanted = [name for name, (cause, _) in RESTARTED.items() if (name in only if only else cause in kinds)]
     fixed = trial.stop in {TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS}
-    values = [one for one in trial.fits if fixed and (not only or name_of(one) in only)]
+    values = [fit for fit in trial.fits if fixed and (not only or name_of(fit) in only)]
     if not wanted and not values:
         return None
     refused: list[tuple[str, str]] = []
@@ -277,7 +277,9 @@ def predict_restarts(state: SpeedState | None, settings: Iterable[str]) -> dict[
     """Return the predicted step by number of workers, as a ratio to the present one."""
     if state is None:
         return {}
-    return _ranges({one: predict_workers(state, value_of(one)) for one in settings if name_of(one) == WORKERS})
+    return _ranges(
+        {setting: predict_workers(state, value_of(setting)) for setting in settings if name_of(setting) == WORKERS}
+    )
 
 
 def predict_settings(job: Job, settings: Iterable[str], step_ms: float, reductions: int = 1) -> dict[str, RatioRange]:
