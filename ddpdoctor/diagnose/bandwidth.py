@@ -21,17 +21,8 @@ from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outc
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.words import count_of, grouped, rank_list
+from ddpdoctor.rules.bandwidth import reasons
 from ddpdoctor.rules.bandwidth.curves import Baseline, Measured, build_curves, compare
-from ddpdoctor.rules.bandwidth.reasons import (
-    Effect,
-    joined_by_nvlink,
-    nccl_reasons,
-    network_reasons,
-    order,
-    processor_reasons,
-    variable_reasons,
-    view,
-)
 from ddpdoctor.rules.bandwidth.verdicts import advise
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.progress.job_state import build_job_state
@@ -44,7 +35,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Advice, Bench, Position, Stop
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
-    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView, Weighed
     from ddpdoctor.rules.registry import Rule
 
 
@@ -61,7 +51,7 @@ class DataPath(Enum):
 class CheckEffect:
     """How a check of `check-env` affects bandwidth."""
 
-    effect: Effect
+    effect: reasons.Effect
     path: DataPath
     gloo: bool = False  # whether it also affects Gloo, which uses neither GPUs nor RDMA
     # Whether findings of severity "info" count. For other checks, these are only possible problems.
@@ -72,37 +62,37 @@ class CheckEffect:
 # bench would not have got this far; costs at start only (persistence); checks that do not affect a collective (omp,
 # temp-power); and cpu-quota, env-danger, env-value and nccl-conf, for which the bench has its own reasons.
 CHECKS = {
-    "nvlink": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.INSIDE),
-    "p2p": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.INSIDE, infos=True),
-    "ib-disabled": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.BETWEEN),
-    "ib-hca-env": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
-    "uverbs": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.BETWEEN),
-    "roce-gid": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.BETWEEN),
-    "pcie": CheckEffect(effect=Effect.LIMIT, path=DataPath.PCIE),
-    "acs-iommu": CheckEffect(effect=Effect.LIMIT, path=DataPath.PCIE),
-    "ib-state": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
-    "ib-rate": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
-    "peermem": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
-    "mtu": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN, gloo=True),
-    "throttle": CheckEffect(effect=Effect.LIMIT, path=DataPath.ALL),
-    "other-procs": CheckEffect(effect=Effect.SHARED, path=DataPath.ALL),
-    "app-clocks": CheckEffect(effect=Effect.SMALL, path=DataPath.ALL),
-    "ib-flap": CheckEffect(effect=Effect.SMALL, path=DataPath.BETWEEN),
-    "numa": CheckEffect(effect=Effect.SMALL, path=DataPath.PCIE),
-    "numa-balancing": CheckEffect(effect=Effect.SMALL, path=DataPath.ALL, gloo=True),
+    "nvlink": CheckEffect(effect=reasons.Effect.OTHER_WAY, path=DataPath.INSIDE),
+    "p2p": CheckEffect(effect=reasons.Effect.OTHER_WAY, path=DataPath.INSIDE, infos=True),
+    "ib-disabled": CheckEffect(effect=reasons.Effect.OTHER_WAY, path=DataPath.BETWEEN),
+    "ib-hca-env": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.BETWEEN),
+    "uverbs": CheckEffect(effect=reasons.Effect.OTHER_WAY, path=DataPath.BETWEEN),
+    "roce-gid": CheckEffect(effect=reasons.Effect.OTHER_WAY, path=DataPath.BETWEEN),
+    "pcie": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.PCIE),
+    "acs-iommu": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.PCIE),
+    "ib-state": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.BETWEEN),
+    "ib-rate": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.BETWEEN),
+    "peermem": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.BETWEEN),
+    "mtu": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.BETWEEN, gloo=True),
+    "throttle": CheckEffect(effect=reasons.Effect.LIMIT, path=DataPath.ALL),
+    "other-procs": CheckEffect(effect=reasons.Effect.SHARED, path=DataPath.ALL),
+    "app-clocks": CheckEffect(effect=reasons.Effect.SMALL, path=DataPath.ALL),
+    "ib-flap": CheckEffect(effect=reasons.Effect.SMALL, path=DataPath.BETWEEN),
+    "numa": CheckEffect(effect=reasons.Effect.SMALL, path=DataPath.PCIE),
+    "numa-balancing": CheckEffect(effect=reasons.Effect.SMALL, path=DataPath.ALL, gloo=True),
 }
 
 
 def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
     """Return possible reasons for a low number, the strongest first. ``fleet`` is None if no machines were read."""
-    seen = view(bench, fleet)
-    return order(
+    seen = reasons.view(bench, fleet)
+    return reasons.order(
         [
-            *nccl_reasons(seen),
-            *variable_reasons(seen),
+            *reasons.nccl_reasons(seen),
+            *reasons.variable_reasons(seen),
             *([] if fleet is None else _checked(seen, fleet)),
-            *processor_reasons(seen),
-            *network_reasons(seen),
+            *reasons.processor_reasons(seen),
+            *reasons.network_reasons(seen),
         ]
     )
 
@@ -111,7 +101,7 @@ def reason_rules() -> tuple[Rule, ...]:
     return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
 
 
-def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
+def _checked(seen: reasons.BenchView, fleet: Fleet) -> Iterator[reasons.Weighed]:
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
     by_host = {place.node.host: place for place in seen.places}
@@ -132,7 +122,7 @@ def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
             yield bearing.effect, reason
 
 
-def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
+def _goes(path: DataPath, seen: reasons.BenchView, place: reasons.BenchNode) -> bool:
     inside = len(place.members) > 1
     if path is DataPath.INSIDE:
         return inside
@@ -140,7 +130,7 @@ def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
         return seen.between_hosts
     if path is DataPath.PCIE:
         shm = any("SHM" in log.transports for log in seen.logs(place))
-        return seen.between_hosts or (inside and (shm or not joined_by_nvlink(place)))
+        return seen.between_hosts or (inside and (shm or not reasons.joined_by_nvlink(place)))
     return True
 
 

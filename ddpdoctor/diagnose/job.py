@@ -14,15 +14,7 @@ from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.live import is_watched, read_live
 from ddpdoctor.collect.run import JUDGED_ATTEMPTS, SavedRun, job_of, job_of_node, read_job, read_saved_run
 from ddpdoctor.collect.run_files import SOURCE_NAME, load_excerpt, read_excerpt, records_own_job, save
-from ddpdoctor.diagnose.pictures import (
-    began_ns,
-    blamed_ranks,
-    fold_waits,
-    make_timeline,
-    pace_rows,
-    rank_row,
-    rows_by_rank,
-)
+from ddpdoctor.diagnose import pictures as pic
 from ddpdoctor.diagnose.report import attempt, make_report, reworded
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
@@ -120,18 +112,18 @@ def picture_data(
     """
 
     def make() -> dict[str, Any]:
-        run, by_rank = saved.own.run, rows_by_rank(rows)
+        run, by_rank = saved.own.run, pic.rows_by_rank(rows)
         state = build_job_state(job) if status is not JobStatus.FINISHED else None
         cause = verdict if state is not None else None
-        timeline = make_timeline(
+        timeline = pic.make_timeline(
             job,
             by_rank,
             cause,
             waiters=frozenset(state.waits.waiters if state is not None else ()),
-            started_at=wall_time(began_ns(job), job, run) or run.started_at or "",
+            started_at=wall_time(pic.began_ns(job), job, run) or run.started_at or "",
             hung=status is JobStatus.HUNG,
         )
-        waits = fold_waits(find_targets(state), by_rank, blamed_ranks(cause)) if state is not None else None
+        waits = pic.fold_waits(find_targets(state), by_rank, pic.blamed_ranks(cause)) if state is not None else None
         return {
             "timeline": timeline, "waits": waits, "source": _excerpt(saved, verdict, reads_source=reads_source),
         }  # fmt: skip
@@ -154,7 +146,7 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
         return None
     kept = load_excerpt(saved.own.path, place.file, place.line)
     # Other nodes send their records: a file is read only if the records of this host say that a rank here ran it.
-    rows = (rank_row(rank) for rank in job_of_node(saved.own).ranks) if reads_source else ()
+    rows = (pic.rank_row(rank) for rank in job_of_node(saved.own).ranks) if reads_source else ()
     mark = f"{place.file}:"
     if not any(
         (row.where and row.where.file == place.file) or any(f.startswith(mark) for f in row.stack) for row in rows
@@ -270,7 +262,7 @@ def _section(number: int, job: Job, status: JobStatus, findings: tuple[Finding, 
         status=status,
         verdict=pick_verdict(findings),
         findings=tuple(order_findings(findings)),
-        ranks=tuple(rank_row(rank) for rank in job.ranks),
+        ranks=tuple(pic.rank_row(rank) for rank in job.ranks),
     )
 
 
@@ -411,7 +403,7 @@ def _build(
     earlier = judge_earlier(saved, last_number(job), end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, _section(last_number(job), job, status, shown, run)) if earlier else ()
-    rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
+    rows = tuple(pic.rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
     world_size = max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size)
     summary = JobSummary(world_size=world_size, nnodes=job.nnodes, status=status, exit_status=end.exit_status)
     drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
@@ -427,7 +419,7 @@ def _build(
             "debug_level": job.debug_level,
         },
         "attempts": last_number(job) + 1,
-        "steps": pace_rows(job),
+        "steps": pic.pace_rows(job),
         "speed": speed_data(job, shown),
         "consistency": consistency,
         "loaders": loader_data(job),
@@ -506,7 +498,7 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     if verdict is None:
         return report
     about = report.data["evidence"]
-    rows = tuple(rank_row(rank) for rank in job.ranks)
+    rows = tuple(pic.rank_row(rank) for rank in job.ranks)
     own = records_own_job(path, [rank.pid for rank in seen.ranks])
     pictures, failed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
     return replace(

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import group_alike, grouped, majority_of, outvoted
+from ddpdoctor.rules.progress import waits as wt
 from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective
-from ddpdoctor.rules.progress.waits import (
-    TAKES_NO_NUMBER,
-    CallPosition,
-    Group,
-    default_name,
-    find_group,
-    native_group,
-    native_seq,
-    own_state,
-    recorded_seq,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -126,7 +116,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
     cursor: int | None = None
     events = read_events(state, name, most)
     for at, event in enumerate(events):
-        if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
+        if event.kind.op == wt.TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
             continue
         # A new_group that has returned was called by all ranks.
         makes_group = event.kind.op == "new_group" and not event.ended_ns
@@ -147,11 +137,11 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(failed)):
             break
     if phase is not None and cursor is not None:
-        group = own_state(state.rank, name)
-        waits = state.doing is Activity.NATIVE and native_group(state) == name
+        group = wt.own_state(state.rank, name)
+        waits = state.doing is Activity.NATIVE and wt.native_group(state) == name
         begun: int | None = None
         if group is not None and group.backend and group.enqueued >= 0:  # the process has answered
-            begun = native_seq(state, name) if waits else group.enqueued
+            begun = wt.native_seq(state, name) if waits else group.enqueued
         # Such a phase takes as many numbers as the last time, at least one.
         same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
         usual = max(1, same.count(same[-1])) if same else 1
@@ -183,7 +173,7 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
     columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
-    group = own_state(state.rank, name)
+    group = wt.own_state(state.rank, name)
     for call in state.rank.open_calls:
         kind = call.kind
         if call.device_state is not None or not _uses(kind, name, state):
@@ -200,7 +190,7 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
 def _uses(kind: CallKind, name: str, state: RankState) -> bool:
     if kind.op == "work_wait":
         return False
-    return kind.group == name or (not kind.group and name == default_name(state.rank))
+    return kind.group == name or (not kind.group and name == wt.default_name(state.rank))
 
 
 def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
@@ -405,7 +395,7 @@ def expected_next(history: Sequence[Hashable]) -> dict[Hashable, float]:
 class Conflict:
     """Different calls in one group under one number, and who is to blame for it."""
 
-    group: Group
+    group: wt.Group
     seq: int
     parts: tuple[TimelineEntry, ...]
     blame: Blame
@@ -432,7 +422,7 @@ def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
 
 
 def find_conflict(
-    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
+    states: Mapping[int, RankState], positions: Mapping[int, wt.CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
 ) -> Conflict | None:
     for group in dict.fromkeys(position.group for position in positions.values()):
         members = [states[m] for m in group.members if m in states]
@@ -455,7 +445,7 @@ def find_conflict(
 
 
 def find_misread(
-    states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
+    states: Mapping[int, RankState], table: Mapping[tuple[int, str], wt.Group], world: int
 ) -> Conflict | None:
     """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes."""
     # Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
@@ -466,7 +456,7 @@ def find_misread(
                 key = (kind.op, kind.site, kind.shape, kind.group)
                 dtypes.setdefault(key, {}).setdefault(number, set()).add(kind.dtype)
     named = {key[3] for key, found in dtypes.items() if len(set(map(frozenset, found.values()))) > 1}  # type: ignore[index]
-    groups = {find_group(table, states[n].rank, name, world) for name in sorted(named) for n in states}
+    groups = {wt.find_group(table, states[n].rank, name, world) for name in sorted(named) for n in states}
     for group in sorted(groups, key=attrgetter("name", "members")):
         if set(group.members) <= set(states):
             lines = [read_timeline(states[n], group.name, most=MOST_RECORDS) for n in group.members]
@@ -510,7 +500,7 @@ def _parts_at(lines: list[GroupCalls], seq: int) -> tuple[TimelineEntry, ...]:
 
 
 def _with_unnumbered(
-    lines: list[GroupCalls], states: Mapping[int, RankState], positions: Mapping[int, CallPosition], group: Group
+    lines: list[GroupCalls], states: Mapping[int, RankState], positions: Mapping[int, wt.CallPosition], group: wt.Group
 ) -> list[GroupCalls]:
     """Give ranks that wait in a DDP phase without a known number an entry under the numbers the others wait for."""
     pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
@@ -520,7 +510,7 @@ def _with_unnumbered(
         in_group = state.doing is Activity.NATIVE and mine is not None and mine.group == group
         if in_group and mine is not None and state.call is not None and state.call.begun is None:
             entry = TimelineEntry(line.rank, state.call.kind, native=True, place=state.call.index)
-            above = recorded_seq(state.rank, group.name)
+            above = wt.recorded_seq(state.rank, group.name)
             missing = {seq: entry for seq in pending if above < seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))
     return found
@@ -530,7 +520,7 @@ def _with_unnumbered(
 class ModelDifference:
     """Models that differ in the same construction of DDP."""
 
-    group: Group
+    group: wt.Group
     number: int  # which model of the group this is, counted from 1
     models: Mapping[int, ModelSeen]  # by rank of the group that has come to this construction
     blamed: tuple[int, ...]  # the minority, or all ranks if there is no majority
@@ -540,15 +530,15 @@ class ModelDifference:
 
 
 def find_difference(
-    ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group], world: int
+    ranks: Sequence[Rank], table: Mapping[tuple[int, str], wt.Group], world: int
 ) -> ModelDifference | None:
     """Return the first model of a group that differs between its ranks. The cost grows with the size of all models."""
-    found: dict[tuple[Group, int], dict[int, ModelSeen]] = defaultdict(dict)
+    found: dict[tuple[wt.Group, int], dict[int, ModelSeen]] = defaultdict(dict)
     for rank in ranks:
         counts: dict[str, int] = defaultdict(int)
         for model in rank.models:
             counts[model.group] += 1
-            found[find_group(table, rank, model.group, world), counts[model.group]][rank.rank] = model
+            found[wt.find_group(table, rank, model.group, world), counts[model.group]][rank.rank] = model
     for (group, number), models in sorted(found.items(), key=lambda item: item[0][1]):
         if len({model.digest for model in models.values()}) > 1:
             sides = [ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()})]

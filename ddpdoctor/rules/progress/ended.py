@@ -14,29 +14,11 @@ from ddpdoctor.model.reading import known as known_of
 from ddpdoctor.model.words import format_memory, grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
+from ddpdoctor.rules.progress import states as st
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import COMPLAINTS, SPLITS_FIT, names_words, other_words, reducer_clues
-from ddpdoctor.rules.progress.states import (
-    Activity,
-    Failure,
-    aborted_at_exit,
-    error_of_helper,
-    failure_line,
-    first_line,
-    first_line_of,
-    innermost_user,
-    is_file,
-    is_lost_worker,
-    is_same_bug,
-    lines_seen,
-    main_frames,
-    other_threads,
-    place_words,
-    places,
-    seconds,
-)
 from ddpdoctor.rules.progress.stuck import judge_lost, left_file_problem
 from ddpdoctor.rules.progress.wait_causes import clues_of
 from ddpdoctor.rules.progress.words import Clue, fix_of, sentences
@@ -79,7 +61,7 @@ AT_WORK_SHARE = 0.02
 TEARDOWN_CPU_S = 10.0
 
 
-def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
+def memory_clues(job: JobState, failure: st.Failure) -> tuple[Clue, ...]:
     rank, error = failure.rank, failure.error
     at_error = rank.causes.at_error if rank.causes is not None else None
     # /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone
@@ -113,11 +95,8 @@ def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
         return tuple(_use(job, rank)) if "Killed" in worker["how"] else ()
     if _OF_SHARED.search(text):
         return tuple(_of_shared(shared, refused="No space left" in text))
-    return _of_host(job, rank, text) if error.type == "MemoryError" or _OF_HOST.search(text) else ()
-
-
-def _of_host(job: JobState, rank: Rank, text: str) -> tuple[Clue, ...]:
-    at_error = rank.causes.at_error if rank.causes is not None else None
+    if error.type != "MemoryError" and not _OF_HOST.search(text):
+        return ()
     found = []
     if at_error is not None and at_error.address_space is not None:
         space, asked = at_error.address_space, _ASKED.search(text)
@@ -193,9 +172,9 @@ def check_early_exit(job: JobState) -> Answer:
         seq = position.seq if position.seq is not None else AT_THE_END
         turning = find_turning(job.facts.control_flow, *states, position.group.name, seq, (None, None))
     lines = turning.lines if turning is not None else ()
-    where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(job.ranks[n])]))
+    where = tuple(place for n in blamed for place in st.places(n, [*lines, _way_out(job.ranks[n])]))
     last = _way_out(first)
-    at = f", last seen {place_words(last)}" if last is not None else ""
+    at = f", last seen {st.place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
     by_signal = grouped((job.ranks[n].exit_signal, n) for n in blamed if job.ranks[n].exit_signal)
     fix = turning.fix if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
@@ -206,7 +185,7 @@ def check_early_exit(job: JobState) -> Answer:
         )
     elif first.exit_call is not None:
         fix = (
-            f"do not exit {place_words(first.exit_call)} on some ranks only: all_reduce the decision (MAX), and let "
+            f"do not exit {st.place_words(first.exit_call)} on some ranks only: all_reduce the decision (MAX), and let "
             "all ranks leave in the same step; if something is wrong, raise an error instead"
         )
     finding = say.problem_of(
@@ -267,16 +246,16 @@ def check_killed(job: JobState) -> Answer:
     return judged([left or _failed(job, root)], certain=not job.is_ending())
 
 
-def _failed(job: JobState, root: Failure) -> Problem:
-    together = tuple(failure for failure in job.failures if failure is root or is_same_bug(root, failure))
+def _failed(job: JobState, root: st.Failure) -> Problem:
+    together = tuple(failure for failure in job.failures if failure is root or st.is_same_bug(root, failure))
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where: tuple[Place, ...] = ()
     for one in together:  # its line, after that of what it followed from, and the line by which the script then left
         then = one.then.site if one.then is not None else None
         left_at = one.rank.exit_call if one.error is not None else None
-        where += places(one.rank.rank, [first_line_of(one), failure_line(one), then, left_at])
+        where += st.places(one.rank.rank, [st.first_line_of(one), st.failure_line(one), then, left_at])
     clues = memory_clues(job, root) or reducer_clues(job, root) or _driver_clues(job, root)
-    helper = error_of_helper(root)
+    helper = st.error_of_helper(root)
     error = helper.error if helper is not None else root.error and (root.error.first or root.error)
     known = find_known(f"{error.type}: {error.message}") if error is not None else None
     raisers, of_several = blamed, False
@@ -291,9 +270,14 @@ def _failed(job: JobState, root: Failure) -> Problem:
             raisers = tuple(n for n in raisers if n in sharing)
     if known is not None and (not any(clue.fix for clue in clues) or DEVICE_ERROR.search(known.shown)):
         clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
-    passed_on = root.error.passed_on_as if root.error is not None else ""
+    seen = _signal_words(root)
+    if root.error is not None and root.error.passed_on_as:
+        seen.append(f"torch raised {root.error.passed_on_as} because of this error")
+    seen += _then_words(root)
     # The line of the loader is named, but torch raises a worker's end wherever the rank is.
-    raised_at = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
+    if root.error is not None and st.is_lost_worker(root):
+        died = "a worker of this DataLoader died; torch raised the error when the rank was"
+        seen.append(f"{died} {st.place_words(st.innermost_user(root.error.frames))}")
     in_reducer = root.error is not None and root.error.reducer is not None
     alone = root.call is None and not root.by_watchdog
     return say.problem_of(
@@ -303,14 +287,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
         where=tuple(sorted(where, key=lambda place: place.rank)),
         summary=_summary(root, say.who(job, raisers), raisers, where),
         evidence=(
-            *_signal_words(root),
-            *([f"torch raised {passed_on} because of this error"] if passed_on else []),
-            *_then_words(root),
-            *(
-                [f"a worker of this DataLoader died; torch raised the error when the rank was {place_words(raised_at)}"]
-                if raised_at is not None
-                else []
-            ),
+            *seen,
             *sentences(dict.fromkeys(blamed if of_several or in_reducer else (root.rank.rank,), clues)),
             *(other_words(job) if in_reducer else ()),
             *say.cascade_words(job.failures, blamed),
@@ -324,7 +301,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
     )
 
 
-def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
+def _driver_clues(job: JobState, root: st.Failure) -> tuple[Clue, ...]:
     """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process."""
     # An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
     # with another pid there; one of another pid may be another job's.
@@ -350,29 +327,29 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
     return tuple(found.values())
 
 
-def _then_words(root: Failure) -> list[str]:
+def _then_words(root: st.Failure) -> list[str]:
     said = []
     if root.then is not None:
         said.append(
-            f"while it handled this error it called {root.then.op} {place_words(root.then.site)}, which the other "
+            f"while it handled this error it called {root.then.op} {st.place_words(root.then.site)}, which the other "
             "ranks do not call now; the error is printed only after that"
         )
-    if (helper := error_of_helper(root)) is not None:
+    if (helper := st.error_of_helper(root)) is not None:
         whose = "the rank reports the end of its child" if helper.who is Helper.CHILD else "its thread ended the rank"
         said.append(f"{whose}{' ' * bool(helper.name)}{helper.name}: {say.how_words(root)}")
-    elif first_line_of(root) is not None and root.error is not None:
-        said.append(f"the script then raised {root.error.type} {place_words(failure_line(root))}")
+    elif st.first_line_of(root) is not None and root.error is not None:
+        said.append(f"the script then raised {root.error.type} {st.place_words(st.failure_line(root))}")
     return said
 
 
-def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
-    at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
-    helper, error = error_of_helper(root), root.error
-    first = helper.error if helper is not None else error.first if error and first_line_of(root) else None
+def _summary(root: st.Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
+    at = st.place_words(next((place for place in where if place.rank == root.rank.rank), None))
+    helper, error = st.error_of_helper(root), root.error
+    first = helper.error if helper is not None else error.first if error and st.first_line_of(root) else None
     if (raised := first or error) is not None:
         whose = f"a {helper.who.value} of {who}" if helper is not None else who
         how = "passed on an error from a child process: " if first is None and raised.from_child else "raised "
-        reducer, message = raised.reducer if first is None else None, first_line(raised.message)
+        reducer, message = raised.reducer if first is None else None, st.first_line(raised.message)
         message = COMPLAINTS[reducer.what].format(names_words(reducer)) if reducer is not None else message
         return f"{whose} {how}{raised.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
@@ -385,7 +362,7 @@ def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Plac
     return f"{how}; it was last seen {at}" if where else how
 
 
-def _signal_words(root: Failure) -> list[str]:
+def _signal_words(root: st.Failure) -> list[str]:
     if not root.by_signal:
         return []
     found = []
@@ -393,12 +370,12 @@ def _signal_words(root: Failure) -> list[str]:
     if rank.signal == "SIGKILL":
         found.append(_OOM_WORDS[rank.oom_killed])
     if rank.fatal_place is None and rank.last_place is not None:
-        found.append(f"it was last seen {place_words(rank.last_place)}")
+        found.append(f"it was last seen {st.place_words(rank.last_place)}")
     last = _last_located(rank)
     if rank.fatal_place is None and last is not None:
-        found.append(f"its last recorded call was {last.op} {place_words(last.site)}")
+        found.append(f"its last recorded call was {last.op} {st.place_words(last.site)}")
     if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
-        found.append(f"the stack dump at the signal shows it {place_words(rank.fatal_place)}")
+        found.append(f"the stack dump at the signal shows it {st.place_words(rank.fatal_place)}")
     if root.by_watchdog:
         found.append(
             "a thread without Python raised the signal at torch's timeout, as the NCCL watchdog does; then another "
@@ -409,14 +386,16 @@ def _signal_words(root: Failure) -> list[str]:
     return found
 
 
-def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
+def _fix(root: st.Failure, place: Place | None, followed: AbstractSet[int]) -> str:
     if root.then is not None:
         return (
-            f"fix the error {place_words(place)}; call no collective in a finally, an except or at exit: let the "
+            f"fix the error {st.place_words(place)}; call no collective in a finally, an except or at exit: let the "
             "process end with its error, and the launcher stops the others"
         )
     if not root.by_signal:
-        return f"fix the error {place_words(place)}" + ("; it caused the errors of the other ranks" if followed else "")
+        return f"fix the error {st.place_words(place)}" + (
+            "; it caused the errors of the other ranks" if followed else ""
+        )
     if root.call is not None and root.call.op.startswith("all_to_all"):
         return SPLITS_FIT
     if root.rank.oom_killed:
@@ -428,7 +407,7 @@ def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
         )
     if root.rank.signal in _FATAL_DUMP:
         full = "; SIGBUS may mean a full /dev/shm or a truncated mapped file" if root.rank.signal == "SIGBUS" else ""
-        return f"check the native code that is called {place_words(place)}{full}"
+        return f"check the native code that is called {st.place_words(place)}{full}"
     return "find out who sent the signal: check the batch system's log, dmesg and any watchdog"
 
 
@@ -437,7 +416,7 @@ def check_exit_hang(job: JobState) -> Answer:
     """Report a rank whose script has ended but whose process lives on."""
     if job.failures:
         return skipped(Cause.FAILURE.value)
-    ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
+    ended = [n for n in job.living if job.states[n].doing is st.Activity.SHUTTING_DOWN and n not in job.early]
     now = job.time_ns
     since_ns = {n: now - (job.ranks[n].main_ended_ns or now) for n in ended}
     # Without what was seen of them while their scripts still ran.
@@ -456,12 +435,12 @@ def check_exit_hang(job: JobState) -> Answer:
     blamed = tuple(n for n in ended if since_ns[n] >= job.timeout_ns and n not in takes_down)
     if not blamed:
         return unknown(f"{rank_list(ended)} finished just now") if ended and not job.facts.ended else passed()
-    kept = {n: [s for s in other_threads(ranks[n], skip_idle=False) if not s.is_daemon] for n in blamed}
+    kept = {n: [s for s in st.other_threads(ranks[n], skip_idle=False) if not s.is_daemon] for n in blamed}
     where: tuple[Place, ...] = ()
     for n in blamed:  # what keeps the process alive: a thread, an exit function, or a child
-        lines: list[Frame | None] = [innermost_user(stack.frames) for stack in kept[n]]
-        lines += [frame for frame in lines_seen(ranks[n].samples) if frame.user]
-        where += places(n, [*lines, *(innermost_user(main_frames(child)) for child in ranks[n].children)])
+        lines: list[Frame | None] = [st.innermost_user(stack.frames) for stack in kept[n]]
+        lines += [frame for frame in st.lines_seen(ranks[n].samples) if frame.user]
+        where += st.places(n, [*lines, *(st.innermost_user(st.main_frames(child)) for child in ranks[n].children)])
     first = next(iter(where), None)
     clues = sentences({n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]})
     found = []
@@ -469,9 +448,9 @@ def check_exit_hang(job: JobState) -> Answer:
         rank, names = ranks[number], [stack.thread for stack in kept[number]]
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
-        frames = main_frames(rank)
-        if frames and innermost_user(frames) is None:
-            found.append(f"Python itself is {place_words(frames[-1])} on rank {number}")
+        frames = st.main_frames(rank)
+        if frames and st.innermost_user(frames) is None:
+            found.append(f"Python itself is {st.place_words(frames[-1])} on rank {number}")
     seen = [*found, *clues, *say.process_words(job, blamed), *say.others(job, blamed)]
     finding = say.problem_of(
         job,
@@ -480,10 +459,10 @@ def check_exit_hang(job: JobState) -> Answer:
         where=where,
         summary=f"{say.who(job, blamed)} finished the script, but the "
         f"{verb(blamed, 'process does', 'processes do')} not exit"
-        + (f": code is still running {place_words(first)}" if first is not None else ""),
-        evidence=(f"the process has kept running {seconds(since_ns[blamed[0]])} after the script finished", *seen),
+        + (f": code is still running {st.place_words(first)}" if first is not None else ""),
+        evidence=(f"the process has kept running {st.seconds(since_ns[blamed[0]])} after the script finished", *seen),
         fix="empty the multiprocessing queue before the script ends, or call its cancel_join_thread()"
-        if any(is_file(frame, QUEUES_FILE) for frame in main_frames(ranks[blamed[0]]))
+        if any(st.is_file(frame, QUEUES_FILE) for frame in st.main_frames(ranks[blamed[0]]))
         else "stop that thread, child process or atexit function before the script ends, or make the thread a daemon",
         step=None,
     )
@@ -493,7 +472,7 @@ def check_exit_hang(job: JobState) -> Answer:
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
     """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well."""
-    aborted = [job.ranks[n] for n in sorted(job.states) if aborted_at_exit(job.ranks[n]) and n not in job.early]
+    aborted = [job.ranks[n] for n in sorted(job.states) if st.aborted_at_exit(job.ranks[n]) and n not in job.early]
     alike = grouped(((rank.signal or "a signal", rank.fatal_place), rank.rank) for rank in aborted)
     status = job.facts.launcher_status
     problems = []
@@ -501,18 +480,18 @@ def check_exit_abort(job: JobState) -> Answer:
         died = "aborted" if signal == "SIGABRT" else f"died of {signal}"
         seen = "a known bug in Gloo, pytorch#190489"
         if line is not None:
-            seen = f"the stack dump shows it {place_words(line)}"
+            seen = f"the stack dump shows it {st.place_words(line)}"
         elif signal != "SIGABRT":
             seen = f"native code has failed, or it is a dump of the abort that is {seen}"
         problems.append(Problem(
             ranks=tuple(ranks),
-            where=tuple(place for n in ranks for place in places(n, [line])),
+            where=tuple(place for n in ranks for place in st.places(n, [line])),
             summary=f"{rank_list(ranks)} {died} at exit, after the script had finished; training is not affected",
             evidence=(
                 f"{signal} while the interpreter was shutting down: {seen}",
                 *([f"the launcher counts that as a failure: its exit status is {status}"] if status else []),
             ),
-            fix=f"check the native code that is called {place_words(line)}"
+            fix=f"check the native code that is called {st.place_words(line)}"
             if line is not None
             else "call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
         ))  # fmt: skip

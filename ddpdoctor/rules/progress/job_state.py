@@ -11,31 +11,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import Call, DeviceState, Job, Life, Presence, Raised, Rank
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.rules.answers import Answer, passed, skipped
+from ddpdoctor.rules.progress import calls
+from ddpdoctor.rules.progress import states as st
 from ddpdoctor.rules.progress.branches import blame_guarded, find_lone_call
-from ddpdoctor.rules.progress.calls import (
-    ANY_SHAPE,
-    EVEN_SHAPE,
-    ROOTED,
-    Conflict,
-    ModelDifference,
-    find_conflict,
-    find_difference,
-)
-from ddpdoctor.rules.progress.states import (
-    OVER,
-    Activity,
-    Failure,
-    RankState,
-    all_gave_up,
-    came_late,
-    find_failures,
-    is_file,
-    own_error,
-    settle,
-    state_of,
-    with_given_up,
-    without_pulled_down,
-)
 from ddpdoctor.rules.progress.waits import CallPosition, Waits, find_waits, group_table, positions_of, world_of
 
 if TYPE_CHECKING:
@@ -138,15 +116,15 @@ class JobState:
 
     facts: Job
     world: int
-    states: Mapping[int, RankState]
+    states: Mapping[int, st.RankState]
     ranks: Mapping[int, Rank]  # the facts of each
     positions: Mapping[int, CallPosition]
     waits: Waits
-    conflict: Conflict | None
-    difference: ModelDifference | None
-    failures: tuple[Failure, ...]
+    conflict: calls.Conflict | None
+    difference: calls.ModelDifference | None
+    failures: tuple[st.Failure, ...]
     # The earliest failure that a rank caused by itself, else that its own time limit caused, else of all.
-    root_failure: Failure | None = None
+    root_failure: st.Failure | None = None
     # Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
     # progress.
     quiet: frozenset[int] = frozenset()
@@ -156,7 +134,7 @@ class JobState:
 
     @property
     def living(self) -> tuple[int, ...]:
-        return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
+        return tuple(n for n, state in sorted(self.states.items()) if state.doing not in st.OVER)
 
     @property
     def sees_all(self) -> bool:
@@ -221,7 +199,7 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
         begun[group.name] = max(begun.get(group.name, 0), group.enqueued)
 
     def is_over(call: Call) -> bool:
-        untold = call.device_state is DeviceState.UNTOLD and call.seq is not None and call.op not in ROOTED
+        untold = call.device_state is DeviceState.UNTOLD and call.seq is not None and call.op not in calls.ROOTED
         return untold and begun.get(call.group, 0) >= (call.seq or 0)
 
     return tuple(replace(rank, open_calls=tuple(filterfalse(is_over, rank.open_calls))) for rank in ranks)
@@ -229,26 +207,26 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
 def build_job_state(facts: Job) -> JobState:
     lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
-    ranks = _without_completed(without_pulled_down(with_given_up(map(settle, facts.ranks))))
+    ranks = _without_completed(st.without_pulled_down(st.with_given_up(map(st.settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
     # If several processes have one rank number, the last attempt's counts.
     ordered = sorted(facts.ranks, key=lambda rank: (rank.rank, rank.attempt, rank.started_ns or 0))
     is_detail, since_ns = facts.debug_level.upper() == "DETAIL", facts.stopping_since_ns
     by_number = {rank.rank: rank for rank in ordered}
-    states = {n: replace(state_of(rank, since_ns), detail=is_detail) for n, rank in by_number.items()}
+    states = {n: replace(st.state_of(rank, since_ns), detail=is_detail) for n, rank in by_number.items()}
     world, table = world_of(facts), group_table(facts)
     positions = positions_of(states, table, world)
     waits = find_waits(states, positions, world)
-    failures = find_failures(facts, states)
+    failures = st.find_failures(facts, states)
     early = _early(states, waits, failures)
-    conflict = find_conflict(states, positions)
+    conflict = calls.find_conflict(states, positions)
     if conflict is None:
         # Shapes may be the reason for an abort or a wait that nothing else explains.
         in_calls = [f for f in failures if f.call is not None]
         told = any(f.error is None or _DETAIL_SAYS in f.error.message for f in in_calls)
         unexplained = waits.waiters and not waits.blockers and not waits.absent
-        shaped = ANY_SHAPE if told else EVEN_SHAPE if unexplained else None
-        conflict = find_conflict(states, positions, shaped) if shaped else None
+        shaped = calls.ANY_SHAPE if told else calls.EVEN_SHAPE if unexplained else None
+        conflict = calls.find_conflict(states, positions, shaped) if shaped else None
     if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
         conflict = None  # they wait for a rank that has not come: the others may not be in this group
     if conflict is None and early:
@@ -264,7 +242,7 @@ def build_job_state(facts: Job) -> JobState:
         positions=positions,
         waits=waits,
         conflict=conflict,
-        difference=find_difference(tuple(by_number.values()), table, world),
+        difference=calls.find_difference(tuple(by_number.values()), table, world),
         failures=failures,
         early=early,
         lost=lost,
@@ -281,13 +259,13 @@ def build_job_state(facts: Job) -> JobState:
     return replace(job, cause=_cause(job))
 
 
-def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
+def _errors_before_calls(job: JobState) -> tuple[st.Failure, ...]:
     # That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not
     # if a rank failed by itself or holds the others up, or if the others are in the same call.
     own: dict[int, Raised] = {}  # the script's errors that ranks handled when they made the call they are or failed in
     for n, state in job.states.items():
         last = state.error
-        error = (last.first if last is not None else own_error(state.rank)) if state.waiting else None
+        error = (last.first if last is not None else st.own_error(state.rank)) if state.waiting else None
         own |= {n: error} if error is not None else {}
     if job.conflict is not None:
         calls = {part.rank: (part.kind.op, part.kind.dtype, part.kind.shape) for part in job.conflict.parts}
@@ -304,29 +282,29 @@ def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
     if not job.failures and (not set(job.living) <= job.quiet or not job.waited_long()):
         return ()
     return tuple(
-        Failure(rank=state.rank, time_ns=state.call.started_ns, error=error, call=None, then=state.call)
+        st.Failure(rank=state.rank, time_ns=state.call.started_ns, error=error, call=None, then=state.call)
         for n, error in own.items()
         if (state := job.states[n]).call is not None
     )
 
 
-def _first_op(state: RankState) -> str:
+def _first_op(state: st.RankState) -> str:
     failed = (raised.in_call for raised in state.rank.raised if raised.in_call is not None and raised.thread_is_main)
     return next(failed, state.op)
 
 
-def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
+def _early(states: Mapping[int, st.RankState], waits: Waits, failures: tuple[st.Failure, ...]) -> tuple[int, ...]:
     """Return the ranks that ended with status 0 before any rank failed by itself, while others needed them."""
     first = min((f.time_ns for f in failures if f.by_itself), default=None)
     found = []
     for number in waits.blockers:
         state = states[number]
-        ended = state.rank.main_ended_ns if state.doing is Activity.SHUTTING_DOWN else state.rank.ended_ns
+        ended = state.rank.main_ended_ns if state.doing is st.Activity.SHUTTING_DOWN else state.rank.ended_ns
         before = first is None or (ended is not None and ended <= first)
-        left = state.doing in (Activity.ENDED, Activity.SHUTTING_DOWN) and state.error is None
+        left = state.doing in (st.Activity.ENDED, st.Activity.SHUTTING_DOWN) and state.error is None
         # If all waiters are in C++ collectives of a step that this rank had completed, they do not wait for it.
         further = all(
-            states[n].doing is Activity.NATIVE and _backwards(state.rank) > _backwards(states[n].rank)
+            states[n].doing is st.Activity.NATIVE and _backwards(state.rank) > _backwards(states[n].rank)
             for n in waits.waiters
         )
         if left and before and not further:
@@ -351,23 +329,23 @@ def _cause(job: JobState) -> Cause:
     if job.lost and not job.early and conflict is None and in_call and not held_up and missed:
         return Cause.NODE_LOST
     # Different models explain it if the trouble is in DDP, and no rank failed or was late by itself.
-    in_ddp = any(state.doing is Activity.NATIVE for state in job.states.values())
-    alive = any(job.states[n].doing not in OVER for n in waits.blockers)
+    in_ddp = any(state.doing is st.Activity.NATIVE for state in job.states.values())
+    alive = any(job.states[n].doing not in st.OVER for n in waits.blockers)
     if job.difference is not None and in_ddp and in_call and not (root is None and conflict is None and alive):
         return Cause.MODEL
     if job.early and conflict is None:
         return Cause.EARLY_EXIT
-    if root is not None and root.by_watchdog and conflict is None and came_late(job.ranks.values()):
+    if root is not None and root.by_watchdog and conflict is None and st.came_late(job.ranks.values()):
         return Cause.HANG
     if root is not None and root.call is None and not root.by_own_limit:
         frames = root.error.frames if root.error is not None else ()
-        if conflict is None or not any(is_file(frame, "/torch/distributed/") for frame in frames):
+        if conflict is None or not any(st.is_file(frame, "/torch/distributed/") for frame in frames):
             return Cause.FAILURE
     if conflict is not None:
         return Cause.CONFLICT
     if root is None:
         return Cause.HANG if waits.waiters else Cause.NONE
-    hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(job.failures, job.states)
+    hung = (root.timed_out and (waits.blockers or waits.absent)) or st.all_gave_up(job.failures, job.states)
     return Cause.HANG if hung else Cause.FAILURE
 
 

@@ -10,30 +10,12 @@ from ddpdoctor.model.launch import Contact
 from ddpdoctor.model.words import name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 from ddpdoctor.rules.network import EPHEMERAL
+from ddpdoctor.rules.progress import job_state as jobs
+from ddpdoctor.rules.progress import wait_causes as why
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.job_state import (
-    Cause,
-    JobState,
-    asked_if,
-    is_alone,
-    never_came,
-    others_of,
-    reported_ranks,
-)
+from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if
 from ddpdoctor.rules.progress.states import Activity, innermost_user, line_of, own_error, place_words, places, seconds
 from ddpdoctor.rules.progress.transport import closed, queued_behind
-from ddpdoctor.rules.progress.wait_causes import (
-    busy_at,
-    clues_of,
-    compiles,
-    find_late,
-    is_held_outside,
-    is_left_behind,
-    is_surely_left,
-    late_problem,
-    limit_words,
-    places_held_up,
-)
 from ddpdoctor.rules.progress.words import fix_of, sentences
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.rendezvous.mesh import describe
@@ -61,7 +43,7 @@ def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tu
     found: set[int] = set()
     each = facts.local_ranks_expected
     for node in nodes:
-        reported = reported_ranks(facts, node)
+        reported = jobs.reported_ranks(facts, node)
         if not reported and each and (facts.node_rank is not None or node.presence is Presence.ABSENT):
             reported = tuple(range(node.number * each, (node.number + 1) * each))
         found.update(reported or unseen)
@@ -121,10 +103,10 @@ def judge_lost(job: JobState) -> Answer:
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     # A member that hears nothing from the first node also hears nothing about the nodes that only the first reported
     # on: those that answer are not lost, unless all answer or none was tried.
-    lost = tuple(node for node in job.lost if not (is_alone(facts) and _answers(facts, node))) or job.lost
-    others = others_of(facts)
+    lost = tuple(node for node in job.lost if not (jobs.is_alone(facts) and _answers(facts, node))) or job.lost
+    others = jobs.others_of(facts)
     silent = all(_attempts_at(facts, node) and not _answers(facts, node) for node in others)
-    cut_off = is_alone(facts) and len({node.host for node in others}) > 1 and silent
+    cut_off = jobs.is_alone(facts) and len({node.host for node in others}) > 1 and silent
     own = (facts.host,) if cut_off and facts.host else ()
     unseen = tuple(sorted(set(range(job.world)) - set(job.states)))
     seen = []
@@ -152,7 +134,7 @@ def judge_lost(job: JobState) -> Answer:
         summary = f"{whole} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
     finding = Problem(
         # With only one other node, either may be the one that is cut off.
-        confidence=Confidence.MEDIUM if is_alone(facts) and not cut_off else Confidence.HIGH,
+        confidence=Confidence.MEDIUM if jobs.is_alone(facts) and not cut_off else Confidence.HIGH,
         ranks=() if own else ranks_of(facts, lost, unseen),
         hosts=own or hosts_of_nodes(lost),
         summary=summary,
@@ -182,11 +164,11 @@ def _judge_launchers(job: JobState) -> Answer:
     waited = seconds(facts.now_ns - facts.launched_ns)
     if facts.members is None:
         return _judge_launcher_alone(facts, waited)
-    absent = never_came(facts)
-    if is_alone(facts) and facts.members.own != 0:  # only the first node would have reported the others
+    absent = jobs.never_came(facts)
+    if jobs.is_alone(facts) and facts.members.own != 0:  # only the first node would have reported the others
         absent = tuple(node for node in absent if node.number == 0)
     here, bad = facts.host or "this node", _first_failing(facts)
-    why = (
+    failing = (
         f"{here} cannot reach {bad.host}:{bad.port} ({_NOT_REACHED.get(bad.contact, bad.contact.value)})" if bad else ""
     )
     unresolved = bad is not None and bad.contact is Contact.UNRESOLVED
@@ -194,22 +176,22 @@ def _judge_launchers(job: JobState) -> Answer:
     hosts = hosts_of_nodes(absent)
     if absent:
         summary = f"{node_words(facts, absent)} never joined; the launcher on this node has waited {waited}".rstrip()
-        gone = {node.number for node in never_came(facts)}
+        gone = {node.number for node in jobs.never_came(facts)}
         came = [node.host or str(node.number) for node in facts.members.nodes if node.number not in gone]
         seen = [f"{len(came)} of {facts.members.expected} nodes joined: {name_list(came)}"] if came else []
-        if is_alone(facts):
+        if jobs.is_alone(facts):
             seen = ["this node got no message from any other node; their own reports show what they see"]
-            summary = f"{why}: {summary}" if bad is not None else summary
+            summary = f"{failing}: {summary}" if bad is not None else summary
         where = f" on {name_list(hosts)}" if hosts else " there"
         fix = f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}"
     else:
-        count = len(others_of(facts)) + 1
+        count = len(jobs.others_of(facts)) + 1
         summary = f"all {count} nodes are up, but their launchers have not completed the rendezvous {waited}".rstrip()
-        summary = f"{summary}: {why}" if bad is not None else summary
+        summary = f"{summary}: {failing}" if bad is not None else summary
         seen = [f"on {host.host}, {words}" for host in facts.elsewhere for words in reached_words(host.reached)]
         fix = f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}"
     finding = Problem(
-        confidence=Confidence.HIGH if absent and not is_alone(facts) else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if absent and not jobs.is_alone(facts) else Confidence.MEDIUM,
         ranks=ranks_of(facts, absent, ()),
         hosts=own or hosts,
         summary=summary,
@@ -218,7 +200,7 @@ def _judge_launchers(job: JobState) -> Answer:
             *reached_words(facts.reached),
             *seen,
         ),
-        fix=reach_fix(bad, here) if bad is not None and (is_alone(facts) or not absent) else fix,
+        fix=reach_fix(bad, here) if bad is not None and (jobs.is_alone(facts) or not absent) else fix,
     )
     return judged([finding], certain=True, may_resume=True)
 
@@ -255,12 +237,12 @@ def check_stopped(job: JobState) -> Answer:
     if not job.waits.waiters and not set(job.living) <= job.quiet:
         return unknown(f"{rank_list(frozen)} {verb(frozen, 'is', 'are')} stopped, but no rank is waiting yet")
     ranks = [job.ranks[n] for n in blamed]
-    where = tuple(place for rank in ranks for place in places_held_up(rank, waits_for_child=False)[:1])
+    where = tuple(place for rank in ranks for place in why.places_held_up(rank, waits_for_child=False)[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
     asleep = any(rank.proc_state == "D" for rank in ranks)
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
     waiters = say.waiters_words(job, blamed)
-    clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
+    clues = {n: why.clues_of(job, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
     by_host = [(f"on {host}: ", [rank for rank in ranks if rank.host == host]) for host in say.hosts_of(job, blamed)]
     kills = (f"{on}kill -CONT {' '.join(str(rank.pid) for rank in those)}" for on, those in by_host or [("", ranks)])
     fix = "check dmesg, and the device or file system that it reads" if asleep else "; ".join(kills)
@@ -318,7 +300,7 @@ def check_missing(job: JobState) -> Answer:
         if len(found) > 1
     ]
     alone = job.sees_all
-    absent_nodes = [node for node in never_came(job.facts) if set(ranks_of(job.facts, (node,), ())) & set(absent)]
+    absent_nodes = [node for node in jobs.never_came(job.facts) if set(ranks_of(job.facts, (node,), ())) & set(absent)]
     finding = Problem(
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
@@ -338,7 +320,7 @@ def check_missing(job: JobState) -> Answer:
         fix=_missing_fix(job, absent_nodes, alone=alone, doubled=bool(doubled)),
     )
     certain = alone and job.stands_still(())
-    return judged([finding], certain=certain, may_resume=bool(never_came(job.facts)))
+    return judged([finding], certain=certain, may_resume=bool(jobs.never_came(job.facts)))
 
 
 def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
@@ -486,8 +468,9 @@ def check_stuck(job: JobState) -> Answer:
         return unknown(f"{rank_list(held)} {verb(held, 'is', 'are')} still making progress")
     if not any(job.ranks[n].initialized for n in job.states) and not job.waited_long():
         return unknown("no rank has waited for the whole --hang-timeout yet")
-    busy = [busy_at(job, n) for n in blamed]
-    inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.ranks[n]) for n in blamed)
+    busy = [why.busy_at(job, n) for n in blamed]
+    computing = (Activity.BACKWARD, Activity.NATIVE)
+    inside = any(job.states[n].doing in computing or why.compiles(job.ranks[n]) for n in blamed)
     spins = any(one is not None and one.may_spin for one in busy)
     if not all(job.ranks[n].recorded for n in blamed) or spins or job.may_have_come:
         return _stuck(job, blamed, Confidence.LOW)
@@ -496,9 +479,9 @@ def check_stuck(job: JobState) -> Answer:
 
 def _nobody_held(job: JobState) -> Answer:
     """Judge a job in which every rank waits: one came too late, its device is behind, or they look for a store."""
-    late = find_late(job)
+    late = why.find_late(job)
     if late:
-        return judged([late_problem(job, late)], certain=not job.is_ending())
+        return judged([why.late_problem(job, late)], certain=not job.is_ending())
     behind = queued_behind(job) if closed(job) is not None else ()
     if behind and set(job.waits.waiters) <= job.quiet and job.waited_long():
         return _behind(job, behind)
@@ -564,7 +547,7 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
         summary=f"{say.who(job, blamed)} {mine}{at}, but {device}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             "torch times the kernels: the other ranks' kernels have started, and these have not",
-            *say.all_classes(job, blamed), *limit_words(job),
+            *say.all_classes(job, blamed), *why.limit_words(job),
         ),
         fix="use a profiler to find a slow kernel before that call on these ranks; check for a throttled or hung GPU "
         "with nvidia-smi and `ddpdoctor check-env`",
@@ -581,19 +564,19 @@ def _all_stuck(job: JobState) -> Answer:
     long = job.time_ns - last_ns >= ALONE_PATIENCE * job.timeout_ns
     # Ranks that prepare may wait for something outside the job: a stale lock, or another's. The holder of a lock may
     # release it, so it gets time.
-    left = all(is_left_behind(rank.causes) for rank in ranks)
-    outside = left or (long and all(is_held_outside(job, rank) for rank in ranks))
+    left = all(why.is_left_behind(rank.causes) for rank in ranks)
+    outside = left or (long and all(why.is_held_outside(job, rank) for rank in ranks))
     if not any(job.ranks[n].initialized for n in job.states) and not outside:
         return unknown("no rank has called init_process_group yet, so none is waiting")
     if len(blamed) < len(job.states) and not long:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} still running; no rank is waiting")
-    if not long and any(busy_at(job, n) for n in blamed):
+    if not long and any(why.busy_at(job, n) for n in blamed):
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} busy; no rank is waiting")
     if unread := _unread_words(ranks):
         return _stuck(job, blamed, Confidence.LOW) if long else unknown(unread)
     if not job.sees_all or any(rank.device_idle for rank in ranks):  # only the default streams were asked
         return _stuck(job, blamed, Confidence.LOW)
-    sure = all(is_surely_left(rank.causes) for rank in ranks)
+    sure = all(why.is_surely_left(rank.causes) for rank in ranks)
     return _stuck(job, blamed, Confidence.HIGH if sure else Confidence.MEDIUM)
 
 
@@ -606,7 +589,7 @@ def _unread_words(ranks: Iterable[Rank]) -> str:
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     in_loader = {n: job.states[n].doing is Activity.DATA for n in blamed}
-    where = tuple(place for n in blamed for place in places_held_up(job.ranks[n], waits_for_child=in_loader[n]))
+    where = tuple(place for n in blamed for place in why.places_held_up(job.ranks[n], waits_for_child=in_loader[n]))
     error = own_error(job.ranks[blamed[0]]) if len(blamed) == 1 else None
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
@@ -617,9 +600,9 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     waiters = say.waiters_words(job, blamed)
     causes = job.ranks[blamed[0]].causes
     left = ""
-    if one_line and causes is not None and causes.lock_file is not None and is_left_behind(causes):
+    if one_line and causes is not None and causes.lock_file is not None and why.is_left_behind(causes):
         left = f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
-    busy = [one for n in blamed if (one := busy_at(job, n)) is not None]
+    busy = [one for n in blamed if (one := why.busy_at(job, n)) is not None]
     does = f"{verb(blamed, 'is', 'are')} {'stuck' if len(busy) < len(blamed) else 'busy'}{at}"
     if busy and len(blamed) == 1:
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
@@ -633,8 +616,8 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
             f"the default CUDA streams of {rank_list(idle)} have nothing left to do; under DETAIL this torch does not "
             "tell which NCCL calls have completed on other streams: --debug-level OFF tells"
         )
-    seen += [*limit_words(job), *say.cascade_words(job.failures, blamed)]
-    clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
+    seen += [*why.limit_words(job), *say.cascade_words(job.failures, blamed)]
+    clues = {n: why.clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
     alone = _unread_words(job.ranks[n] for n in blamed) or "no rank is waiting for another"
     fix = (
         f"see what rank {blamed[0]} waits for {place_words(first)} and give that wait a timeout; if it is just slow, "
@@ -651,7 +634,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), fix),
     )
-    works = any(compiles(job.ranks[n]) or is_held_outside(job, job.ranks[n]) for n in blamed)
+    works = any(why.compiles(job.ranks[n]) or why.is_held_outside(job, job.ranks[n]) for n in blamed)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
     # On a busy machine a rank may be late to answer, and the next look shows what it waits for.
@@ -659,5 +642,5 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     last_ns = max((max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in unread), default=0)
     known = known and job.time_ns - last_ns >= (2 * ALONE_PATIENCE * job.timeout_ns if unread else 0)
     certain = known and job.stands_still(blamed) and all(job.ranks[n].recorded for n in blamed) and not works
-    in_vain = all(is_surely_left(job.ranks[n].causes) for n in blamed)
+    in_vain = all(why.is_surely_left(job.ranks[n].causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)

@@ -15,20 +15,11 @@ from ddpdoctor.model.words import grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.network import choose
+from ddpdoctor.rules.progress import waits as wt
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.job_state import Cause, machines_of
 from ddpdoctor.rules.progress.states import WORK_WAIT, Activity, first_line, places
 from ddpdoctor.rules.progress.wait_causes import find_late, is_limit_over
-from ddpdoctor.rules.progress.waits import (
-    CallPosition,
-    WaitCircle,
-    find_circles,
-    group_words,
-    needed_in_init,
-    own_state,
-    wait_edges,
-    waiting_peers,
-)
 from ddpdoctor.rules.progress.words import Clue, fix_of
 from ddpdoctor.rules.registry import rule, rules_of
 
@@ -38,7 +29,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Connections
     from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.progress.job_state import JobState
-    from ddpdoctor.rules.progress.waits import Group
 
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
@@ -100,7 +90,7 @@ def closed(job: JobState) -> tuple[int, ...] | None:
     return None if frozen or find_late(job) else waits.waiters
 
 
-def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
+def stalled_in(job: JobState) -> tuple[wt.CallPosition, ...]:
     """Return the pending collectives that all ranks of their group have come to: the earliest one of each group."""
     # A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     positions = sorted(job.positions.items())
@@ -124,7 +114,7 @@ def queued_behind(job: JobState) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, DeviceState | None]:
+def _device_states(job: JobState, stalled: Iterable[wt.CallPosition]) -> dict[int, DeviceState | None]:
     groups = {position.group for position in stalled}
     inside = (n for n, position in sorted(job.positions.items()) if position.group in groups)
     calls = ((number, job.states[number].call) for number in inside)
@@ -135,13 +125,15 @@ def find_targets(job: JobState) -> Targets:
     """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out."""
     # If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one
     # set.
-    edges = wait_edges(job.states, job.positions)
+    edges = wt.wait_edges(job.states, job.positions)
     absent = frozenset(range(job.world)) - job.states.keys()
     lacking: dict[Hashable, frozenset[int]] = {}
     for node, nexts in edges.items():
         if isinstance(node, int):
             continue
-        missing = absent.intersection(node.group.members) if absent and isinstance(node, CallPosition) else frozenset()
+        missing = (
+            absent.intersection(node.group.members) if absent and isinstance(node, wt.CallPosition) else frozenset()
+        )
         ranks = frozenset(one for one in nexts if isinstance(one, int))
         earlier = (lacking.get(one, frozenset()) for one in nexts if not isinstance(one, int))
         lacking[node] = ranks.union(missing, *earlier)
@@ -151,7 +143,7 @@ def find_targets(job: JobState) -> Targets:
             whom = frozenset({one}) if isinstance(one, int) else lacking.get(one, frozenset())
             if isinstance(rank, int) and whom:
                 found[rank] = whom
-    if needed := frozenset(needed_in_init(job.states, job.world)):
+    if needed := frozenset(wt.needed_in_init(job.states, job.world)):
         found |= {rank: needed for rank, state in job.states.items() if state.doing is Activity.INIT}
     if job.conflict is not None:
         blamed = frozenset(job.conflict.blame.ranks)
@@ -159,7 +151,7 @@ def find_targets(job: JobState) -> Targets:
         sides = dict.fromkeys((n for n in waiting if n not in blamed), blamed)
         sides = sides or {n: blamed - {n} for n in waiting if blamed - {n}}
         found = {**sides, **found}
-    return found or {rank: frozenset({peer}) for rank, peer in waiting_peers(job.states, met=True).items()}
+    return found or {rank: frozenset({peer}) for rank, peer in wt.waiting_peers(job.states, met=True).items()}
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
@@ -170,11 +162,11 @@ def check_deadlock(job: JobState) -> Answer:
         return skipped("a rank that waits for no other rank is holding up the job, or no rank is waiting")
     if stalled_in(job):
         return skipped("some ranks are in a collective that its whole group has called")
-    circles = find_circles(job.states, job.positions)
+    circles = wt.find_circles(job.states, job.positions)
     # Pairs of ranks of which one sends what the other waits to receive are circles of two.
-    peers = {} if circles else waiting_peers(job.states, met=True)
+    peers = {} if circles else wt.waiting_peers(job.states, met=True)
     pairs = tuple(
-        WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
+        wt.WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
         for one, other in sorted(peers.items())
         if one < other
     )
@@ -191,7 +183,7 @@ def check_deadlock(job: JobState) -> Answer:
         for waiter, awaited in circle.links[:MOST_NAMED]:
             call, position = job.states[waiter].call, job.positions.get(waiter)
             what = "a call" if call is None else call.api or call.op
-            of = f" of {group_words(position.group, job.world, among)}" if position is not None else ""
+            of = f" of {wt.group_words(position.group, job.world, among)}" if position is not None else ""
             parts.append(f"is waiting in {what}{of} for rank {awaited}")
         left = len(circle.links) - len(parts)
         more = f", and so on through {left} more ranks back to rank {circle.ranks[0]}" if left else ""
@@ -219,8 +211,8 @@ def check_deadlock(job: JobState) -> Answer:
     return judged([found], certain=bool(circles) and not job.may_have_come, may_resume=on_device)
 
 
-def backend_of(job: JobState, group: Group) -> str:
-    states = (own_state(job.ranks[member], group.name) for member in group.members if member in job.states)
+def backend_of(job: JobState, group: wt.Group) -> str:
+    states = (wt.own_state(job.ranks[member], group.name) for member in group.members if member in job.states)
     return "nccl" if any(state is not None and "nccl" in state.backend.lower() for state in states) else "gloo"
 
 

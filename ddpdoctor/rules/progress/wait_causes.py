@@ -9,26 +9,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import Helper, LockKind
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
+from ddpdoctor.rules.progress import states as st
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.states import (
-    NEARLY,
-    Activity,
-    call_words,
-    came_late,
-    file_name,
-    first_line,
-    innermost_user,
-    is_file,
-    line_of,
-    lines_seen,
-    main_frames,
-    other_threads,
-    own_error,
-    place_words,
-    places,
-    seconds,
-    waits_in_library,
-)
 from ddpdoctor.rules.progress.waits import native_group, own_state
 from ddpdoctor.rules.progress.words import Clue, children_of, find_owner
 
@@ -113,8 +95,8 @@ _HELPERS = {
 def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
     """Return the errors of helpers that a rank may wait for, the last first."""
     # Not those after which it long trained on, and none if it just sleeps.
-    frames = main_frames(rank)
-    if frames and frames[-1].function == "sleep" and is_file(frames[-1], "/asyncio/"):
+    frames = st.main_frames(rank)
+    if frames and frames[-1].function == "sleep" and st.is_file(frames[-1], "/asyncio/"):
         return ()
     since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
     return tuple(error for error in reversed(rank.helper_errors) if error.error.time_ns >= since_ns)
@@ -124,27 +106,29 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
     """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
     # The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
     # that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
-    own = lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
-    stack = main_frames(rank)
-    in_library = waits_in_library(stack)
+    own = st.lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
+    stack = st.main_frames(rank)
+    in_library = st.waits_in_library(stack)
     blocked = rank.causes.blocked if rank.causes is not None else None
-    is_near = bool(stack) and (is_file(stack[-1], *_CONNECTIONS) or (blocked is not None and blocked.file == "pipe"))
-    error = own_error(rank)
-    found: list[Frame | None] = [innermost_user(error.frames) if error is not None else None]
+    is_near = bool(stack) and (st.is_file(stack[-1], *_CONNECTIONS) or (blocked is not None and blocked.file == "pipe"))
+    error = st.own_error(rank)
+    found: list[Frame | None] = [st.innermost_user(error.frames) if error is not None else None]
     # Children that do not wait for work, last those in a collective. If the main thread of a child waits for work, as
     # that of a server does, another thread may work.
-    below = [main_frames(child) for child in rank.children if not child.idle]
-    below += [thread.frames for child in rank.children if child.idle for thread in other_threads(child)]
-    below.sort(key=lambda frames: bool(frames) and is_file(frames[-1], "/torch/distributed/"))
-    lines = [frame for frames in below if (frame := innermost_user(frames)) is not None]
+    below = [st.main_frames(child) for child in rank.children if not child.idle]
+    below += [thread.frames for child in rank.children if child.idle for thread in st.other_threads(child)]
+    below.sort(key=lambda frames: bool(frames) and st.is_file(frames[-1], "/torch/distributed/"))
+    lines = [frame for frames in below if (frame := st.innermost_user(frames)) is not None]
     child = lines[:1] if waits_for_child or in_library or is_near else []
     found += [*own[:1], *child] if is_near else [*child, *own[:1]]
-    found += [innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
+    found += [st.innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
     found += own[1:]
     if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
-        loops = (thread for thread in other_threads(rank, skip_idle=False) if is_file(thread.frames[-1], "/asyncio/"))
-        found += [innermost_user(thread.frames) for thread in (*other_threads(rank), *loops)]
-    return places(rank.rank, found)
+        loops = (
+            thread for thread in st.other_threads(rank, skip_idle=False) if st.is_file(thread.frames[-1], "/asyncio/")
+        )
+        found += [st.innermost_user(thread.frames) for thread in (*st.other_threads(rank), *loops)]
+    return st.places(rank.rank, found)
 
 
 def is_limit_over(job: JobState) -> bool:
@@ -177,8 +161,8 @@ def limit_words(job: JobState) -> list[str]:
 
 def long_words(duration_s: float) -> str:
     hours, rest = divmod(round(duration_s), 3600)
-    minutes, seconds = divmod(rest, 60)
-    parts = [f"{value} {unit}" for value, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if value]
+    minutes, rest = divmod(rest, 60)
+    parts = [f"{value} {unit}" for value, unit in ((hours, "h"), (minutes, "min"), (rest, "s")) if value]
     return " ".join(parts[:2]) or "0 s"
 
 
@@ -189,10 +173,10 @@ def limits_of(job: JobState) -> dict[int, float]:
     limits: dict[int, float | None] = {}
     for number in job.waits.waiters:
         state = job.states[number]
-        if state.doing is Activity.INIT and state.call is not None:
+        if state.doing is st.Activity.INIT and state.call is not None:
             limits[number] = state.rank.init_timeout_s
-        elif state.doing is not Activity.NEW_GROUP and state.call is not None:
-            name = native_group(state) if state.doing is Activity.NATIVE else state.call.group
+        elif state.doing is not st.Activity.NEW_GROUP and state.call is not None:
+            name = native_group(state) if state.doing is st.Activity.NATIVE else state.call.group
             own = own_state(state.rank, name)
             limits[number] = own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
@@ -207,11 +191,11 @@ def find_late(job: JobState) -> tuple[int, ...]:
             continue
         # The script may have handled the error for a while before the error ended the rank.
         ended_ns = failure.call.ended_ns or failure.time_ns
-        if ended_ns - failure.call.started_ns >= NEARLY * limit_s * 1e9:
+        if ended_ns - failure.call.started_ns >= st.NEARLY * limit_s * 1e9:
             gave_up[position] = min(ended_ns, gave_up.get(position, ended_ns))
     calls = ((n, job.states[n].call, gave_up.get(position)) for n, position in job.positions.items())
     found = {n for n, call, since in calls if call is not None and since and call.started_ns >= since}
-    return tuple(sorted(found | came_late(job.ranks.values()).keys()))
+    return tuple(sorted(found | st.came_late(job.ranks.values()).keys()))
 
 
 def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
@@ -226,18 +210,18 @@ def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
 
 def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
     waiters = [failure for failure in job.failures if failure.rank.rank not in late]
-    on_device = came_late(job.ranks.values())
+    on_device = st.came_late(job.ranks.values())
     first = waiters[0].rank.rank
     waited = on_device[late[0]][2] if late[0] in on_device else waiters[0].call
     limit_s = limits_of(job).get(first)
     gone = f"after {long_words(limit_s)}" if limit_s is not None else "after torch's own timeout"
     who = rank_list(failure.rank.rank for failure in waiters)
     known = lines_before(job, late[0])
-    was = f"; before that it was {place_words(known[0])}" if known and len(late) == 1 else ""
+    was = f"; before that it was {st.place_words(known[0])}" if known and len(late) == 1 else ""
     op = waited.op if waited is not None else "the call"
     calls = [(n, on_device[n][0] if n in on_device else job.states[n].call) for n in late]
     sites = {n: call.site if n in on_device and call is not None else say.line_at(job.states[n]) for n, call in calls}
-    where = tuple(place for n in late for place in places(n, lines_before(job, n) or (sites[n],)))
+    where = tuple(place for n in late for place in st.places(n, lines_before(job, n) or (sites[n],)))
     return say.problem_of(
         job,
         late,
@@ -246,7 +230,7 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
         summary=f"{say.who(job, late)} called {op} too late: {who} had timed out there {gone}{was}",
         evidence=(
             *(
-                f"rank {n} called {call_words(call)} ({line_of(call.site)}) "
+                f"rank {n} called {st.call_words(call)} ({st.line_of(call.site)}) "
                 f"{(call.started_ns - waited.started_ns) / 1e9:.1f} s after rank {first}"
                 for n, call in calls
                 if call is not None and waited is not None
@@ -282,11 +266,11 @@ def busy_at(job: JobState, number: int) -> Busy | None:
     causes = rank.causes
     if causes is None or causes.work is None or causes.waits_for_lock is not None or causes.lock_file is not None:
         return None
-    if [*_person(main_frames(rank), causes.blocked), *_lost_children(job, rank, causes)]:
+    if [*_person(st.main_frames(rank), causes.blocked), *_lost_children(job, rank, causes)]:
         return None
     work, receiving = causes.work, causes.receiving
     file = causes.blocked.file if causes.blocked is not None else None
-    where = file_name(file) if file and file.startswith("/") else ""
+    where = st.file_name(file) if file and file.startswith("/") else ""
     # Which bytes the rank moves, the surest evidence first.
     if receiving is not None and receiving.bytes_s >= BUSY_BYTES_S:
         return Busy(f"receives {_rate(receiving.bytes_s)} from {receiving.remote}")
@@ -298,7 +282,7 @@ def busy_at(job: JobState, number: int) -> Busy | None:
     computed = _computed(work)
     if not computed:
         return None
-    since = seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
+    since = st.seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
     if (rank.cpu_share or 0) >= BUSY_CORES and since:
         computed = f"has used {rank.cpu_share:.0%} of a core {since}"
     return Busy(computed, may_spin=True)
@@ -326,7 +310,7 @@ def _rate(bytes_s: float) -> str:
 
 
 def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    frames = main_frames(rank)
+    frames = st.main_frames(rank)
     # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
     # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
     last = rank.recent_calls[-1:]
@@ -340,16 +324,16 @@ def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clu
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
         if causes.lock_file.exists:
             yield _marker(job, rank, causes.lock_file)
-    elif any(is_file(frame, *_POLLS) for frame in frames[-6:]):
+    elif any(st.is_file(frame, *_POLLS) for frame in frames[-6:]):
         yield _polled(job, rank, causes, frames)
     elif (
         waits
         and frames
-        and (frames[-1].user or is_file(frames[-1], "/threading.py", "/queue.py", "/concurrent/futures/"))
+        and (frames[-1].user or st.is_file(frames[-1], "/threading.py", "/queue.py", "/concurrent/futures/"))
     ):
         # The kernel does not know which thread holds the lock, or whether another process holds it.
-        threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]
-        named = [f"{name} ({line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
+        threads = [(s.thread, st.innermost_user(s.frames)) for s in st.other_threads(rank, skip_idle=False)]
+        named = [f"{name} ({st.line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
         if named:
             yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
 
@@ -429,7 +413,7 @@ def _held(path: str | None, holder: tuple[str, str]) -> Clue:
 def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
     """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
     path = causes.lock_path
-    if any(is_file(frame, _BATON) for frame in frames):
+    if any(st.is_file(frame, _BATON) for frame in frames):
         file = path or "the file `lock` in the build folder"
         return Clue(
             said=f"waits for {file} to be removed: it marks a build of a C++ extension by another process",
@@ -458,7 +442,7 @@ def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     rank = job.ranks[number]
     causes = rank.causes
-    frames = main_frames(rank)
+    frames = st.main_frames(rank)
     if causes is None:
         return (*_compile_clue(frames, ()), *_lost_helpers(rank))
     busy, blocked, function = busy_at(job, number), causes.blocked, causes.kernel_function
@@ -486,7 +470,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         found += _network(frames, causes)
     if not found and blocked is not None and blocked.call in _SLEEPS and frames:
         last = frames[-1]
-        library = f"a sleep in {file_name(last.file)}, {last.function}"
+        library = f"a sleep in {st.file_name(last.file)}, {last.function}"
         found.append(Clue(f"is in {'time.sleep or another C sleep' if last.user else library}"))
     return tuple(found)
 
@@ -494,7 +478,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
 def compiles(rank: Rank) -> bool:
     """Return whether a rank compiles or builds an extension and uses CPU: that takes long but comes to an end."""
     busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
-    inside = any(True for _ in _compile_clue(main_frames(rank), ()))
+    inside = any(True for _ in _compile_clue(st.main_frames(rank), ()))
     return inside and busy is not None and busy >= BUSY_CORES
 
 
@@ -503,22 +487,22 @@ def _lost_helpers(rank: Rank) -> Iterator[Clue]:
     for error in last_helper_errors(rank)[:MOST_CHILDREN]:
         who, fix = _HELPERS[error.who]
         name = f" {error.name}" if error.who is Helper.CHILD else ""
-        line = innermost_user(error.error.frames)
-        text = first_line(error.error.message)
+        line = st.innermost_user(error.error.frames)
+        text = st.first_line(error.error.message)
         yield Clue(
-            said=f"{who}{name} ended with {error.error.type} {place_words(line)}" + (f": {text}" if text else ""),
-            fix=f"see {error.error.type} {place_words(line)}: {fix}",
+            said=f"{who}{name} ended with {error.error.type} {st.place_words(line)}" + (f": {text}" if text else ""),
+            fix=f"see {error.error.type} {st.place_words(line)}: {fix}",
         )
 
 
 def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
-    asks = next((f for f in frames if f.function in _ASKS and not f.user and is_file(f, *_DEBUGGERS)), None)
+    asks = next((f for f in frames if f.function in _ASKS and not f.user and st.is_file(f, *_DEBUGGERS)), None)
     fix = (
         "remove the breakpoint, or attach a debugger from outside; torch.distributed.breakpoint(rank) stops one rank "
         "and makes its peers wait"
     )
     if asks is not None:
-        yield Clue(said=f"waits for input in a debugger or console ({file_name(asks.file)})", fix=fix)
+        yield Clue(said=f"waits for input in a debugger or console ({st.file_name(asks.file)})", fix=fix)
     elif blocked is not None and blocked.alone_on_fd0:
         where = f" ({blocked.file})" if blocked.file else ""
         yield Clue(
@@ -528,20 +512,20 @@ def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue
 
 
 def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]) -> Iterator[Clue]:
-    inside = [frame for frame in frames if is_file(frame, *_COMPILERS)]
+    inside = [frame for frame in frames if st.is_file(frame, *_COMPILERS)]
     builders = [f"{command} (process {pid})" for pid, command in commands if _BUILDERS.search(command.split(" -")[0])]
-    if not inside or any(is_file(frame, "/torch/utils/file_baton.py") for frame in frames):
+    if not inside or any(st.is_file(frame, "/torch/utils/file_baton.py") for frame in frames):
         return
     running = f", running {builders[0]}" if builders else ""
     yield Clue(
-        said=f"compiles ({file_name(inside[-1].file)}, {inside[-1].function}){running}",
+        said=f"compiles ({st.file_name(inside[-1].file)}, {inside[-1].function}){running}",
         fix="compile in a warm-up step on all ranks, keep the cache (TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR) "
         "and mark changing shapes as dynamic; if it is just slow, raise --hang-timeout",
     )
 
 
 def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Activity.DATA
+    waits = st.waits_in_library(st.main_frames(rank)) or job.states[rank.rank].doing is st.Activity.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return
@@ -564,9 +548,9 @@ def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator
 
 
 def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
-    in_module = bool(frames) and is_file(frames[-1], "/subprocess.py", "/selectors.py")
+    in_module = bool(frames) and st.is_file(frames[-1], "/subprocess.py", "/selectors.py")
     in_wait = causes.blocked is not None and causes.blocked.call in _WAITS_FOR_CHILD
-    if not causes.commands or not (in_wait or (in_module and any(is_file(f, "/subprocess.py") for f in frames))):
+    if not causes.commands or not (in_wait or (in_module and any(st.is_file(f, "/subprocess.py") for f in frames))):
         return
     pid, command = causes.commands[0]
     yield Clue(
@@ -577,7 +561,7 @@ def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
 
 def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
     blocked = causes.blocked
-    inside = next((f for f in reversed(frames[-8:]) if not f.user and is_file(f, *_NETWORK)), None)
+    inside = next((f for f in reversed(frames[-8:]) if not f.user and st.is_file(f, *_NETWORK)), None)
     remote = blocked.remote if blocked is not None else None
     if remote is not None and causes.store_port is not None and remote.endswith(f":{causes.store_port}"):
         yield Clue(
@@ -585,7 +569,7 @@ def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
             fix="find the rank that should have set that key, and give store.get or store.wait a timeout",
         )
     elif inside is not None or (blocked is not None and blocked.call == "connect"):
-        at = f" in {file_name(inside.file)}, {inside.function}" if inside is not None else ""
+        at = f" in {st.file_name(inside.file)}, {inside.function}" if inside is not None else ""
         yield Clue(
             said=f"waits on the network{at}" + (f", for {remote}" if remote else ""),
             fix="give the request a timeout; download on one rank, before the first collective",

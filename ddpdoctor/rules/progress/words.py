@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.words import grouped, name_list, rank_list, verb
 from ddpdoctor.rules.answers import Problem
-from ddpdoctor.rules.progress.states import (
-    Activity,
-    RankState,
-    call_words,
-    first_line,
-    innermost_user,
-    line_of,
-    lines_seen,
-    peer_words,
-    place_words,
-    seconds,
-    without_numbers,
-)
+from ddpdoctor.rules.progress import states as st
 from ddpdoctor.rules.progress.waits import Group, dim_words, group_words, reached
 
 if TYPE_CHECKING:
@@ -29,7 +17,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.job_state import JobState
-    from ddpdoctor.rules.progress.states import Failure
 
 
 NOTABLE_NS = 10_000_000_000  # our choice: shorter waits for a core are usual where several programs share a machine
@@ -37,40 +24,40 @@ NOTABLE_NS = 10_000_000_000  # our choice: shorter waits for a core are usual wh
 MAX_CLASSES = 8
 
 _DOING = {
-    Activity.MISSING: ("never started", "never started"),
-    Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
-    Activity.FAILED: ("has failed", "have failed"),
-    Activity.STOPPED: ("is stopped", "are stopped"),
-    Activity.SHUTTING_DOWN: ("has finished its script", "have finished their script"),
-    Activity.INIT: ("waits in init_process_group", "wait in init_process_group"),
-    Activity.NEW_GROUP: ("waits in new_group", "wait in new_group"),
-    Activity.DATA: ("waits for its next batch", "wait for their next batch"),
-    Activity.BACKWARD: ("computes in backward", "compute in backward"),
-    Activity.USER: ("is in its own code", "are in their own code"),
+    st.Activity.MISSING: ("never started", "never started"),
+    st.Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
+    st.Activity.FAILED: ("has failed", "have failed"),
+    st.Activity.STOPPED: ("is stopped", "are stopped"),
+    st.Activity.SHUTTING_DOWN: ("has finished its script", "have finished their script"),
+    st.Activity.INIT: ("waits in init_process_group", "wait in init_process_group"),
+    st.Activity.NEW_GROUP: ("waits in new_group", "wait in new_group"),
+    st.Activity.DATA: ("waits for its next batch", "wait for their next batch"),
+    st.Activity.BACKWARD: ("computes in backward", "compute in backward"),
+    st.Activity.USER: ("is in its own code", "are in their own code"),
 }
 _STATES = {"R": "running (R): it is computing or spinning", "S": "sleeping (S)", "D": "in uninterruptible sleep (D)"}
 
 
-def doing_words(state: RankState, *, one: bool = True) -> str:
+def doing_words(state: st.RankState, *, one: bool = True) -> str:
     wait = "waits" if one else "wait"
-    if state.doing is Activity.NATIVE and state.call is not None:
+    if state.doing is st.Activity.NATIVE and state.call is not None:
         what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
         return f"{wait} in {what}"
-    if state.doing in (Activity.COLLECTIVE, Activity.PEER):
-        return f"{wait} in {call_words(state.call)}{peer_words(state.call)}"
-    if state.doing is Activity.USER and not state.rank.recorded:
+    if state.doing in (st.Activity.COLLECTIVE, st.Activity.PEER):
+        return f"{wait} in {st.call_words(state.call)}{st.peer_words(state.call)}"
+    if state.doing is st.Activity.USER and not state.rank.recorded:
         return "could not be inspected"
-    if state.doing is Activity.SHUTTING_DOWN and state.error is not None:
+    if state.doing is st.Activity.SHUTTING_DOWN and state.error is not None:
         return f"{'ends' if one else 'end'} with {state.error.type}"
     return _DOING[state.doing][0 if one else 1]
 
 
-def line_at(state: RankState) -> Frame | None:
+def line_at(state: st.RankState) -> Frame | None:
     """Return the user's line that a rank is at: that of its call, else of its stack, else the last one seen."""
     if state.waiting and state.call is not None and state.call.site is not None:
         return state.call.site
-    seen = lines_seen(state.rank.samples)
-    if seen and state.doing not in (Activity.ENDED, Activity.FAILED, Activity.MISSING):
+    seen = st.lines_seen(state.rank.samples)
+    if seen and state.doing not in (st.Activity.ENDED, st.Activity.FAILED, st.Activity.MISSING):
         return seen[0]
     return state.rank.last_place
 
@@ -83,13 +70,13 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
         state = job.states[number]
         frame = line_at(state)
         dim = groups[number].mesh_dim if number in groups else ""
-        at = f", {line_of(frame)}" if frame is not None else ""
+        at = f", {st.line_of(frame)}" if frame is not None else ""
         merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = []
     for (one, many, _, at), ranks in ordered[:MAX_CLASSES]:
         waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
-        lasting = seconds(max((value for value in waited if value is not None), default=None))
+        lasting = st.seconds(max((value for value in waited if value is not None), default=None))
         tail = f", {lasting}" if lasting else ""
         sentences.append(f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(job, ranks)}{at}{tail}")
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
@@ -136,8 +123,8 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         if _done_words(rank):
             said[f"completed {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            still = f"{{}} made no progress {seconds(job.time_ns - rank.last_progress_ns)}".rstrip()
-            starved = f", and waited for a core {seconds(rank.starved_ns)}" if rank.starved_ns >= NOTABLE_NS else ""
+            still = f"{{}} made no progress {st.seconds(job.time_ns - rank.last_progress_ns)}".rstrip()
+            starved = f", and waited for a core {st.seconds(rank.starved_ns)}" if rank.starved_ns >= NOTABLE_NS else ""
             said[still + starved].append(number)
     return [f"{rank_list(numbers)} {words.format(verb(numbers, 'has', 'have'))}" for words, numbers in said.items()]
 
@@ -187,18 +174,18 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     errors = ((number, job.ranks[number].handled) for number in list(blamed)[:MAX_CLASSES])
     return [
-        f"rank {number} is handling a {error.type} raised {place_words(innermost_user(error.frames))}: "
-        f"{first_line(error.message)}"
+        f"rank {number} is handling a {error.type} raised {st.place_words(st.innermost_user(error.frames))}: "
+        f"{st.first_line(error.message)}"
         for number, error in errors
         if error is not None
     ]
 
 
-def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
+def cascade_words(failures: Iterable[st.Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
     """Return which other ranks failed, and with what; texts that differ only in numbers appear once."""
     # ``also`` is empty if the blamed ranks did not fail themselves.
     merged = grouped(
-        ((f", in {f.call.op}" if f.call is not None else "", without_numbers(how_words(f))), f)
+        ((f", in {f.call.op}" if f.call is not None else "", st.without_numbers(how_words(f))), f)
         for f in failures
         if f.rank.rank not in set(blamed)
     )
@@ -208,14 +195,14 @@ def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str 
     ]
 
 
-def how_words(failure: Failure) -> str:
+def how_words(failure: st.Failure) -> str:
     rank = failure.rank
     if rank.ended_by_thread is not None and failure.error is None:
         place = rank.ended_by_thread.place
         how = rank.signal or f"exit status {rank.exit_code}"
-        return f"a time limit of the script ended it ({how})" + (f" {place_words(place)}" if place else "")
+        return f"a time limit of the script ended it ({how})" + (f" {st.place_words(place)}" if place else "")
     if failure.error is not None:
-        text = first_line(failure.error.message)
+        text = st.first_line(failure.error.message)
         return f"{failure.error.type}: {text}" if text else failure.error.type
     if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
         return f"{rank.signal} after torch's timeout, as the NCCL watchdog does it"
