@@ -12,7 +12,7 @@ from ddpdoctor.model.findings import RankRow
 from ddpdoctor.model.pictures import Lane, RankWaits, Span, SpanKind, Timeline, TimelineEvent, WaitingRanks
 from ddpdoctor.model.steps import Phase, pace_of, step_totals
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.progress.states import final_error, is_over, main_frames, stack_of, to_place
+from ddpdoctor.rules.progress.states import final_error, is_over, main_frames, to_place
 from ddpdoctor.rules.progress.waits import default_name, own_state
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     """
     if stopped_ns is not None and rank.samples:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
-    frames = main_frames(rank)
-    error = final_error(rank)
+    state, error, frames = describe_state(rank), final_error(rank), main_frames(rank)
     user = [frame for frame in (error.frames if error else frames) if frame.user]
     frame = user[-1] if user else rank.fatal_place or rank.exit_call or rank.last_place
     return RankRow(
@@ -55,11 +54,11 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
         local_rank=rank.local_rank,
         host=rank.host,
         pid=rank.pid,
-        state=describe_state(rank),
+        state=state,
         where=to_place(rank.rank, frame) if frame is not None else None,
         step=rank.steps or None,
         starved_s=round(rank.starved_ns / 1e9, 1),
-        stack=tuple(f"{f.file}:{f.line} {f.function}" for f in stack_of(rank)[-MAX_STACK:]),
+        stack=tuple(f"{f.file}:{f.line} {f.function}" for f in ((error and error.frames) or frames)[-MAX_STACK:]),
     )
 
 
@@ -367,17 +366,13 @@ def _ended_spans(
     rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> Iterator[tuple[Span, bool]]:
     """Yield the spans of ended calls, and whether each is one in which the main thread was."""
-    calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
+    calls, words = chosen.calls, [(_words(rank, kind), kind.numbered) for kind in chosen.calls.kinds]
     reductions = find_reductions(rank, chosen.from_ns)
     columns = zip(calls.which, calls.numbers, calls.started_ns, calls.ended_ns, call_keys(rank, calls), strict=True)
     for which, number, started_ns, ended_ns, key in columns:
-        kind = calls.kinds[which]
-        span = replace(
-            words[which],
-            number=number if kind.numbered and number > 0 else None,
-            start_ms=clock.ms(started_ns),
-            end_ms=clock.ms(ended_ns),
-        )
+        kind, (span, is_numbered) = calls.kinds[which], words[which]
+        shown = number if is_numbered and number > 0 else None
+        span = replace(span, number=shown, start_ms=clock.ms(started_ns), end_ms=clock.ms(ended_ns))
         if tail is not None and (span.label, span.start_ms) == (tail.label, tail.start_ms):
             continue  # it ended because the job was stopped
         is_main = kind.thread_is_main and not kind.is_async

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import group_alike, grouped, majority_of, outvoted
 from ddpdoctor.rules.progress import waits as wt
-from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective
+from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, NOT_COLLECTIVES, Activity, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -120,7 +120,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
             continue
         # A new_group that has returned was called by all ranks.
         makes_group = event.kind.op == "new_group" and not event.ended_ns
-        collective = makes_group or is_collective(event.kind.op)
+        collective = makes_group or event.kind.op not in NOT_COLLECTIVES
         before = event.number - 1 if collective else event.number
         if phase is not None and cursor is not None and before > cursor:
             count += _fill(entries, rank, phase, cursor, before)
@@ -168,29 +168,23 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
     log = state.rank.recent_calls[-most:]
-    taken = [_uses(kind, name, state) for kind in log.kinds]
+    names = {name, ""} if name == wt.default_name(state.rank) else {name}
+    taken = [kind.group in names and kind.op != "work_wait" for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
     columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
     group = wt.own_state(state.rank, name)
     for call in state.rank.open_calls:
-        kind = call.kind
-        if call.device_state is not None or not _uses(kind, name, state):
+        if call.device_state is not None or call.op == "work_wait" or call.group not in names:
             continue  # a call on a device was recorded before
         number = call.seq if call.seq is not None else call.begun
         if number is not None:
             number += call.op == "new_group"
-        elif is_collective(call.op) and group is not None and group.backend and group.enqueued >= 0:
+        elif call.op not in NOT_COLLECTIVES and group is not None and group.backend and group.enqueued >= 0:
             number = group.enqueued + 1
-        found += [Event(call.index, kind, number, call.started_ns, 0)] if number is not None else []
+        found += [Event(call.index, call.kind, number, call.started_ns, 0)] if number is not None else []
     return sorted(found, key=attrgetter("place"))
-
-
-def _uses(kind: CallKind, name: str, state: RankState) -> bool:
-    if kind.op == "work_wait":
-        return False
-    return kind.group == name or (not kind.group and name == wt.default_name(state.rank))
 
 
 def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
@@ -308,8 +302,8 @@ def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
     # A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
     found: dict[int, list[_Act]] = defaultdict(list)
     records = read_events(state, group, RING_RECORDS)
-    events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective(event.kind.op)]
-    begun = [event.number - is_collective(event.kind.op) for event in events]
+    events = [event for event in records if event.kind.op in NATIVE_PHASES or event.kind.op not in NOT_COLLECTIVES]
+    begun = [event.number - (event.kind.op not in NOT_COLLECTIVES) for event in events]
     for at, event in enumerate(events):
         took = begun[at + 1] > begun[at] if at + 1 < len(events) else None
         if event.kind.op != "ddp_forward_no_grad" or took:

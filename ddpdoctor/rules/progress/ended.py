@@ -108,10 +108,10 @@ def memory_clues(job: JobState, failure: st.Failure) -> tuple[Clue, ...]:
         ))  # fmt: skip
     if at_error is None or at_error.memory is None:
         return (*found, *_use(job, rank))
-    used, most = map(format_memory, (at_error.memory.used_bytes, at_error.memory.most_bytes))
+    resident, most = map(format_memory, (at_error.memory.used_bytes, at_error.memory.most_bytes))
     limit, whose = _limit(job, rank)
     of = f", of the {format_memory(limit.limit_bytes)} that {whose}" if limit is not None else ""
-    return (*found, Clue(f"had {used} resident when it failed (peak {most}){of}", LESS))
+    return (*found, Clue(f"had {resident} resident when it failed (peak {most}){of}", LESS))
 
 
 def _use(job: JobState, rank: Rank) -> Iterator[Clue]:

@@ -130,11 +130,10 @@ class JobState:
     quiet: frozenset[int] = frozenset()
     early: tuple[int, ...]
     lost: tuple[NodeSeen, ...]  # nodes that came and then went silent
+    living: tuple[int, ...]
+    time_ns: int  # of the last look, or of the stop if that came before
+    timeout_ns: int  # the hang timeout
     cause: Cause = Cause.NONE
-
-    @property
-    def living(self) -> tuple[int, ...]:
-        return tuple(n for n, state in sorted(self.states.items()) if state.doing not in st.OVER)
 
     @property
     def sees_all(self) -> bool:
@@ -151,14 +150,6 @@ class JobState:
         """Return whether the job cannot go on: each living rank waits, makes no progress, or is to blame."""
         at_rest = self.quiet | set(self.waits.waiters) | set(blamed)
         return set(self.living) <= at_rest
-
-    @property
-    def time_ns(self) -> int:
-        return self.facts.stopping_since_ns if self.facts.stopping_since_ns is not None else self.facts.now_ns
-
-    @property
-    def timeout_ns(self) -> int:
-        return int(self.facts.hang_timeout_s * 1e9)
 
     @property
     def patience_ns(self) -> int:
@@ -206,12 +197,14 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
 
 def build_job_state(facts: Job) -> JobState:
-    lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
+    since_ns = facts.stopping_since_ns
+    time_ns = since_ns if since_ns is not None else facts.now_ns
+    lost = lost_nodes(facts, time_ns)
     ranks = _without_completed(st.without_pulled_down(st.with_given_up(map(st.settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
     # If several processes have one rank number, the last attempt's counts.
     ordered = sorted(facts.ranks, key=lambda rank: (rank.rank, rank.attempt, rank.started_ns or 0))
-    is_detail, since_ns = facts.debug_level.upper() == "DETAIL", facts.stopping_since_ns
+    is_detail = facts.debug_level.upper() == "DETAIL"
     by_number = {rank.rank: rank for rank in ordered}
     states = {n: replace(st.state_of(rank, since_ns), detail=is_detail) for n, rank in by_number.items()}
     world, table = world_of(facts), group_table(facts)
@@ -246,11 +239,13 @@ def build_job_state(facts: Job) -> JobState:
         failures=failures,
         early=early,
         lost=lost,
+        living=tuple(n for n, state in sorted(states.items()) if state.doing not in st.OVER),
+        time_ns=time_ns,
+        timeout_ns=int(facts.hang_timeout_s * 1e9),
     )
-    progress_ns = {
-        n: max(job.ranks[n].last_progress_ns or 0, job.ranks[n].started_ns or 0, facts.launched_ns) for n in job.living
-    }
-    quiet = frozenset(n for n, last in progress_ns.items() if failures or job.time_ns - last >= job.patience_ns)
+    alive = [by_number[n] for n in job.living]
+    last_ns = {r.rank: max(r.last_progress_ns or 0, r.started_ns or 0, facts.launched_ns) for r in alive}
+    quiet = frozenset(n for n, last in last_ns.items() if failures or time_ns - last >= job.patience_ns)
     job = replace(job, quiet=quiet)
     first = _errors_before_calls(job)
     failures = (*first, *(f for f in failures if f.rank.rank not in {failure.rank.rank for failure in first}))

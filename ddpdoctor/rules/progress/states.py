@@ -36,7 +36,7 @@ WORK_WAIT = "work_wait"  # phase: ``Work.wait`` was called, for the oldest open 
 # Phases in which DDP's C++ reducer makes collectives that no Python function sees.
 NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
 FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})  # DDP's forward, with gradients and without
-_NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
+NOT_COLLECTIVES = PHASES | POINT_TO_POINT | {WORK_WAIT, "epoch"}
 _PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
 # Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's DistError.
 _OWN_ERRORS = frozenset({
@@ -217,24 +217,19 @@ class RankState:
     call: Call | None = None  # the call it waits in, or the phase it is in
     # Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL).
     detail: bool = False
+    op: str = field(init=False)  # the operation of its call; every rank that waits is in one
     waiting: bool = field(init=False)  # whether it can go on only if other ranks do their part
     error: Raised | None = field(init=False)  # the exception that ended its main thread
+    frames: tuple[Frame, ...] = field(init=False)  # of its main thread, as in ``main_frames``
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "op", self.call.op if self.call is not None else "")
         object.__setattr__(self, "waiting", self.doing in WAITING)
         object.__setattr__(self, "error", final_error(self.rank))
-
-    @property
-    def op(self) -> str:
-        """The operation of its call; every rank that waits is in one."""
-        return self.call.op if self.call is not None else ""
+        object.__setattr__(self, "frames", main_frames(self.rank))
 
     def since(self, now_ns: int) -> int | None:
         return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
-
-
-def is_collective(op: str) -> bool:
-    return op not in _NOT_COLLECTIVES and op not in POINT_TO_POINT
 
 
 def final_error(rank: Rank) -> Raised | None:
@@ -330,15 +325,23 @@ def _living_state(rank: Rank, call: Call | None) -> RankState:
         call = max(inside, key=lambda call: call.index, default=None)
     if call is None and waits_in_library(frames):  # in a join, a lock or a queue, while another thread is in a call
         other = _innermost(rank.open_calls, main=False)
-        call = other if other is not None and (is_collective(other.op) or other.op in POINT_TO_POINT) else None
+        call = other if other is not None and other.op not in NOT_COLLECTIVES - POINT_TO_POINT else None
     if call is None:
         return RankState(rank=rank, doing=Activity.USER)
     if call.op == WORK_WAIT:
         awaited = _awaited(rank.open_calls, call)
-        return RankState(
-            rank=rank, doing=Activity.COLLECTIVE if is_collective(awaited.op) else Activity.PEER, call=awaited
-        )
-    doing = _native_doing(rank, call) if call.op in NATIVE_PHASES else _doing_in(call)
+        doing = Activity.COLLECTIVE if awaited.op not in NOT_COLLECTIVES else Activity.PEER
+        return RankState(rank=rank, doing=doing, call=awaited)
+    doing = _doing_in(call)
+    if call.op == "backward":
+        log = rank.recent_calls
+        before = log[: bisect_left(log.indexes, call.index)]
+        reduces = not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
+        in_engine = not frames or is_file(frames[-1], *_AUTOGRAD)
+        doing = Activity.NATIVE if reduces and in_engine else Activity.BACKWARD
+    elif call.op in NATIVE_PHASES:
+        in_ddp = is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) if frames else call.op == "ddp_init"
+        doing = Activity.NATIVE if in_ddp else Activity.USER
     return RankState(rank=rank, doing=doing, call=call)
 
 
@@ -346,7 +349,7 @@ def _doing_in(call: Call) -> Activity:
     by_phase = {"init_process_group": Activity.INIT, "new_group": Activity.NEW_GROUP, "next_batch": Activity.DATA}
     if call.op in POINT_TO_POINT or call.op in NATIVE_PHASES:
         return Activity.PEER if call.op in POINT_TO_POINT else Activity.NATIVE
-    return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call.op) else Activity.USER)
+    return by_phase.get(call.op, Activity.COLLECTIVE if call.op not in NOT_COLLECTIVES else Activity.USER)
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
@@ -366,19 +369,6 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
         return exactly[0]
     of_group = [call for call in works if not wait.group or call.group == wait.group]
     return min(of_group or works, key=lambda call: call.index, default=wait)
-
-
-def _native_doing(rank: Rank, call: Call) -> Activity:
-    frames = main_frames(rank)
-    if call.op == "backward":
-        log = rank.recent_calls
-        before = log[: bisect_left(log.indexes, call.index)]
-        reduces = not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
-        in_engine = not frames or is_file(frames[-1], *_AUTOGRAD)
-        return Activity.NATIVE if reduces and in_engine else Activity.BACKWARD
-    if not frames:
-        return Activity.NATIVE if call.op == "ddp_init" else Activity.USER
-    return Activity.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Activity.USER
 
 
 def _failed_state(rank: Rank) -> RankState:

@@ -237,7 +237,7 @@ def check_stopped(job: JobState) -> Answer:
     if not job.waits.waiters and not set(job.living) <= job.quiet:
         return unknown(f"{rank_list(frozen)} {verb(frozen, 'is', 'are')} stopped, but no rank is waiting yet")
     ranks = [job.ranks[n] for n in blamed]
-    where = tuple(place for rank in ranks for place in why.places_held_up(rank, waits_for_child=False)[:1])
+    where = tuple(place for n in blamed for place in why.places_held_up(job.states[n])[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
     asleep = any(rank.proc_state == "D" for rank in ranks)
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
@@ -470,7 +470,7 @@ def check_stuck(job: JobState) -> Answer:
         return unknown("no rank has waited for the whole --hang-timeout yet")
     busy = [why.busy_at(job, n) for n in blamed]
     computing = (Activity.BACKWARD, Activity.NATIVE)
-    inside = any(job.states[n].doing in computing or why.compiles(job.ranks[n]) for n in blamed)
+    inside = any(job.states[n].doing in computing or why.compiles(job.states[n]) for n in blamed)
     spins = any(one is not None and one.may_spin for one in busy)
     if not all(job.ranks[n].recorded for n in blamed) or spins or job.may_have_come:
         return _stuck(job, blamed, Confidence.LOW)
@@ -588,8 +588,7 @@ def _unread_words(ranks: Iterable[Rank]) -> str:
 
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
-    in_loader = {n: job.states[n].doing is Activity.DATA for n in blamed}
-    where = tuple(place for n in blamed for place in why.places_held_up(job.ranks[n], waits_for_child=in_loader[n]))
+    where = tuple(place for n in blamed for place in why.places_held_up(job.states[n]))
     error = own_error(job.ranks[blamed[0]]) if len(blamed) == 1 else None
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
@@ -623,7 +622,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         f"see what rank {blamed[0]} waits for {place_words(first)} and give that wait a timeout; if it is just slow, "
         "raise --hang-timeout"
     )
-    if in_loader[blamed[0]]:
+    if job.states[blamed[0]].doing is Activity.DATA:
         fix = f"see what the dataset does {place_words(first)}; DataLoader(timeout=60) turns such a wait into an error"
     finding = say.problem_of(
         job,
@@ -634,7 +633,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), fix),
     )
-    works = any(why.compiles(job.ranks[n]) or why.is_held_outside(job, job.ranks[n]) for n in blamed)
+    works = any(why.compiles(job.states[n]) or why.is_held_outside(job, job.ranks[n]) for n in blamed)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
     # On a busy machine a rank may be late to answer, and the next look shows what it waits for.

@@ -92,22 +92,22 @@ _HELPERS = {
 }
 
 
-def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
+def last_helper_errors(state: st.RankState) -> tuple[HelperError, ...]:
     """Return the errors of helpers that a rank may wait for, the last first."""
     # Not those after which it long trained on, and none if it just sleeps.
-    frames = st.main_frames(rank)
+    frames = state.frames
     if frames and frames[-1].function == "sleep" and st.is_file(frames[-1], "/asyncio/"):
         return ()
-    since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
-    return tuple(error for error in reversed(rank.helper_errors) if error.error.time_ns >= since_ns)
+    since_ns = (state.rank.last_progress_ns or 0) - TRAINED_ON_NS
+    return tuple(error for error in reversed(state.rank.helper_errors) if error.error.time_ns >= since_ns)
 
 
-def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
+def places_held_up(state: st.RankState) -> tuple[Place, ...]:
     """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
     # The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
     # that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
+    rank, stack = state.rank, state.frames
     own = st.lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
-    stack = st.main_frames(rank)
     in_library = st.waits_in_library(stack)
     blocked = rank.causes.blocked if rank.causes is not None else None
     is_near = bool(stack) and (st.is_file(stack[-1], *_CONNECTIONS) or (blocked is not None and blocked.file == "pipe"))
@@ -119,9 +119,9 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
     below += [thread.frames for child in rank.children if child.idle for thread in st.other_threads(child)]
     below.sort(key=lambda frames: bool(frames) and st.is_file(frames[-1], "/torch/distributed/"))
     lines = [frame for frames in below if (frame := st.innermost_user(frames)) is not None]
-    child = lines[:1] if waits_for_child or in_library or is_near else []
+    child = lines[:1] if state.doing is st.Activity.DATA or in_library or is_near else []
     found += [*own[:1], *child] if is_near else [*child, *own[:1]]
-    found += [st.innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
+    found += [st.innermost_user(one.error.frames) for one in last_helper_errors(state)[:1]]
     found += own[1:]
     if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
         loops = (
@@ -262,11 +262,11 @@ class Busy:
 
 
 def busy_at(job: JobState, number: int) -> Busy | None:
-    rank = job.ranks[number]
+    state, rank = job.states[number], job.ranks[number]
     causes = rank.causes
     if causes is None or causes.work is None or causes.waits_for_lock is not None or causes.lock_file is not None:
         return None
-    if [*_person(st.main_frames(rank), causes.blocked), *_lost_children(job, rank, causes)]:
+    if [*_person(state.frames, causes.blocked), *_lost_children(state, causes)]:
         return None
     work, receiving = causes.work, causes.receiving
     file = causes.blocked.file if causes.blocked is not None else None
@@ -309,8 +309,8 @@ def _rate(bytes_s: float) -> str:
     return f"{bytes_s / 1e6:.{0 if bytes_s >= 1e7 else 1}f} MB/s"
 
 
-def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    frames = st.main_frames(rank)
+def lock_clues(job: JobState, state: st.RankState, causes: ProcessCauses) -> Iterator[Clue]:
+    rank, frames = state.rank, state.frames
     # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
     # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
     last = rank.recent_calls[-1:]
@@ -440,20 +440,19 @@ def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
 
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
-    rank = job.ranks[number]
-    causes = rank.causes
-    frames = st.main_frames(rank)
+    state, rank = job.states[number], job.ranks[number]
+    causes, frames = rank.causes, state.frames
     if causes is None:
-        return (*_compile_clue(frames, ()), *_lost_helpers(rank))
+        return (*_compile_clue(frames, ()), *_lost_helpers(state))
     busy, blocked, function = busy_at(job, number), causes.blocked, causes.kernel_function
     spins = ": it is computing, or spinning in a loop that waits" if busy is not None and busy.may_spin else ""
     found = [
         *_person(frames, blocked),
         *_compile_clue(frames, causes.commands),
         *((Clue(said=f"{busy.said}{spins}", fix=busy_fix(job)),) if busy is not None else ()),
-        *lock_clues(job, rank, causes),
-        *(_lost_helpers(rank) if busy is None else ()),
-        *_lost_children(job, rank, causes),
+        *lock_clues(job, state, causes),
+        *(_lost_helpers(state) if busy is None else ()),
+        *_lost_children(state, causes),
         *(_command(frames, causes) if busy is None else ()),
     ]
     if function is not None:
@@ -475,16 +474,17 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     return tuple(found)
 
 
-def compiles(rank: Rank) -> bool:
+def compiles(state: st.RankState) -> bool:
     """Return whether a rank compiles or builds an extension and uses CPU: that takes long but comes to an end."""
-    busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
-    inside = any(True for _ in _compile_clue(st.main_frames(rank), ()))
+    causes = state.rank.causes
+    busy = causes.busy_cores if causes is not None else state.rank.cpu_share
+    inside = any(True for _ in _compile_clue(state.frames, ()))
     return inside and busy is not None and busy >= BUSY_CORES
 
 
-def _lost_helpers(rank: Rank) -> Iterator[Clue]:
+def _lost_helpers(state: st.RankState) -> Iterator[Clue]:
     """Say which errors ended what worked for the rank, the last first. The rank may wait for it in vain."""
-    for error in last_helper_errors(rank)[:MOST_CHILDREN]:
+    for error in last_helper_errors(state)[:MOST_CHILDREN]:
         who, fix = _HELPERS[error.who]
         name = f" {error.name}" if error.who is Helper.CHILD else ""
         line = st.innermost_user(error.error.frames)
@@ -524,8 +524,8 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
     )
 
 
-def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    waits = st.waits_in_library(st.main_frames(rank)) or job.states[rank.rank].doing is st.Activity.DATA
+def _lost_children(state: st.RankState, causes: ProcessCauses) -> Iterator[Clue]:
+    waits = st.waits_in_library(state.frames) or state.doing is st.Activity.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
 from ddpdoctor.model.words import grouped, rank_list
-from ddpdoctor.rules.progress.states import Activity, RankState, is_collective
+from ddpdoctor.rules.progress.states import NOT_COLLECTIVES, Activity, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -127,10 +127,10 @@ def recorded_seq(rank: Rank, name: str) -> int:
     ended = [
         log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
         for kind, at in log.last.items()
-        if kind.group == name and is_collective(kind.op)
+        if kind.group == name and kind.op not in NOT_COLLECTIVES
     ]
-    pending = [c.seq for c in rank.open_calls if c.seq is not None and c.group == name and is_collective(c.op)]
-    return max([0, *ended, *pending])
+    own = [call for call in rank.open_calls if call.group == name and call.op not in NOT_COLLECTIVES]
+    return max([0, *ended, *(call.seq or 0 for call in own)])
 
 
 def native_seq(state: RankState, name: str) -> int | None:
