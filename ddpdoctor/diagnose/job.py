@@ -6,7 +6,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -112,15 +112,15 @@ def picture_data(
     """
 
     def make() -> dict[str, Any]:
-        run, by_rank = saved.own.run, pic.rows_by_rank(rows)
         state = build_job_state(job) if status is not JobStatus.FINISHED else None
         cause = verdict if state is not None else None
+        run, by_rank = saved.own.run, pic.rows_by_rank(rows)
         timeline = pic.make_timeline(
             job,
             by_rank,
             cause,
             waiters=frozenset(state.waits.waiters if state is not None else ()),
-            started_at=wall_time(pic.began_ns(job), job, run) or run.started_at or "",
+            started_at=pic.wall_time(pic.began_ns(job), job, run) or run.started_at or "",
             hung=status is JobStatus.HUNG,
         )
         waits = pic.fold_waits(find_targets(state), by_rank, pic.blamed_ranks(cause)) if state is not None else None
@@ -256,25 +256,14 @@ def _section(number: int, job: Job, status: JobStatus, findings: tuple[Finding, 
     ended = max((rank.ended_ns for rank in job.ranks if rank.ended_ns is not None), default=None)
     return Attempt(
         attempt=number,
-        started_at=wall_time(began, job, run),
-        ended_at=wall_time(ended, job, run),
+        started_at=pic.wall_time(began, job, run),
+        ended_at=pic.wall_time(ended, job, run),
         seconds=round((ended - began) / 1e9, 3) if began is not None and ended is not None else None,
         status=status,
         verdict=pick_verdict(findings),
         findings=tuple(order_findings(findings)),
         ranks=tuple(pic.rank_row(rank) for rank in job.ranks),
     )
-
-
-def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
-    """Convert a monotonic time to wall-clock time, using the time of the launch."""
-    try:
-        launched = datetime.fromisoformat(run.started_at or "")
-    except ValueError:
-        return None
-    if time_ns is None:
-        return None
-    return (launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
 
 
 HANG_OPTION = "--hang-timeout"
@@ -400,9 +389,10 @@ def _build(
     run = saved.own.run
     status = status or job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
     shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
-    earlier = judge_earlier(saved, last_number(job), end.ignore)
+    last = last_number(job)
+    earlier = judge_earlier(saved, last, end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
-    sections = (*earlier, _section(last_number(job), job, status, shown, run)) if earlier else ()
+    sections = (*earlier, _section(last, job, status, shown, run)) if earlier else ()
     rows = tuple(pic.rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
     world_size = max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size)
     summary = JobSummary(world_size=world_size, nnodes=job.nnodes, status=status, exit_status=end.exit_status)
@@ -418,7 +408,7 @@ def _build(
             "environment": run.environment,
             "debug_level": job.debug_level,
         },
-        "attempts": last_number(job) + 1,
+        "attempts": last + 1,
         "steps": pic.pace_rows(job),
         "speed": speed_data(job, shown),
         "consistency": consistency,

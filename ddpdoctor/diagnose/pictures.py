@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpdoctor.model.facts import POINT_TO_POINT, Life
@@ -18,7 +19,7 @@ from ddpdoctor.rules.progress.waits import default_name, own_state
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.facts import Call, CallKind, CallLog, Job, Rank
+    from ddpdoctor.model.facts import Call, CallKind, CallLog, Job, Rank, Run
     from ddpdoctor.model.findings import Finding, Place
     from ddpdoctor.model.stacks import Frame
 
@@ -135,6 +136,17 @@ def short_place(place: Place | Frame | None) -> str:
 def began_ns(job: Job) -> int:
     """Return when the first rank started, or the launch if no rank was recorded."""
     return min((rank.started_ns for rank in job.ranks if rank.started_ns), default=job.launched_ns)
+
+
+def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
+    """Convert a monotonic time to wall-clock time, using the time of the launch."""
+    try:
+        launched = datetime.fromisoformat(run.started_at or "")
+    except ValueError:
+        return None
+    if time_ns is None:
+        return None
+    return (launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
 
 
 def last_call_ns(rank: Rank) -> int:
@@ -366,12 +378,12 @@ def _ended_spans(
     rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> Iterator[tuple[Span, bool]]:
     """Yield the spans of ended calls, and whether each is one in which the main thread was."""
-    calls, words = chosen.calls, [(_words(rank, kind), kind.numbered) for kind in chosen.calls.kinds]
+    calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
     reductions = find_reductions(rank, chosen.from_ns)
     columns = zip(calls.which, calls.numbers, calls.started_ns, calls.ended_ns, call_keys(rank, calls), strict=True)
     for which, number, started_ns, ended_ns, key in columns:
-        kind, (span, is_numbered) = calls.kinds[which], words[which]
-        shown = number if is_numbered and number > 0 else None
+        kind, span = calls.kinds[which], words[which]
+        shown = number if span.number is not None and number > 0 else None
         span = replace(span, number=shown, start_ms=clock.ms(started_ns), end_ms=clock.ms(ended_ns))
         if tail is not None and (span.label, span.start_ms) == (tail.label, tail.start_ms):
             continue  # it ended because the job was stopped
@@ -394,21 +406,20 @@ def _ended_spans(
 
 
 def _words(rank: Rank, kind: CallKind) -> Span:
-    """Return a span with all that calls of one kind share."""
-    group = "" if not kind.numbered or kind.group == default_name(rank) else kind.group
-    state = own_state(rank, kind.group)
-    if kind.dtype is None or kind.shape is None:
-        shape = ""
-    else:
-        shape = f"{kind.dtype.removeprefix('torch.')} {list(kind.shape)}"
+    """Return a span with all that calls of one kind share. If they have numbers, its own is 0."""
+    is_numbered, state = kind.numbered, own_state(rank, kind.group)
+    group = "" if not is_numbered or kind.group == default_name(rank) else kind.group
+    other = SpanKind.POINT_TO_POINT if kind.op in POINT_TO_POINT else SpanKind.COLLECTIVE
     return Span(
-        kind=PHASE_KINDS.get(kind.op)
-        or (SpanKind.POINT_TO_POINT if kind.op in POINT_TO_POINT else SpanKind.COLLECTIVE),
+        kind=PHASE_KINDS.get(kind.op, other),
         start_ms=0.0,
         end_ms=None,
         label="wait" if kind.op == "work_wait" else kind.op,
         group=(state.mesh_dim if state is not None else "") or group,
-        shape=shape,
+        number=0 if is_numbered else None,
+        shape=f"{kind.dtype.removeprefix('torch.')} {list(kind.shape)}"
+        if kind.dtype and kind.shape is not None
+        else "",
         place=short_place(kind.site),
     )
 

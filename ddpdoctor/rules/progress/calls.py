@@ -167,14 +167,14 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
 
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
-    log = state.rank.recent_calls[-most:]
     names = {name, ""} if name == wt.default_name(state.rank) else {name}
+    group = wt.own_state(state.rank, name)
+    log = state.rank.recent_calls[-most:]
     taken = [kind.group in names and kind.op != "work_wait" for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
     columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
-    group = wt.own_state(state.rank, name)
     for call in state.rank.open_calls:
         if call.device_state is not None or call.op == "work_wait" or call.group not in names:
             continue  # a call on a device was recorded before

@@ -199,7 +199,7 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
 def build_job_state(facts: Job) -> JobState:
     since_ns = facts.stopping_since_ns
     time_ns = since_ns if since_ns is not None else facts.now_ns
-    lost = lost_nodes(facts, time_ns)
+    lost = lost_nodes(facts, time_ns) if facts.members is not None else ()
     ranks = _without_completed(st.without_pulled_down(st.with_given_up(map(st.settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
     # If several processes have one rank number, the last attempt's counts.

@@ -589,19 +589,24 @@ def _unread_words(ranks: Iterable[Rank]) -> str:
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     where = tuple(place for n in blamed for place in why.places_held_up(job.states[n]))
+    clues = {n: why.clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
+    busy = [one for n in blamed if (one := why.busy_at(job, n)) is not None]
+    works = any(why.compiles(job.states[n]) or why.is_held_outside(job, job.ranks[n]) for n in blamed)
+    in_vain = all(why.is_surely_left(job.ranks[n].causes) for n in blamed)
+    limits = why.limit_words(job)
     error = own_error(job.ranks[blamed[0]]) if len(blamed) == 1 else None
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
     after = [p for p in mine if raised_at is None or (p.file, p.line) != (raised_at.file, raised_at.line)]
     first = next(iter(after or mine), None)
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
-    at = f" {place_words(first)}" if one_line else ""
+    place = place_words(first)
+    at = f" {place}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
     causes = job.ranks[blamed[0]].causes
     left = ""
     if one_line and causes is not None and causes.lock_file is not None and why.is_left_behind(causes):
         left = f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
-    busy = [one for n in blamed if (one := why.busy_at(job, n)) is not None]
     does = f"{verb(blamed, 'is', 'are')} {'stuck' if len(busy) < len(blamed) else 'busy'}{at}"
     if busy and len(blamed) == 1:
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
@@ -615,25 +620,25 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
             f"the default CUDA streams of {rank_list(idle)} have nothing left to do; under DETAIL this torch does not "
             "tell which NCCL calls have completed on other streams: --debug-level OFF tells"
         )
-    seen += [*why.limit_words(job), *say.cascade_words(job.failures, blamed)]
-    clues = {n: why.clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
-    alone = _unread_words(job.ranks[n] for n in blamed) or "no rank is waiting for another"
+    seen += [*limits, *say.cascade_words(job.failures, blamed)]
+    if not waiters:
+        alone = _unread_words(job.ranks[n] for n in blamed) or "no rank is waiting for another"
+        summary = summary if left else f"{summary}; {alone}"
     fix = (
-        f"see what rank {blamed[0]} waits for {place_words(first)} and give that wait a timeout; if it is just slow, "
-        "raise --hang-timeout"
+        f"see what rank {blamed[0]} waits for {place} and give that wait a timeout; if it is just slow, raise "
+        "--hang-timeout"
     )
     if job.states[blamed[0]].doing is Activity.DATA:
-        fix = f"see what the dataset does {place_words(first)}; DataLoader(timeout=60) turns such a wait into an error"
+        fix = f"see what the dataset does {place}; DataLoader(timeout=60) turns such a wait into an error"
     finding = say.problem_of(
         job,
         blamed,
         confidence=confidence,
         where=where,
-        summary=summary if left and not waiters else f"{summary}; {waiters or alone}",
+        summary=f"{summary}; {waiters}" if waiters else summary,
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), fix),
     )
-    works = any(why.compiles(job.states[n]) or why.is_held_outside(job, job.ranks[n]) for n in blamed)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
     # On a busy machine a rank may be late to answer, and the next look shows what it waits for.
@@ -641,5 +646,4 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     last_ns = max((max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in unread), default=0)
     known = known and job.time_ns - last_ns >= (2 * ALONE_PATIENCE * job.timeout_ns if unread else 0)
     certain = known and job.stands_still(blamed) and all(job.ranks[n].recorded for n in blamed) and not works
-    in_vain = all(why.is_surely_left(job.ranks[n].causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)

@@ -313,10 +313,9 @@ def lock_clues(job: JobState, state: st.RankState, causes: ProcessCauses) -> Ite
     rank, frames = state.rank, state.frames
     # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
     # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
-    last = rank.recent_calls[-1:]
-    destroyed = not rank.open_calls and any(call.op == "destroy_process_group" for call in last)
     waits = causes.blocked is not None and causes.blocked.call == "futex"
-    if destroyed and waits and rank.recorded and not rank.answered:
+    is_unheard = waits and rank.recorded and not rank.answered and not rank.open_calls
+    if is_unheard and any(call.op == "destroy_process_group" for call in rank.recent_calls[-1:]):
         yield _FREES_GROUP
     elif causes.waits_for_lock is not None:
         lock = causes.waits_for_lock

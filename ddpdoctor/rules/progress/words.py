@@ -75,10 +75,11 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = []
     for (one, many, _, at), ranks in ordered[:MAX_CLASSES]:
+        inside = _mesh_words(job, ranks)
         waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
         lasting = st.seconds(max((value for value in waited if value is not None), default=None))
         tail = f", {lasting}" if lasting else ""
-        sentences.append(f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(job, ranks)}{at}{tail}")
+        sentences.append(f"{rank_list(ranks)} {verb(ranks, one, many)}{inside}{at}{tail}")
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
     return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 
