@@ -171,8 +171,8 @@ def fault_ns(job: Job, blamed: Iterable[int]) -> int | None:
     stopped_ns, times = job.stopping_since_ns, []
     for rank in job.ranks:
         if rank.rank in set(blamed) and rank.life is not Life.NEVER_STARTED:
-            ended = rank.ended_ns if is_over(rank) else None
-            known = filter(None, (failed_ns(rank), ended, rank.frozen_since_ns, rank.main_ended_ns))
+            failed, ended = failed_ns(rank), rank.ended_ns if is_over(rank) else None
+            known = filter(None, (failed, ended, rank.frozen_since_ns, rank.main_ended_ns))
             at_ns = min((one for one in known if stopped_ns is None or one <= stopped_ns), default=None)
             if at_ns is None:
                 call = open_call(rank, stopped_ns)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Check, Finding, Judgment, Report
     from ddpdoctor.model.launch import Connecting, NodeLaunch, NodePair
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.node import NodeProcess
     from ddpdoctor.rules.registry import Rule
 
 
@@ -96,48 +96,6 @@ class OwnNode:
 def chosen_rules() -> tuple[Rule, ...]:
     groups = {CheckGroup.NETWORK, CheckGroup.LAUNCH}
     return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
-
-
-def read_own_node(member: OwnNode, entry: JoinedMeeting | None) -> Node:
-    """Read this node. All look up the name of the first host, which only torchrun's c10d rendezvous publishes."""
-    sections = sections_of(chosen_rules())
-    head: str | None = None
-    if entry is not None and not member.launch.by_number:
-        if entry.serves:
-            head = ask_one(member.system.calls.fqdn, FQDN_LIMIT_S).value
-            entry.conversation.send("head", Head(fqdn=head))
-        else:
-            sent = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
-            head = None if sent is None else sent.fqdn
-    plan = ReadingPlan(sections=sections, use_torch=False, head=head)
-    node = read_node(member.system, plan, (member.process,))
-    if entry is None or isinstance(node.clock, Unread):
-        return node
-    offset_s = 0.0 if entry.serves else measure_clocks(entry.client).wall_s
-    return replace(node, clock=replace(node.clock, offset_s=offset_s))
-
-
-def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
-    """Return the facts that this node sends. ``own_address``: the store's address belongs to this node."""
-    # Whether this node serves the store, by its number or by the logic of torchrun's c10d. That logic can fail if the
-    # address belongs to this host but its name does not resolve to it. The node still serves then, so that other
-    # problems can be found too.
-    launch = member.launch
-    if launch.by_number:
-        serves = launch.settings.node_rank == 0
-    elif launch.is_host is not None:
-        serves = launch.is_host
-    else:
-        names = known(node.names)
-        serves = own_address or (names is not None and takes_itself_for(names, launch.host) is True)
-    # The address at which others would reach this node's ranks: Gloo's, or else NCCL's
-    publication = Publication(number=arrival, address="", interface="")
-    if (network := known(node.network)) is not None:
-        choice = choose(node, network)
-        for pick in choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]:
-            publication = replace(publication, address=str(pick.ip), interface=pick.interface.name)
-    bare = replace(node, processes=())
-    return SentFacts(process=member.process, node=bare, publication=publication, serves=serves)
 
 
 # Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs.
@@ -275,9 +233,38 @@ class OwnVisit:
 
     def read(self, entry: JoinedMeeting | None, arrival: int) -> SentFacts:
         """Read this node, then start serving the store. Reading comes first to detect another program on the port."""
-        node = read_own_node(self.member, entry)
-        self.seen = seen_by(self.member, node, arrival, own_address=self.meeting.has_own_address is True)
-        if self.seen.serves:
+        # All look up the name of the first host, which only torchrun's c10d rendezvous publishes.
+        member, launch = self.member, self.member.launch
+        head: str | None = None
+        if entry is not None and not launch.by_number:
+            if entry.serves:
+                head = ask_one(member.system.calls.fqdn, FQDN_LIMIT_S).value
+                entry.conversation.send("head", Head(fqdn=head))
+            else:
+                sent = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
+                head = None if sent is None else sent.fqdn
+        plan = ReadingPlan(sections=sections_of(chosen_rules()), use_torch=False, head=head)
+        node = read_node(member.system, plan, (member.process,))
+        if entry is not None and not isinstance(node.clock, Unread):
+            offset_s = 0.0 if entry.serves else measure_clocks(entry.client).wall_s
+            node = replace(node, clock=replace(node.clock, offset_s=offset_s))
+        # Whether this node serves the store, by its number or by the logic of torchrun's c10d. That logic can fail if
+        # the address belongs to this host but its name does not resolve to it. The node still serves then, so that
+        # other problems can be found too.
+        serves = launch.settings.node_rank == 0 if launch.by_number else launch.is_host
+        if serves is None:
+            names = known(node.names)
+            takes_itself = names is not None and takes_itself_for(names, launch.host) is True
+            serves = self.meeting.has_own_address is True or takes_itself
+        # The address at which others would reach this node's ranks: Gloo's, or else NCCL's
+        publication = Publication(number=arrival, address="", interface="")
+        if (network := known(node.network)) is not None:
+            choice = choose(node, network)
+            for pick in choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]:
+                publication = replace(publication, address=str(pick.ip), interface=pick.interface.name)
+        bare = replace(node, processes=())
+        self.seen = SentFacts(process=member.process, node=bare, publication=publication, serves=serves)
+        if serves:
             self._serving = in_background(self._serve)
         return self.seen
 

@@ -301,10 +301,21 @@ def check_missing(job: JobState) -> Answer:
     ]
     alone = job.sees_all
     absent_nodes = [node for node in jobs.never_came(job.facts) if set(ranks_of(job.facts, (node,), ())) & set(absent)]
+    hosts, bad = hosts_of_nodes(absent_nodes), _first_failing(job.facts)
+    fix = f"check that the other nodes were started with the same endpoint and number of nodes; {CHECK}"
+    if doubled:
+        fix = "give each process its own rank: pass RANK, which the launcher sets, to rank="
+    elif absent_nodes:
+        where = f" on {name_list(hosts)}" if hosts else ""
+        fix = f"check that the job was started{where} with the same endpoint and world size; {CHECK}"
+    elif alone:
+        fix = "start as many ranks as the world size (--nproc-per-node, --nnodes, or world_size= in the script)"
+    elif bad is not None:
+        fix = reach_fix(bad, job.facts.host or "this node")
     finding = Problem(
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
-        hosts=hosts_of_nodes(absent_nodes),
+        hosts=hosts,
         summary=f"{rank_list(absent)} never joined; {rank_list(job.waits.waiters)} "
         f"{verb(job.waits.waiters, 'is', 'are')} waiting for all {job.world} ranks"
         + "".join(f"; {sentence}" for sentence in doubled[:1]),
@@ -317,25 +328,10 @@ def check_missing(job: JobState) -> Answer:
             ],
             *reached_words(job.facts.reached),
         ),
-        fix=_missing_fix(job, absent_nodes, alone=alone, doubled=bool(doubled)),
+        fix=fix,
     )
     certain = alone and job.stands_still(())
     return judged([finding], certain=certain, may_resume=bool(jobs.never_came(job.facts)))
-
-
-def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
-    if doubled:
-        return "give each process its own rank: pass RANK, which the launcher sets, to rank="
-    if absent_nodes:
-        hosts = hosts_of_nodes(absent_nodes)
-        where = f" on {name_list(hosts)}" if hosts else ""
-        return f"check that the job was started{where} with the same endpoint and world size; {CHECK}"
-    if alone:
-        return "start as many ranks as the world size (--nproc-per-node, --nnodes, or world_size= in the script)"
-    bad = _first_failing(job.facts)
-    if bad is not None:
-        return reach_fix(bad, job.facts.host or "this node")
-    return f"check that the other nodes were started with the same endpoint and number of nodes; {CHECK}"
 
 
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
@@ -583,8 +579,9 @@ def _all_stuck(job: JobState) -> Answer:
 def _unread_words(ranks: Iterable[Rank]) -> str:
     """Return of which ranks torch did not say what they wait for on their devices: they may wait for each other."""
     unread = [rank.rank for rank in ranks if rank.device_unread]
-    has = verb(unread, "has", "have")
-    return f"torch did not say what {rank_list(unread)} {has} pending on the device" if unread else ""
+    if not unread:
+        return ""
+    return f"torch did not say what {rank_list(unread)} {verb(unread, 'has', 'have')} pending on the device"
 
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:

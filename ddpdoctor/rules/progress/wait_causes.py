@@ -12,7 +12,7 @@ from ddpdoctor.model.words import format_age, rank_list
 from ddpdoctor.rules.progress import states as st
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.waits import native_group, own_state
-from ddpdoctor.rules.progress.words import Clue, children_of, find_owner
+from ddpdoctor.rules.progress.words import Clue, find_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -361,7 +361,7 @@ def is_held_outside(job: JobState, rank: Rank) -> bool:
     if causes.waits_for_lock is not None and causes.waits_for_lock.holder_pid is not None:
         owners.append(causes.waits_for_lock.holder_pid)
     here = [other for other in job.ranks.values() if other.host == rank.host]
-    own = {other.pid for other in here}.union(*map(children_of, here))
+    own = {pid for other in here for pid in (other.pid, *(child.pid for child in other.children))}
     return bool(owners) and own.isdisjoint(owners)
 
 
@@ -452,7 +452,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         *lock_clues(job, state, causes),
         *(_lost_helpers(state) if busy is None else ()),
         *_lost_children(state, causes),
-        *(_command(frames, causes) if busy is None else ()),
+        *(_command(frames, causes) if busy is None and causes.commands else ()),
     ]
     if function is not None:
         kind = next((name for name, symbol in _FILE_SYSTEMS.items() if symbol.search(function)), None)
@@ -549,13 +549,12 @@ def _lost_children(state: st.RankState, causes: ProcessCauses) -> Iterator[Clue]
 def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
     in_module = bool(frames) and st.is_file(frames[-1], "/subprocess.py", "/selectors.py")
     in_wait = causes.blocked is not None and causes.blocked.call in _WAITS_FOR_CHILD
-    if not causes.commands or not (in_wait or (in_module and any(st.is_file(f, "/subprocess.py") for f in frames))):
-        return
-    pid, command = causes.commands[0]
-    yield Clue(
-        said=f"waits for the command `{command}` (process {pid})",
-        fix=f"find out why `{command}` does not finish, and give it a timeout: subprocess.run(..., timeout=60)",
-    )
+    if in_wait or (in_module and any(st.is_file(f, "/subprocess.py") for f in frames)):
+        pid, command = causes.commands[0]
+        yield Clue(
+            said=f"waits for the command `{command}` (process {pid})",
+            fix=f"find out why `{command}` does not finish, and give it a timeout: subprocess.run(..., timeout=60)",
+        )
 
 
 def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:

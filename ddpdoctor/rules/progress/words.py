@@ -279,11 +279,7 @@ def find_owner(job: JobState, host: str, pid: int | None, command: str) -> tuple
         return name, name
     for number in sorted(job.states):
         rank = job.ranks[number]
-        if rank.host == host and (rank.pid == pid or pid in children_of(rank)):
+        if rank.host == host and pid in {rank.pid, *(child.pid for child in rank.children)}:
             name = f"rank {number}" if rank.pid == pid else f"a child of rank {number}"
             return name, f"{name} (process {pid})"
     return f"process {pid}", f"process {pid} ({command})" if command else f"process {pid}"
-
-
-def children_of(rank: Rank) -> frozenset[int]:
-    return frozenset(child.pid for child in rank.children)
