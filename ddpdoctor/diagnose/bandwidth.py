@@ -195,10 +195,7 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
 
 
 def exit_status(report: Report, fail_on: Severity | None) -> int:
-    """Return 130 if the bench was interrupted, 1 for findings at or above ``fail_on``, 3 if a check crashed.
-
-    Return 4 if a requested check was inconclusive or the bench did not finish.
-    """
+    """Return 130 if interrupted, 1 for findings from ``fail_on`` up, 3 for a crashed check, 4 if unfinished or unclear."""
     status = None if report.job is None else report.job.status
     if status is JobStatus.INTERRUPTED:
         return ExitStatus.INTERRUPTED
@@ -252,7 +249,6 @@ def read_baseline(report: Report, name: str, option: str = "--compare") -> Basel
 
 
 def check_ranks(baseline: Baseline, world_size: int) -> None:
-    """Raise ``UserError`` if the baseline has another number of ranks, because then its data volumes differ."""
     ranks = len(baseline.members)
     if ranks != world_size:
         raise UserError(
@@ -474,7 +470,6 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
 
 
 def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
-    """Return a rank that sent no position. At most its process state and end are known."""
     if state in GONE:
         code = int(end.removeprefix("exit status ")) if end and end.startswith("exit status ") else None
         life = Life.GONE if end is None else Life.SIGNALED if code is None else Life.EXITED
@@ -496,7 +491,6 @@ def _who(member: Member) -> dict[str, Any]:
 
 
 def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
-    """Return the innermost user frame, or the innermost frame of ddpdoctor if there is none."""
     user = [frame for frame in frames if frame.user]
     own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
     return next(reversed(user or own), None)

@@ -102,7 +102,6 @@ class Redactor:
 
 
 def redact(report: Report, fleet: Fleet, env: Mapping[str, str]) -> Report:
-    """Return the report without host names, addresses and user names."""
     users = [env.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")]
     found: list[str] = [*fleet.silent_hosts]
     for node, process in fleet.processes():
@@ -206,7 +205,6 @@ def _hosts_in(value: Any, key: str = "") -> Iterable[str]:
 
 
 def pack(files: dict[str, str]) -> bytes:
-    """Return a zip archive of texts by file name."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():

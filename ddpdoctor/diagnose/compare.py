@@ -161,7 +161,6 @@ MAX_TEXT = 160
 
 
 def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
-    """Return the report that says what differs between two runs, each given with its name."""
     sides = [dict(_facts(replace(report, data=encode(report.data)))) for _, report in (first, second)]
     topics = [{topic for topic, _ in side} for side in sides]
     differences = []
@@ -239,7 +238,6 @@ def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
 
 
 def _machine_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    """Yield the facts of each node, by its position, and the variables of its first process."""
     hosts = sorted({row.host for row in report.ranks}) or [str(host) for host in report.data.get("hosts") or ()]
     if hosts:
         yield (Topic.MACHINE, "hosts"), ", ".join(hosts)
@@ -272,7 +270,6 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _measured_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    """Yield plateaus, the median step of all ranks and what they waited for others, and the phases of a budget."""
     for curve in report.data.get("curves") or ():
         if isinstance(curve, dict) and isinstance(curve.get("plateau_gb_s"), float):
             yield (Topic.BANDWIDTH, f"{curve.get('collective', 'collective')} in GB/s"), curve["plateau_gb_s"]

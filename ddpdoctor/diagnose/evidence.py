@@ -199,10 +199,7 @@ MOST_HINTS = 12
 
 
 def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, verb: str = VERB) -> Report:
-    """Read evidence, judge its last run, and return the report. ``verb`` is the command that asks.
-
-    Raises ``UserError`` if a path does not exist, or nothing was recognized.
-    """
+    """Judge the last run in evidence. Raises ``UserError`` if a path does not exist, or nothing was recognized."""
     evidence = read_evidence(paths)
     if not any(one.formats for one in evidence.read):
         problems = [f"{one.source}: {one.problem}" for one in evidence.read if one.problem]

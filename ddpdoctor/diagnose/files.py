@@ -61,10 +61,7 @@ def read_titles(codes: Iterable[str]) -> dict[str, str]:
 
 
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:
-    """Return the title and the texts by label of the known error in a text; None for the name of a rule.
-
-    Raises ``UserError`` for a text with no known error in it.
-    """
+    """Return title and labeled texts of the known error in a text, or None if it names a rule; else raise ``UserError``."""
     from ddpdoctor.model.known_errors import find_known, read_warning
 
     text = text.strip()
@@ -125,7 +122,6 @@ def plan_report(plan: SamplingPlan, command: tuple[str, ...]) -> Report:
 def drawn_report(
     drawn: Drawn, ranks: Sequence[RankDraws], command: tuple[str, ...], started_at: str, accumulation: int
 ) -> Report:
-    """Return the report of what ranks really drew."""
     # For the rules, the loop trains and may hang.
     replicas = Replicas(
         loaders={rank.rank: (rank.loader,) for rank in ranks if rank.loader is not None},

@@ -106,10 +106,7 @@ def picture_data(
     *,
     reads_source: bool,
 ) -> PictureData:
-    """Return the data of a job's pictures. A failure here costs the pictures and not the report.
-
-    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder.
-    """
+    """Return the data of the pictures. With ``reads_source``, the run folder keeps the user's lines at the verdict."""
 
     def make() -> dict[str, Any]:
         state = build_job_state(job) if status is not JobStatus.FINISHED else None
@@ -132,7 +129,6 @@ def picture_data(
 
 
 def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
-    """Return the data that a function makes, or a crashed check if it raises."""
     made = attempt(make)
     if not isinstance(made, Exception):
         return made, ()
@@ -184,10 +180,7 @@ def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | N
 
 
 def predict_by_curve(report: Report, folder: Path, bench: Baseline) -> Report:
-    """Return a report whose predictions use the times that ``allreduce-bench`` measured.
-
-    Raises ``UserError`` if the folder holds no run, it has no budget, or the bench measured no float32 all-reduces.
-    """
+    """Predict by what ``allreduce-bench`` measured. Raises ``UserError`` without run, budget or float32 all-reduces."""
     curves = curves_of(bench.results, len(bench.members))
     if curves is None:
         raise UserError(
@@ -272,10 +265,7 @@ _WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|s
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
-    """Judge one attempt (by default the last) of the job in a run folder.
-
-    An unreadable folder becomes a crashed check, because errors must not affect a watched job.
-    """
+    """Judge an attempt, by default the last. An unreadable folder becomes a crashed check, so that the job goes on."""
     with no_collection():
         try:
             job = read_job(folder, attempt)
@@ -367,10 +357,7 @@ def rebuild_report(folder: Path) -> Report:
 
 
 def running_report(folder: Path, patience_s: float) -> Report:
-    """Return the report of a job that goes on, from evidence that was just taken of it.
-
-    A rank that made no progress for ``patience_s`` is blamed, if others wait for it.
-    """
+    """Report a job that goes on, by fresh evidence; a rank without progress for ``patience_s`` may be blamed."""
     saved = read_saved_run(folder)
     job = job_of(saved)
     job = replace(job, hang_timeout_s=min(job.hang_timeout_s, patience_s))
@@ -385,7 +372,6 @@ def _build(
     saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None, *,
     reads_source: bool = False,
 ) -> Report:  # fmt: skip
-    """Return the report of a job. Each attempt of a restarted job has its own section."""
     run = saved.own.run
     status = status or job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
     shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
@@ -429,10 +415,7 @@ def _build(
 
 
 def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
-    """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job.
-
-    A job that goes on is running, whatever was found: a rank may move again.
-    """
+    """Return how the job ended. An abort at exit is no failure; a job that goes on is running, whatever was found."""
     if hung:
         return JobStatus.HUNG
     if interrupted:

@@ -58,7 +58,6 @@ WAITS_S = 1.0  # our choice: shorter waits are a part of most steps
 
 
 def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
-    """Return what the job in a run folder does right now, with or without its other members."""
     return status_of(run_dir, read_live(run_dir, with_others=with_others), datetime.now(timezone.utc))
 
 
@@ -177,10 +176,7 @@ STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_R
 def read_samples(
     now: JobNow, report: Report | None, *, run: str, script: str, version: str, is_first: bool
 ) -> tuple[Sample, ...]:
-    """Return all samples. ``report`` is that of the job's end, or None while it runs.
-
-    ``is_first``: this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double.
-    """
+    """Return all samples; ``report`` is None while the job runs. Only the ``wrap`` that ``is_first`` reports of the job."""
     common = {"run": run, "host": now.host}
     rows: list[tuple[str, float | None, dict[str, str]]] = []
     if is_first:
@@ -282,10 +278,7 @@ def _lost_steps(start: Start, following: Start) -> int | None:
 
 
 def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
-    """Return who is blamed in two failures or more: a rank on a host, else a host, else a rank.
-
-    Of ranks that move to other hosts only the host, or only the rank, may return.
-    """
+    """Return who is blamed in two failures or more: a rank on a host, else a host, else a rank, as ranks may move."""
     failed = [start for start in starts if start.failed]
     several = any(start.hosts > 1 for start in failed)
     counts: list[Counter[Blamed]] = [Counter(), Counter(), Counter()]
@@ -309,10 +302,7 @@ VARIES = (
 
 
 def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
-    """Return the histories of the jobs in a folder, that of the latest start last, and why other runs were not read.
-
-    Raises ``UserError`` if no run folder can be read.
-    """
+    """Return the jobs in a folder, the latest last, and why runs were not read. Raises ``UserError`` if none was."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", help=HELP)
     runs: list[tuple[tuple[str, ...], tuple[Start, ...]]] = []

@@ -93,12 +93,10 @@ MOST_NAMED = 64  # for how many ranks without an answer their hello is looked up
 
 
 def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
-    """Return the facts from all processes of a job on rank 0, and None on the other ranks.
+    """Return on rank 0 the facts from all processes of a job, else None. Raises ``UserError`` if they cannot meet.
 
     ``timeout_s`` is how long each rank tries to reach the store, and how long rank 0 waits for the others after it has
     read its own host. These read theirs at the same time, so it only covers how much later and slower they are.
-
-    Raises ``UserError`` if the store cannot be reached.
     """
     if not launch.gathers:
         return _read_alone(launch, system, plan)
@@ -182,7 +180,6 @@ class _Member:
         return None
 
     def _lead(self, conversation: Conversation) -> Fleet:
-        """Publish this host's name and clock, read this host, and receive the facts of the others."""
         fqdn: str | None = None
         if "names" in self.plan.sections:
             fqdn = ask_one(self.system.calls.fqdn, FQDN_LIMIT_S).value
@@ -338,7 +335,6 @@ def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
 
 
 def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:
-    """Say for each rank that did not answer whether it at least said hello."""
     started = [
         f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started and did not answer within {limit_s:g} s"
         for rank in missing
@@ -371,7 +367,6 @@ class CheckEnvOptions:
 
 
 def list_checks(wanted: CheckEnvOptions) -> list[str]:
-    """Return a line for each chosen check. Raises ``UserError`` for unknown names."""
     rules = choose_rules(wanted.checks, wanted.skip)
     width = max(len(rule.kind) for rule in rules)
     return [
@@ -402,10 +397,7 @@ def read_expected(text: str) -> ExpectedVersion:
 
 
 def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report | None:
-    """Check this machine, or all machines of the job under a launcher. Return None on ranks that do not report.
-
-    Raises ``UserError`` for unknown checks, and if the other ranks cannot be reached.
-    """
+    """Check this machine, or those of the job; return None on ranks that do not report. Raises ``UserError``."""
     started_at = now()
     for text in wanted.expect_version:
         read_expected(text)

@@ -182,7 +182,6 @@ class NodeMeeting(ExitStack):
         return self._serve()
 
     def serve_over(self, store: Store) -> None:
-        """If this node serves the meeting, also serve it over the job's own store."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
 
@@ -296,7 +295,6 @@ def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
 
 
 def make_roster(arrivals: Arrivals, judge: int, most: int) -> SeatList:
-    """Return the list of joined nodes for all. The judging node is first among the publications."""
     seats = [seat for seat in seat_nodes(arrivals, judge, most) if seat.arrival in arrivals.seen]
     found = {seat: arrivals.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
     return SeatList(
@@ -309,7 +307,6 @@ def make_roster(arrivals: Arrivals, judge: int, most: int) -> SeatList:
 def assemble_fleet(
     arrivals: Arrivals, seats: Iterable[Seat], launch: NodeLaunch, problems: Iterable[str] = ()
 ) -> Fleet:
-    """Return the joined nodes in the order of their numbers, each with the processes of its host."""
     seats = tuple(seats)
     hosts = [seat.host for seat in seats]
     nodes = []

@@ -89,7 +89,6 @@ def describe_state(rank: Rank) -> str:
 
 
 def pace_rows(job: Job) -> list[dict[str, Any]]:
-    """Return one row per rank that recorded steps: their number, and medians in milliseconds without waiting."""
     known = [(rank.rank, rank.step_times) for rank in job.ranks if rank.step_times is not None]
     return [
         {
@@ -134,12 +133,10 @@ def short_place(place: Place | Frame | None) -> str:
 
 
 def began_ns(job: Job) -> int:
-    """Return when the first rank started, or the launch if no rank was recorded."""
     return min((rank.started_ns for rank in job.ranks if rank.started_ns), default=job.launched_ns)
 
 
 def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
-    """Convert a monotonic time to wall-clock time, using the time of the launch."""
     try:
         launched = datetime.fromisoformat(run.started_at or "")
     except ValueError:
@@ -150,7 +147,6 @@ def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
 
 
 def last_call_ns(rank: Rank) -> int:
-    """Return when the rank's last recorded call began or ended, or 0 if none was recorded."""
     ended = [call.ended_ns or 0 for call in rank.recent_calls[-1:]]
     return max([0, *ended, *(call.started_ns for call in rank.open_calls)])
 
@@ -330,7 +326,6 @@ class ChosenCalls:
 
     @property
     def from_ns(self) -> int:
-        """When the first of them began."""
         return self.calls.started_ns[0] if len(self.calls) else 0
 
 
@@ -347,10 +342,7 @@ def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
 def detail_spans(
     rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> list[Span]:
-    """Return the spans of a rank's chosen calls, of those that have not ended, and of the code between, by start.
-
-    ``tail`` is what the rank did in the end. ``waits``: it waited for others then, also if that wait failed.
-    """
+    """Return spans of calls, ended or not, and of the code between; ``waits``: it waited in its ``tail``, the end."""
     spans = [*_ended_spans(rank, chosen, arrivals, clock, tail, waits=waits)]
     if not chosen.cut_after:
         # Of a call that is pending on a device alone, the host's call has ended.
@@ -473,10 +465,7 @@ def make_timeline(
     started_at: str,
     hung: bool,
 ) -> Timeline | None:
-    """Return the timeline of a job, or None if it had no ranks.
-
-    ``verdict`` is None if the job ended well. ``waiters`` waited for others in the end, also if their wait failed.
-    """
+    """Return a timeline if there were ranks. ``waiters`` waited for others in the end, also if their wait failed."""
     ranks = {rank.rank: rank for rank in sorted(job.ranks, key=lambda one: (one.attempt, one.started_ns or 0))}
     if not ranks:
         return None
@@ -528,10 +517,7 @@ def choose_detailed(classes: tuple[tuple[int, ...], ...], blamed: frozenset[int]
 def _tail(
     rank: Rank, row: RankRow, clock: TimelineClock, stopped_ns: int | None, *, hung: bool, waits: bool
 ) -> Span | None:
-    """Return what a rank did in the end: the call that it was in, or its own code since its last call.
-
-    A lane ends where its rank ended or failed. None if it did nothing after its last call.
-    """
+    """Return the call or the own code that a rank was in until it ended or failed, or None if that was nothing."""
     failed = failed_ns(rank)
     if failed is not None and hung and stopped_ns is not None and failed > stopped_ns:
         failed = None  # the stop of the hung job caused it
@@ -603,7 +589,6 @@ def since(spans: list[Span], from_ms: float) -> Iterator[Span]:
 def _events(
     job: Job, rows: Mapping[int, RankRow], verdict: Finding | None, at_ns: int | None, clock: TimelineClock
 ) -> Iterator[TimelineEvent]:
-    """Yield what happened at one time: the fault, failures of ranks, and the stop."""
     stopped_ns = job.stopping_since_ns
     if verdict is not None and at_ns is not None:
         label = f"{verdict.code} {verdict.kind}"
@@ -625,10 +610,7 @@ MOST_CLASSES = 40
 def fold_waits(
     targets: Mapping[int, frozenset[int]], rows: Mapping[int, RankRow], blamed: frozenset[int]
 ) -> RankWaits | None:
-    """Return the waits of all ranks by class, or None if nobody waits for anybody.
-
-    Ranks of one class wait for the same ranks, so that a circle stays one.
-    """
+    """Return the waits by class, if any. Ranks of a class wait for the same ranks, so that a circle stays one."""
     if not targets:
         return None
     taking_part = sorted({*targets}.union(*set(targets.values())))

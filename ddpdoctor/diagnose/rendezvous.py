@@ -223,7 +223,6 @@ class OwnVisit:
         self._served = Served()
 
     def come_in(self, entry: JoinedMeeting) -> int:
-        """Join, read this node, and send its facts. Return the number of arrival."""
         conversation = entry.conversation
         self.way = entry.way
         arrival = conversation.add("arrived", 1)
@@ -291,7 +290,6 @@ class OwnVisit:
         in_background(tunnel)
 
     def view_store(self, conversation: Conversation | None, roster: SeatList | None, arrival: int) -> StoreView:
-        """Check the store from this node, after the serving nodes have said that they serve it."""
         assert self.seen is not None
         if self._serving is not None:
             self._serving.join()
@@ -326,7 +324,6 @@ class OwnVisit:
         return run_mesh(conversation.part("mesh/"), seat.number, roster.publications, limits)
 
     def try_start(self, roster: SeatList, seat: Seat) -> StartTrial:
-        """Run a real start with one rank per node, at the same time as all other nodes."""
         launch, number = self.member.launch, seat.number
         try:
             found = self.torch.start(
@@ -368,7 +365,6 @@ STEP_LIMIT_S = 600.0
 
 
 def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
-    """Gather the facts of all nodes, judge them, and send the verdict. Nodes that are lost on the way are named."""
     conversation, launch = entry.conversation, visit.member.launch
     began = time.monotonic()
     arrival = visit.come_in(entry)
@@ -438,7 +434,6 @@ def _can_start(arrivals: Arrivals, roster: SeatList, seats: tuple[Seat, ...], vi
 def _visits(
     arrivals: Arrivals, seats: tuple[Seat, ...], views: Mapping[int, StoreView], launch: NodeLaunch
 ) -> tuple[Visit, ...]:
-    """Return what came of each node, by number; also of those that did not join."""
     visits = absent_visits(launch, absent_numbers(arrivals, seats))
     for seat in seats:
         seen, view = arrivals.seen.get(seat.arrival), views.get(seat.arrival)
@@ -490,10 +485,7 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
 
 
 def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> RendezvousChecked | None:
-    """Meet the other nodes and check the connections. Return None on processes that do not read their node.
-
-    Raises ``UserError`` if nothing says which nodes belong to the job.
-    """
+    """Meet the other nodes and judge. Return None on processes that do not read their node. Raises ``UserError``."""
     started_at = now()
     effective = effective_environment(env, wanted.options)
     launch, system = read_node_launch(effective), System(env=effective)
@@ -531,10 +523,7 @@ def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
 
 
 def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:
-    """Judge only this node and the store. ``why`` says why the node is alone.
-
-    ``attempts`` are its connections to the store while it searched for the others.
-    """
+    """Judge only this node and the store; ``why`` says why it is alone, ``attempts`` how the store answered before."""
     seen = visit.seen or visit.read(None, 0)
     view = visit.store_view or visit.view_store(None, None, 0)
     view = replace(view, way="", attempts=more_telling(attempts, view.attempts))

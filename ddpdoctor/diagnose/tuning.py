@@ -73,7 +73,6 @@ SENTENCES = {
 def build_tune_report(
     folder: Path, judgment: Judgment, end: JobEnd, restarted: TrialRecord | None = None
 ) -> Report:  # fmt: skip
-    """Return the report of a trial, and of what was tried by restarts after it."""
     report = build_report(folder, judgment, end)
     trial, job = read_trial(folder), read_job(folder)
     trials = [record for record in (trial, restarted) if record is not None and record.has_result]
@@ -154,14 +153,12 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
 
 
 def finished(report: Report) -> JobSummary:
-    """Return the summary of a job that the trial ended as it meant to."""
     size = report.job.world_size if report.job is not None else None
     nodes = report.job.nnodes if report.job is not None else 1
     return JobSummary(world_size=size, nnodes=nodes, status=JobStatus.FINISHED, exit_status=0)
 
 
 def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
-    """Return why a trial of a job that did not fail has no result, and what to do."""
     if trial.stop in SENTENCES:
         return SENTENCES[trial.stop]
     if trial.stop is TrialStop.SEVERAL_MODELS:
@@ -239,10 +236,7 @@ ENDED = frozenset({TrialStop.DONE, TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MO
 
 
 def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan | None:
-    """Return what to try by restarts after a first launch, or None if nothing calls for them.
-
-    ``only`` names the settings to try (empty: all that fit). ``wall_s`` is how long the first launch took.
-    """
+    """Return what to try by restarts after a first launch of ``wall_s``, or None; ``only`` limits the settings."""
     trial = read_trial(folder)
     if trial.stop not in ENDED or not trial.blocks:
         return None
@@ -262,7 +256,6 @@ def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
 
 
 def describe_plan(plan: RestartPlan, rounds: int) -> str:
-    """Return what is tried, in how many launches, and about how long that takes."""
     count = len(order_launches(plan, rounds))
     titles = ", ".join(map(words_of_setting, plan.settings))
     size = f"{count} launches, {_about(count * plan.launch_s)} in all"
@@ -272,7 +265,6 @@ def describe_plan(plan: RestartPlan, rounds: int) -> str:
 def build_launch_report(
     folder: Path, judgment: Judgment, end: JobEnd, *, setting: str, number: int, rounds: int
 ) -> Report:
-    """Return the report of a launch: that of any job, and which setting was in effect if it ended badly."""
     report = build_report(folder, judgment, end)
     if report.job is not None and report.job.ended_badly:
         outcome = TuneOutcome(trying=words_of_setting(setting), round=number + 1, rounds=rounds)

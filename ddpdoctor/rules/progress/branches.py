@@ -120,7 +120,6 @@ def _guards(near: Sequence[Statement], left_out: int, before: int | None, after:
 
 
 def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
-    """Return the ways out of a loop; if a fixed loop has no jump out, return the ways to skip a round."""
     inside = [statement for statement in near if statement.kind in JUMPS and loop.holds(statement.line)]
     own = [
         statement
@@ -191,13 +190,11 @@ class Turning:
 
     @property
     def reduced_nothing(self) -> bool:
-        """Whether the rank made the call that was due, but DDP did not reduce in it."""
         went_on, due = self.parting.went_on, self.parting.instead_of
         return went_on is not None and due.op == "backward" and (went_on.op, went_on.site) == (due.op, due.site)
 
     @property
     def did(self) -> str:
-        """What the rank did that the others did not, such as "skipped backward (train.py:15)"."""
         went_on, due = self.parting.went_on, self.parting.instead_of
         if self.parting.is_extra and went_on is not None:
             return f"called {went_on.op} ({line_of(went_on.site)}) once more than the others"

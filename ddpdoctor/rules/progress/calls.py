@@ -1,8 +1,7 @@
 """What the members of a group called under each number, where they differ, and who of them is to blame.
 
 The minority is to blame, else the rank whose call does not fit its own history. The difference may show only later: a
-rank that skips one backward goes on to its next forward, and is at the end of its loop while the others still reduce
-gradients. An equal collective from another line passes and shifts all later ones.
+rank that skips one backward goes on to its next forward. An equal collective from another line shifts all later ones.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ def key_of(kind: CallKind) -> Hashable:
 
 
 def line_key(kind: CallKind) -> Hashable:
-    """Return the operation and the line, also for DDP's phases."""
     site = kind.site
     return (kind.op, None if site is None else (site.file, site.line))
 

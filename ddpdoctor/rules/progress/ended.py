@@ -141,7 +141,6 @@ def _is_full(space: Space | None) -> bool:
 
 
 def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
-    """Judge /dev/shm. ``refused``: the kernel said that there was no space for the request."""
     if space is None:
         return
     size, used = format_memory(space.limit_bytes), format_memory(space.used_bytes)
@@ -215,7 +214,6 @@ def _way_out(rank: Rank) -> Frame | None:
 
 
 def _last_located(rank: Rank) -> Call | None:
-    """Return the rank's last call whose line is known: an open one if there is one, else the last that ended."""
     still_open = [call for call in rank.open_calls if call.site is not None]
     return still_open[-1] if still_open else rank.recent_calls.last_of_kinds(lambda kind: bool(kind.site))
 
@@ -302,7 +300,6 @@ def _failed(job: JobState, root: st.Failure) -> Problem:
 
 
 def _driver_clues(job: JobState, root: st.Failure) -> tuple[Clue, ...]:
-    """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process."""
     # An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
     # with another pid there; one of another pid may be another job's.
     rank = root.rank

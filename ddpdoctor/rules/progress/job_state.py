@@ -71,7 +71,6 @@ def is_alone(facts: Job) -> bool:
 
 
 def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
-    """Return a job without the ranks that were last seen alive on nodes that were lost since."""
     lost = tuple(lost)
     reported = {number for node in lost for number in reported_ranks(facts, node)}
     hosts = {node.host for node in lost if not reported_ranks(facts, node)}
@@ -137,7 +136,6 @@ class JobState:
 
     @property
     def sees_all(self) -> bool:
-        """Whether all ranks are visible here, so that a missing one cannot be on another node."""
         if len(self.states) >= self.world:
             return True
         if self.facts.members is not None:
@@ -315,7 +313,6 @@ def _backwards(rank: Rank) -> tuple[int, int]:
 
 
 def _cause(job: JobState) -> Cause:
-    """Return what kind of trouble a job is in: lost ranks and different models first, as they explain all others."""
     conflict, waits, root = job.conflict, job.waits, job.root_failure
     in_call = root is None or root.call is not None
     # Lost ranks explain it if the remaining ranks wait for them or fail with them.

@@ -112,7 +112,6 @@ def other_words(job: JobState) -> list[str]:
 
 
 def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
-    """Return the finding if some ranks are past a backward that left gradients out and others wait to reduce it."""
     skipping = {part.rank: said for part in conflict.parts if (said := job.ranks[part.rank].unfinished) is not None}
     waiting = [part.rank for part in conflict.parts if part.native and part.kind.op == "backward"]
     if not skipping or not waiting or set(skipping) & set(waiting):
@@ -156,7 +155,6 @@ def _said(job: JobState, number: int) -> ReducerSaid | None:
 
 
 def _users(job: JobState) -> list[int]:
-    """Return the ranks whose backward found all gradients: they were in it and waited for the others."""
     failed = {f.rank.rank for f in job.failures if f.call is not None and f.call.op == "backward"}
     native = {n for n, state in job.states.items() if state.doing is Activity.NATIVE and state.op == "backward"}
     return [n for n in sorted(failed | native) if _said(job, n) is None]
@@ -234,7 +232,6 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
 def _lines(
     job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None
 ) -> list[Frame | None]:  # fmt: skip
-    """Return the lines that decided it, that of the call, and that of the error that led to the call."""
     rank = job.ranks[part.rank]
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None

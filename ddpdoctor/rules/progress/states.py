@@ -83,7 +83,6 @@ def is_file(frame: Frame, *parts: str) -> bool:
 
 
 def main_frames(rank: Rank | Child) -> tuple[Frame, ...]:
-    """Return the main thread's frames from the last sample that has any, the innermost last."""
     stacks = (stack for sample in reversed(rank.samples) for stack in sample.stacks if stack.is_main)
     return next((stack.frames for stack in stacks if stack.frames), ())
 
@@ -265,7 +264,6 @@ def aborted_at_exit(rank: Rank) -> bool:
 
 
 def settle(rank: Rank) -> Rank:
-    """Return a rank without samples that are out of date."""
     # On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
     calls = (*rank.open_calls, *rank.recent_calls[-1:])
     last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
@@ -459,7 +457,6 @@ def with_given_up(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 
 
 def _given_up(rank: Rank) -> Call | None:
-    """Return the collective before the one that a rank ended in, if the host left it at its limit."""
     after = min(rank.open_calls, default=None, key=lambda call: call.index)
     if after is None or after.seq is None or rank.ended_ns is None:
         return None

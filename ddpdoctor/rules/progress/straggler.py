@@ -242,7 +242,6 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
     needed_ms = MOST * cost_ms
 
     def both(column: str, part: str = "") -> tuple[float, float]:
-        """Return the median of a column of this rank's steps, and of those of the others."""
         mine, *rest = (getattr(rank.kept, column) for rank in (own, *theirs))
         return median(mine[part] if part else mine), median(median(one[part] if part else one) for one in rest)
 
@@ -297,7 +296,6 @@ def shares_busy_cores(rank: Rank, others: Sequence[Rank], cost_ms: float) -> boo
 
 
 def _core_ms(speed: Speed) -> tuple[float, float]:
-    """Return how long the main thread waits for a core in a step, and how long it runs."""
     time = speed.core_time
     if time is None or not speed.count:
         return 0.0, 0.0

@@ -474,7 +474,6 @@ def check_stuck(job: JobState) -> Answer:
 
 
 def _nobody_held(job: JobState) -> Answer:
-    """Judge a job in which every rank waits: one came too late, its device is behind, or they look for a store."""
     late = why.find_late(job)
     if late:
         return judged([why.late_problem(job, late)], certain=not job.is_ending())

@@ -221,7 +221,6 @@ def _has_several_hosts(job: JobState) -> bool:
 
 
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
-    """Report connections on which the kernel keeps resending, and which ranks they join."""
     owner = {end: number for number, one in _connections(job).items() for end in one.ends}
     every = (
         (number, connection) for number, connections in _connections(job).items() for connection in connections.stalled
@@ -240,7 +239,6 @@ def _stalled_connections(job: JobState) -> Iterator[Clue]:
 
 
 def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
-    """Return which interfaces of the ranks' connections are down or gone, and which are in use or would be."""
     # The user should first compare the latter with the intended ones.
     down, ways = [], []
     several = _has_several_hosts(job)

@@ -410,7 +410,6 @@ def _held(path: str | None, holder: tuple[str, str]) -> Clue:
 
 
 def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
-    """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
     path = causes.lock_path
     if any(st.is_file(frame, _BATON) for frame in frames):
         file = path or "the file `lock` in the build folder"
@@ -482,7 +481,6 @@ def compiles(state: st.RankState) -> bool:
 
 
 def _lost_helpers(state: st.RankState) -> Iterator[Clue]:
-    """Say which errors ended what worked for the rank, the last first. The rank may wait for it in vain."""
     for error in last_helper_errors(state)[:MOST_CHILDREN]:
         who, fix = _HELPERS[error.who]
         name = f" {error.name}" if error.who is Helper.CHILD else ""

@@ -67,7 +67,6 @@ def group_table(facts: Job) -> dict[tuple[int, str], Group]:
 
 
 def default_name(rank: Rank) -> str:
-    """Return the name of the group that DDP uses if nothing else is known: the group of all ranks."""
     names = [state.name for state in rank.groups]
     return DEFAULT_GROUP if DEFAULT_GROUP in names or not names else names[0]
 
@@ -204,7 +203,6 @@ def find_waits(
 
 
 def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
-    """Return the ranks of the world that are neither in ``init_process_group`` nor past it."""
     if not any(state.doing is Activity.INIT for state in states.values()):
         return set()
     here = {n for n, state in states.items() if state.doing is Activity.INIT or state.rank.initialized}

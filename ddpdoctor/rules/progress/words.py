@@ -85,7 +85,6 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
 
 
 def all_classes(job: JobState, blamed: Iterable[int]) -> list[str]:
-    """Return what the blamed ranks do, then what the others do."""
     return [*classes(job, blamed), *others(job, blamed)]
 
 
@@ -131,7 +130,6 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 
 def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
-    """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
     had: dict[str, list[int]] = defaultdict(list)
     for rank in (job.ranks[n] for n in numbers):
         kinds = rank.recent_calls.counts.items()
@@ -149,7 +147,6 @@ def _done_words(rank: Rank) -> str:
 
 
 def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
-    """Return what the kernel and the recorder's thread show about the blamed processes."""
     said: dict[str, list[int]] = defaultdict(list)
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
