@@ -124,14 +124,10 @@ def _checked(seen: reasons.BenchView, fleet: Fleet) -> Iterator[reasons.Weighed]
 
 def _goes(path: DataPath, seen: reasons.BenchView, place: reasons.BenchNode) -> bool:
     inside = len(place.members) > 1
-    if path is DataPath.INSIDE:
-        return inside
-    if path is DataPath.BETWEEN:
-        return seen.between_hosts
-    if path is DataPath.PCIE:
-        shm = any("SHM" in log.transports for log in seen.logs(place))
-        return seen.between_hosts or (inside and (shm or not reasons.joined_by_nvlink(place)))
-    return True
+    shm = any("SHM" in log.transports for log in seen.logs(place))
+    by_pcie = seen.between_hosts or (inside and (shm or not reasons.joined_by_nvlink(place)))
+    taken = {DataPath.INSIDE: inside, DataPath.BETWEEN: seen.between_hosts, DataPath.PCIE: by_pcie}
+    return taken.get(path, True)
 
 
 GROUP = "bandwidth"  # the heading of this command's checks
@@ -195,7 +191,7 @@ def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
 
 
 def exit_status(report: Report, fail_on: Severity | None) -> int:
-    """Return 130 if interrupted, 1 for findings from ``fail_on`` up, 3 for a crashed check, 4 if unfinished or unclear."""
+    """Return 130 if interrupted, 1 for findings from ``fail_on`` up, 3 for a crash, 4 if unfinished or inconclusive."""
     status = None if report.job is None else report.job.status
     if status is JobStatus.INTERRUPTED:
         return ExitStatus.INTERRUPTED

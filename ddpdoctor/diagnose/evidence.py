@@ -139,11 +139,9 @@ def flight_timeline(
 
 
 def _times(dump: FlightDump) -> list[int]:
-    groups = [time for group in dump.groups for time in (*group.last_made_ns, *group.last_ended_ns) if time > 0]
-    return [
-        *groups,
-        *(transfer.created_ns for group in dump.groups for transfer in group.transfers if transfer.created_ns > 0),
-    ]
+    columns = [column for group in dump.groups for column in (group.last_made_ns, group.last_ended_ns)]
+    columns += [[transfer.created_ns for transfer in group.transfers] for group in dump.groups]
+    return [time for column in columns for time in column if time > 0]
 
 
 def _detail(dump: FlightDump, end: list[Span], clock: TimelineClock) -> list[Span]:

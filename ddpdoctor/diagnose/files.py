@@ -61,7 +61,7 @@ def read_titles(codes: Iterable[str]) -> dict[str, str]:
 
 
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:
-    """Return title and labeled texts of the known error in a text, or None if it names a rule; else raise ``UserError``."""
+    """Return title and labeled texts of a known error, or None for the name of a rule; else raise ``UserError``."""
     from ddpdoctor.model.known_errors import find_known, read_warning
 
     text = text.strip()

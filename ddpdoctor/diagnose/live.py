@@ -176,7 +176,7 @@ STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_R
 def read_samples(
     now: JobNow, report: Report | None, *, run: str, script: str, version: str, is_first: bool
 ) -> tuple[Sample, ...]:
-    """Return all samples; ``report`` is None while the job runs. Only the ``wrap`` that ``is_first`` reports of the job."""
+    """Return samples; ``report`` is None while the job runs. Only the ``wrap`` that ``is_first`` tells of the job."""
     common = {"run": run, "host": now.host}
     rows: list[tuple[str, float | None, dict[str, str]]] = []
     if is_first:

@@ -493,7 +493,12 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
     process = read_process(system, rank=launch.settings.node_rank, local_rank=0 if local_rank is None else local_rank)
     member = OwnNode(launch=launch, system=system, process=process, identity=read_identity(system))
     if not member.launch.launch.reads_node:
-        _stand_by(member, wanted)
+        with NodeMeeting(launch, effective, wanted.folder) as meeting, suppress(StoreError):
+            # If that fails, the process that reads this node reports the problem.
+            conversation = meeting.find(wanted.timeout_s).conversation
+            number = conversation.add("arrived", 1)
+            conversation.send(f"hello/{number}", member.arrived())
+            conversation.send(f"facts/{number}", SentFacts(process=process))
         return None
     with (
         TorchProcess(effective) as torch,
@@ -509,17 +514,6 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
             return lead(visit, entry) if entry.serves else follow(visit, entry)
         except StoreError as error:
             return check_alone(visit, str(error))
-
-
-def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
-    with NodeMeeting(member.launch, member.system.env, wanted.folder) as meeting:
-        try:
-            conversation = meeting.find(wanted.timeout_s).conversation
-            number = conversation.add("arrived", 1)
-            conversation.send(f"hello/{number}", member.arrived())
-            conversation.send(f"facts/{number}", SentFacts(process=member.process))
-        except StoreError:
-            return  # the process that reads this node reports the problem
 
 
 def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:

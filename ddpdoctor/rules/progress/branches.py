@@ -452,8 +452,7 @@ def call_frames(rank: Rank, site: Frame | None) -> tuple[Frame, ...]:
 
 
 def has_called(rank: Rank, wanted: CallKind) -> bool:
-    log = rank.recent_calls
-    return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
+    return any(line_key(kind) == line_key(wanted) for kind in rank.recent_calls.kinds)
 
 
 def find_lone_call(

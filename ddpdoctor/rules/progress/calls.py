@@ -241,10 +241,6 @@ class _Act:
     def key(self) -> Hashable:
         return line_key(self.kind)
 
-    @property
-    def is_collective(self) -> bool:
-        return bool(self.took) or self.kind.op not in NATIVE_PHASES
-
     def is_like(self, other: _Act) -> bool:
         return self.key == other.key and (None in {self.took, other.took} or self.took == other.took)
 
@@ -278,7 +274,7 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
             instead_of=theirs[at].kind,
             is_earlier=number < max(mine) or at + 1 < len(ours),
             is_extra=at < len(ours)
-            and ours[at].is_collective
+            and (bool(ours[at].took) or ours[at].kind.op not in NATIVE_PHASES)
             and _is_extra(*([act for own in ahead for act in acts.get(own, ())][at:] for acts in (mine, others))),
         )
     rest = [act.kind for number in sorted(others) if number > max(mine, default=0) for act in others[number]]
@@ -332,10 +328,20 @@ def find_blame(
     by_rank = {line.rank: line for line in lines}
     searched = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     one_line = len({part.site for part in parts}) == 1
-    scores = {part.rank: _familiarity(by_rank[part.rank], part, seq, searched, one_line=one_line) for part in parts}
-    known = [score for score in scores.values() if score is not None]
-    if len(known) == len(scores) and len(set(known)) > 1:
-        lowest = min(known)
+    # How likely the call is by the rank's own history, whether the rank made it before, and whether with the same
+    # dtype, shape, root and reduction. That says nothing of lines that no rank has come to before, such as those of
+    # `if rank == 0:` and its `else:`, or if the history is too short.
+    scores: dict[int, tuple[float, bool, bool]] = {}
+    for part in parts:
+        line = by_rank[part.rank]
+        before = [line.entries[number] for number in sorted(line.entries) if number < seq][-searched:]
+        share = expected_next([key_of(entry.kind) for entry in before]).get(part.key, 0.0)
+        known = line.first_places.get(part.key, part.place) < part.place
+        same = (known or one_line) and any(_like(entry.kind) == _like(part.kind) for entry in before)
+        if len(before) >= ENOUGH:
+            scores[part.rank] = share, known, same
+    if len(scores) == len(parts) and len(set(scores.values())) > 1:
+        lowest = min(scores.values())
         ranks = tuple(rank for rank, score in scores.items() if score == lowest)
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls")
     return Blame(
@@ -343,22 +349,6 @@ def find_blame(
         confidence=Confidence.LOW,
         reason="there is no majority, and the earlier calls do not show which side is wrong",
     )
-
-
-def _familiarity(
-    line: GroupCalls, part: TimelineEntry, seq: int, most: int, *, one_line: bool
-) -> tuple[float, bool, bool] | None:
-    """Return how likely the call is by the rank's own history, and whether the rank made it before."""
-    # The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
-    # reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
-    # `else:`. Return None if the history is too short.
-    before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
-    if len(before) < ENOUGH:
-        return None
-    share = expected_next([key_of(entry.kind) for entry in before]).get(part.key, 0.0)
-    known = line.first_places.get(part.key, part.place) < part.place
-    same = (known or one_line) and any(_like(entry.kind) == _like(part.kind) for entry in before)
-    return share, known, same
 
 
 def _like(kind: CallKind) -> Hashable:
@@ -419,8 +409,19 @@ def find_conflict(
     for group in dict.fromkeys(position.group for position in positions.values()):
         members = [states[m] for m in group.members if m in states]
         most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
-        lines = [read_timeline(state, group.name, most=most) for state in members]
-        lines = _with_unnumbered(lines, states, positions, group)
+        # Ranks in a DDP phase without a known number get an entry under the numbers that the others wait for.
+        places = [position for position in positions.values() if position.group == group]
+        pending = {position.seq for position in places if position.seq is not None}
+        lines = []
+        for state in members:
+            line, mine = read_timeline(state, group.name, most=most), positions.get(state.rank.rank)
+            unnumbered = state.doing is Activity.NATIVE and state.call is not None and state.call.begun is None
+            if unnumbered and state.call is not None and mine is not None and mine.group == group:
+                entry = TimelineEntry(line.rank, state.call.kind, native=True, place=state.call.index)
+                above = wt.recorded_seq(state.rank, group.name)
+                missing = {seq: entry for seq in pending if above < seq <= (mine.seq or seq)}
+                line = replace(line, entries={**missing, **line.entries})
+            lines.append(line)
         seq = _first_difference(lines, shaped)
         if seq is None:
             continue
@@ -489,23 +490,6 @@ def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int 
 def _parts_at(lines: list[GroupCalls], seq: int) -> tuple[TimelineEntry, ...]:
     found = (line.entries.get(seq) for line in sorted(lines, key=attrgetter("rank")))
     return tuple(entry for entry in found if entry is not None)
-
-
-def _with_unnumbered(
-    lines: list[GroupCalls], states: Mapping[int, RankState], positions: Mapping[int, wt.CallPosition], group: wt.Group
-) -> list[GroupCalls]:
-    """Give ranks that wait in a DDP phase without a known number an entry under the numbers the others wait for."""
-    pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
-    found = []
-    for line in lines:
-        state, mine, missing = states[line.rank], positions.get(line.rank), {}
-        in_group = state.doing is Activity.NATIVE and mine is not None and mine.group == group
-        if in_group and mine is not None and state.call is not None and state.call.begun is None:
-            entry = TimelineEntry(line.rank, state.call.kind, native=True, place=state.call.index)
-            above = wt.recorded_seq(state.rank, group.name)
-            missing = {seq: entry for seq in pending if above < seq <= (mine.seq or seq)}
-        found.append(replace(line, entries={**missing, **line.entries}))
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

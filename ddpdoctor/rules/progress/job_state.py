@@ -70,8 +70,7 @@ def is_alone(facts: Job) -> bool:
     return facts.members is not None and facts.members.alone_since_ns is not None
 
 
-def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
-    lost = tuple(lost)
+def without_stale(facts: Job, lost: tuple[NodeSeen, ...]) -> Job:
     reported = {number for node in lost for number in reported_ranks(facts, node)}
     hosts = {node.host for node in lost if not reported_ranks(facts, node)}
     left = tuple(
@@ -198,7 +197,7 @@ def build_job_state(facts: Job) -> JobState:
     since_ns = facts.stopping_since_ns
     time_ns = since_ns if since_ns is not None else facts.now_ns
     lost = lost_nodes(facts, time_ns) if facts.members is not None else ()
-    ranks = _without_completed(st.without_pulled_down(st.with_given_up(map(st.settle, facts.ranks))))
+    ranks = _without_completed(st.without_pulled_down(st.with_given_up(tuple(map(st.settle, facts.ranks)))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
     # If several processes have one rank number, the last attempt's counts.
     ordered = sorted(facts.ranks, key=lambda rank: (rank.rank, rank.attempt, rank.started_ns or 0))

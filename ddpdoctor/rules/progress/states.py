@@ -426,10 +426,9 @@ def waited_its_limit(rank: Rank, call: Call) -> bool:
     return limit_s is not None and waited_s is not None and waited_s >= NEARLY * limit_s
 
 
-def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+def without_pulled_down(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
     """Return ranks so that those that only died because of a peer's watchdog do not count as failures."""
     # They keep the state that they had before, at the line that their final dump shows.
-    ranks = tuple(ranks)
     if not any(_is_outside(rank) and any(waited_its_limit(rank, call) for call in _on_device(rank)) for rank in ranks):
         return ranks
     return tuple(
@@ -440,13 +439,12 @@ def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     )
 
 
-def with_given_up(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+def with_given_up(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
     """Return ranks so that they wait in the collective that torch gave up at its limit, if it ended them for that."""
     # At the limit nccl2, which is NCCL's backend in torch 2.15, aborts the communicator, so that the host goes on to
     # the next call, and some seconds later the process. Under DETAIL it writes no dump of what was pending. But the
     # host of each rank then left the same collective for the next one just when that limit had passed, and soon after
     # that a thread without Python ended a rank. Unless all of that holds for all ranks, they are returned unchanged.
-    ranks = tuple(ranks)
     given_up = [_given_up(rank) for rank in ranks]
     if not any(map(_is_outside, ranks)) or len({(call.group, call.seq) if call else None for call in given_up}) > 1:
         return ranks

@@ -64,12 +64,9 @@ def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
     return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
 
 
-def _attempts_at(facts: Job, node: NodeSeen) -> list[Connecting]:
-    return [attempt for attempt in facts.reached if node.host and node.host in (attempt.host, attempt.address)]
-
-
-def _answers(facts: Job, node: NodeSeen) -> bool:
-    return any(attempt.contact in _UP for attempt in _attempts_at(facts, node))
+def _contacts(facts: Job, node: NodeSeen) -> set[Contact]:
+    attempts = facts.reached if node.host else ()
+    return {attempt.contact for attempt in attempts if node.host in (attempt.host, attempt.address)}
 
 
 def reached_words(reached: Iterable[Connecting]) -> list[str]:
@@ -103,9 +100,9 @@ def judge_lost(job: JobState) -> Answer:
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     # A member that hears nothing from the first node also hears nothing about the nodes that only the first reported
     # on: those that answer are not lost, unless all answer or none was tried.
-    lost = tuple(node for node in job.lost if not (jobs.is_alone(facts) and _answers(facts, node))) or job.lost
+    lost = tuple(node for node in job.lost if not (jobs.is_alone(facts) and _UP & _contacts(facts, node))) or job.lost
     others = jobs.others_of(facts)
-    silent = all(_attempts_at(facts, node) and not _answers(facts, node) for node in others)
+    silent = all((found := _contacts(facts, node)) and not _UP & found for node in others)
     cut_off = jobs.is_alone(facts) and len({node.host for node in others}) > 1 and silent
     own = (facts.host,) if cut_off and facts.host else ()
     unseen = tuple(sorted(set(range(job.world)) - set(job.states)))
@@ -123,7 +120,7 @@ def judge_lost(job: JobState) -> Answer:
     if cut_off:
         summary = f"this node ({facts.host}) is cut off: {name_list(hosts_of_nodes(others))} do not respond"
         fix = f"check the network of {facts.host}: {_LOOK_AT_NETWORK}"
-    elif all(_answers(facts, node) for node in lost):
+    elif all(_UP & _contacts(facts, node) for node in lost):
         summary = f"the job on {whole} is gone, but the host responds{waiting}"
         fix = f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
     elif left:
@@ -378,14 +375,6 @@ def left_file_problem(job: JobState) -> Problem | None:
     )
 
 
-def _sought(rank: Rank) -> StoreSought | None:
-    return rank.causes.store if rank.causes is not None else None
-
-
-def _serves(store: StoreSought) -> bool:
-    return store.rank == 0 and not store.of_agent
-
-
 def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
     if causes is None or causes.connections is None or not causes.connections.listening:
         return False
@@ -423,7 +412,8 @@ def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) ->
     elif 0 in blamed or 0 not in job.states:
         found.append("rank 0 should serve the store")
     else:
-        other = _sought(job.ranks[0])
+        causes = job.ranks[0].causes
+        other = causes.store if causes is not None else None
         at = f" at {other.host}:{other.port}" if other is not None else " at another address, or did so before"
         on = f" on {job.ranks[0].host}" if job.ranks[0].host != job.ranks[blamed[0]].host else ""
         found.append(f"rank 0 should serve the store, but it serves one{at}{on}")
@@ -485,8 +475,10 @@ def _nobody_held(job: JobState) -> Answer:
     # A rank is not served if it is a client of a store that no rank of the job serves at that address, or if it looks
     # for the store on its own host, where nobody listens, while rank 0 is on another. That nobody will serve it is sure
     # only of a store on its own host, where no agent or rank 0 serves it.
-    stores = {n: store for n in job.states if (store := _sought(job.ranks[n])) is not None}
-    served = {store.port for store in stores.values() if _serves(store)}
+    known = {n: causes.store for n in job.states if (causes := job.ranks[n].causes) is not None}
+    stores = {n: store for n, store in known.items() if store is not None}
+    servers = {n for n, store in stores.items() if store.rank == 0 and not store.of_agent}
+    served = {stores[n].port for n in servers}
     deserted = set()
     for n, sought in stores.items():
         causes, host = job.ranks[n].causes, job.ranks[n].host
@@ -500,7 +492,7 @@ def _nobody_held(job: JobState) -> Answer:
         for n in job.waits.waiters
         if job.states[n].doing is Activity.INIT
         and n in stores
-        and not _serves(stores[n])
+        and n not in servers
         and (stores[n].port not in served or n in elsewhere)
     )
     if not blamed or not set(blamed) <= job.quiet:

@@ -211,11 +211,6 @@ def check_deadlock(job: JobState) -> Answer:
     return judged([found], certain=bool(circles) and not job.may_have_come, may_resume=on_device)
 
 
-def backend_of(job: JobState, group: wt.Group) -> str:
-    states = (wt.own_state(job.ranks[member], group.name) for member in group.members if member in job.states)
-    return "nccl" if any(state is not None and "nccl" in state.backend.lower() for state in states) else "gloo"
-
-
 def _has_several_hosts(job: JobState) -> bool:
     return job.facts.nnodes > 1 or len({job.ranks[number].host for number in job.states}) > 1
 
@@ -334,7 +329,10 @@ def check_transport(job: JobState) -> Answer:
     if not set(waiters) <= job.quiet or not job.waited_long():
         return unknown("some ranks are still making progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    path = backend_of(job, stalled[0].group), _has_several_hosts(job)
+    group = stalled[0].group
+    states = [wt.own_state(job.ranks[member], group.name) for member in group.members if member in job.states]
+    backend = "nccl" if any(state is not None and "nccl" in state.backend.lower() for state in states) else "gloo"
+    path = backend, _has_several_hosts(job)
     clues = _clues_of(job, _CODES[path])
     inside = grouped((position, number) for number, position in sorted(job.positions.items()))
     said = []

@@ -17,7 +17,7 @@ from ddpdoctor.rules.progress.words import Clue, find_owner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.facts import Blocked, FileLock, HelperError, LockFile, ProcessCauses, Rank, Work
+    from ddpdoctor.model.facts import Blocked, HelperError, LockFile, ProcessCauses, Rank, Work
     from ddpdoctor.model.findings import Place
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.answers import Problem
@@ -319,7 +319,7 @@ def lock_clues(job: JobState, state: st.RankState, causes: ProcessCauses) -> Ite
         yield _FREES_GROUP
     elif causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
-        yield _held(lock.path, _holder(job, rank, lock))
+        yield _held(lock.path, find_owner(job, rank.host, lock.holder_pid, lock.holder))
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
         if causes.lock_file.exists:
             yield _marker(job, rank, causes.lock_file)
@@ -421,20 +421,17 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
     if causes.lock_file is not None and causes.lock_file.holders:
         holder = causes.lock_file.holders[0]
         return _held(path, find_owner(job, rank.host, holder.pid, holder.command))
-    holders = [lock for lock in causes.locks_of_others if path is None or lock.path == path]
-    if path is not None and holders:
-        return _held(path, _holder(job, rank, holders[0]))
-    if holders:
-        listed = ", ".join(f"{lock.path} by {_holder(job, rank, lock)[1]}" for lock in holders[:MOST_HOLDERS])
+    locks = [lock for lock in causes.locks_of_others if path is None or lock.path == path][:MOST_HOLDERS]
+    owners = [find_owner(job, rank.host, lock.holder_pid, lock.holder) for lock in locks]
+    if path is not None and owners:
+        return _held(path, owners[0])
+    if owners:
+        listed = ", ".join(f"{lock.path} by {owner}" for lock, (_, owner) in zip(locks, owners, strict=True))
         return Clue(said=f"polls for a lock file; held locks: {listed}")
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
         fix=f"find out who locks {path or 'the lock file'} (another job or host), or acquire it with a timeout",
     )
-
-
-def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
-    return find_owner(job, rank.host, lock.holder_pid, lock.holder)
 
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
