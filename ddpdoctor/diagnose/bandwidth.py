@@ -296,13 +296,10 @@ def describe_rank(rank: int, stop: Stop | None) -> str:
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if finding.code == "DD611":
         # Say which calls of the bench do not complete, and between which ranks
-        at = {
-            (position.group, position.what or position.op)
-            for position in stop.positions
-            if position.rank in finding.ranks
-        }
+        those = [position for position in stop.positions if position.rank in finding.ranks]
+        at = {(position.group, position.what or position.op) for position in those}
         calls = [
-            f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)
+            f"{rank_list(ranks)} {'is' if len(set(ranks)) == 1 else 'are'} in {what}" for ranks, what in sorted(at)
         ]
         more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
         fails = "it does not complete" if len(calls) == 1 else "none of these completes"
@@ -369,9 +366,8 @@ def build_job(bench: Bench, stop: Stop) -> Job:
             continue
         if position.error is not None and position.phase == "connect" and _has_come(position):
             # The error of a rank that timed out while waiting for others to connect is dropped: it still waits.
-            late = [
-                one.rank for one in bench.members if one.rank not in positions or not _has_come(positions[one.rank])
-            ]
+            there = {one.rank for one in stop.positions if _has_come(one)}
+            late = [one.rank for one in bench.members if one.rank not in there]
             position = replace(position, error=None) if late else position
         rank = _rank(member, position, len(bench.members))
         ranks.append(replace(rank, proc_state=states.get(member.rank)))

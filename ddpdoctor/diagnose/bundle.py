@@ -83,9 +83,8 @@ class Redactor:
         """Say how many names and addresses were replaced: "2 host names"."""
         hosts = sum(word.startswith("host-") for word in self._words.values())
         found = ((hosts, "host name"), (len(self._words) - hosts, "user name"), (len(self._addresses), "address"))
-        return tuple(
-            f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s") for count, noun in found
-        )
+        endings = ("" if count == 1 else "es" if noun.endswith("s") else "s" for count, noun in found)
+        return tuple(f"{count} {noun}{ending}" for (count, noun), ending in zip(found, endings, strict=True))
 
     def _learn(self, names: Iterable[str], word: str) -> None:
         for name in dict.fromkeys(names):

@@ -149,9 +149,8 @@ def _detail(dump: FlightDump, end: list[Span], clock: TimelineClock) -> list[Spa
     spans = []
     for group in dump.groups:
         first = len(group.seq) - len(group.last_made_ns)
-        for at, (made_ns, ended_ns) in enumerate(
-            zip(group.last_made_ns, group.last_ended_ns, strict=True), start=first
-        ):
+        times = zip(group.last_made_ns, group.last_ended_ns, strict=True)
+        for at, (made_ns, ended_ns) in enumerate(times, start=first):
             if at < group.done and made_ns > 0:
                 call = group.calls[group.which[at]][0]
                 span = _span(group, call, clock.ms(made_ns), group.seq[at])
@@ -166,17 +165,15 @@ def _pending(group: FlightGroup, clock: TimelineClock) -> Iterator[Span]:
         yield replace(span, kind=SpanKind.WAIT, place=short_place(innermost(group.pending_frames)))
     for transfer in group.transfers[:1]:
         place = short_place(innermost(transfer.frames))
-        yield Span(
-            kind=SpanKind.WAIT, start_ms=clock.ms(transfer.created_ns), end_ms=None, label=transfer.op, place=place
-        )
+        start_ms = clock.ms(transfer.created_ns)
+        yield Span(kind=SpanKind.WAIT, start_ms=start_ms, end_ms=None, label=transfer.op, place=place)
 
 
 def _span(group: FlightGroup, call: FlightCall, start_ms: float, number: int) -> Span:
     shape = f"{call.dtype} {list(call.shape)}" if call.dtype else ""
     name = "" if group.desc == "default_pg" or group.name == "0" else group.desc or group.name
-    return Span(
-        kind=SpanKind.COLLECTIVE, start_ms=start_ms, end_ms=None, label=call.op, group=name, number=number, shape=shape
-    )
+    kind = SpanKind.COLLECTIVE
+    return Span(kind=kind, start_ms=start_ms, end_ms=None, label=call.op, group=name, number=number, shape=shape)
 
 
 def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: TimelineClock) -> Iterator[TimelineEvent]:

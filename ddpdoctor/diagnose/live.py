@@ -118,11 +118,8 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     lives = rank.life is Life.RUNNING
     waiting = judged.states.get(rank.rank) if judged is not None else None
     is_at_it = lives and rank.proc_state is None and not _waits_long(waiting, now_ns)
-    trains = (
-        is_at_it
-        and pace is not None
-        and (now_ns - pace.ended_ns < max(MOVES_S * 1e9, MOVES_STEPS * pace.step_ms * 1e6))
-    )
+    last_steps_ms = MOVES_STEPS * pace.step_ms if pace is not None else 0.0
+    trains = is_at_it and pace is not None and now_ns - pace.ended_ns < max(MOVES_S * 1e9, last_steps_ms * 1e6)
     # How long it has been in its call, or if it is in none, since its last one ended
     since_ns = waiting.since(now_ns) if waiting is not None else None
     if since_ns is None:
@@ -159,9 +156,8 @@ def _replicas(found: Consistency | None) -> ReplicasNow | None:
         return None
     clock = next(clock for clock in BEST_CLOCKS if any(stream.clock is clock for stream in streams))
     those = [stream for stream in streams if stream.clock is clock]
-    ends = [difference.last_equal for stream in those for difference in stream.differences] or [
-        stream.last_number for stream in those
-    ]
+    ends = [difference.last_equal for stream in those for difference in stream.differences]
+    ends = ends or [stream.last_number for stream in those]
     return ReplicasNow(
         equal_up_to=None if None in ends else min(filter(None, ends), default=None),
         at=clock.value,
@@ -197,9 +193,8 @@ def read_samples(
                 ("replicas_compared", now.replicas.compared, common),
                 ("replicas_differ", bool(now.replicas.differing), common),
             ]
-        counts = Counter(
-            (finding.code, finding.kind, finding.severity.value) for finding in (report.findings if report else ())
-        )
+        found = report.findings if report else ()
+        counts = Counter((finding.code, finding.kind, finding.severity.value) for finding in found)
         for (code, kind, severity), count in counts.items():
             rows.append(("findings", count, {**common, "code": code, "kind": kind, "severity": severity}))
     for rank in now.ranks:

@@ -406,9 +406,8 @@ def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report
         master_port=wanted.master_port,
     )  # fmt: skip
     rules = choose_rules(wanted.checks, wanted.skip)
-    plan = ReadingPlan(
-        sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch, torch_child=wanted.torch_child
-    )
+    use_torch, child = wanted.use_torch, wanted.torch_child
+    plan = ReadingPlan(sections=sections_of(rules), deep=wanted.deep, use_torch=use_torch, torch_child=child)
     fleet = gather(launch, System(env=env), plan, wanted.timeout_s)
     return None if fleet is None else build_checkup(fleet, rules, wanted, started_at, env)
 

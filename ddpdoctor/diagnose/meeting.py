@@ -288,10 +288,8 @@ def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
             rest.append(arrival)
     free = (number for number in itertools.count() if number not in by_number)
     by_number |= dict(zip(itertools.islice(free, len(rest)), rest, strict=True))
-    return tuple(
-        Seat(number=number, arrival=by_number[number], host=leads[by_number[number]].host)
-        for number in sorted(by_number)
-    )
+    there = [(number, by_number[number]) for number in sorted(by_number)]
+    return tuple(Seat(number=number, arrival=arrival, host=leads[arrival].host) for number, arrival in there)
 
 
 def make_roster(arrivals: Arrivals, judge: int, most: int) -> SeatList:

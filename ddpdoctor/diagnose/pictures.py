@@ -620,9 +620,8 @@ def fold_waits(
         row = rows.get(rank)
         return (row.state if row else "", place_words(row.where) if row else "", rank in blamed)
 
-    alike: dict[Hashable, list[int]] = grouped(
-        ((looks(rank), ids.get(targets.get(rank, frozenset()))), rank) for rank in taking_part
-    )
+    keys = {rank: (looks(rank), ids.get(targets.get(rank, frozenset()))) for rank in taking_part}
+    alike: dict[Hashable, list[int]] = grouped((key, rank) for rank, key in keys.items())
     if len(alike) > MOST_CLASSES:
         alike = grouped((looks(rank), rank) for rank in taking_part)
     classes = list(alike.values())[:MOST_CLASSES]

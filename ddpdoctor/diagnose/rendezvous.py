@@ -174,9 +174,8 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:
     contacts = ((pair.connecting, *filter(None, (pair.small, pair.large))) for pair in pairs)
-    return all(
-        transfer is not None and transfer.contact is Contact.CONNECTED for those in contacts for transfer in those
-    )
+    transfers = [transfer for those in contacts for transfer in those]
+    return all(transfer is not None and transfer.contact is Contact.CONNECTED for transfer in transfers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,9 +298,8 @@ class OwnVisit:
                 conversation.send(f"served/{arrival}", served)
             deadline = time.monotonic() + SERVED_LIMIT_S
             for server in roster.servers:
-                conversation.wait(
-                    Served, f"served/{server}", max(0.0, deadline - time.monotonic()), f"arrival {server}"
-                )
+                left_s = max(0.0, deadline - time.monotonic())
+                conversation.wait(Served, f"served/{server}", left_s, f"arrival {server}")
         launch = self.member.launch
         self.store_view = StoreView(
             host=launch.host,

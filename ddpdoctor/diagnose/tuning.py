@@ -207,9 +207,8 @@ def build_scaling_report(
         basis = basis_of(read_job(folder).ranks, largest.step_ms, reductions=forwards)
         reason, row = basis.refusal, rows[-1]
         if not reason:  # the step at sizes that were not run
-            size = MeasuredSize(
-                ranks=row.ranks, step_ms=row.step_ms, efficiency=row.efficiency, spread_ms=largest.spread_ms
-            )
+            spread_ms = largest.spread_ms
+            size = MeasuredSize(ranks=row.ranks, step_ms=row.step_ms, efficiency=row.efficiency, spread_ms=spread_ms)
             predicted = predict_sizes(basis, size)
     result = ScalingResult(
         launches=launches,

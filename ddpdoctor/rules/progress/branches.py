@@ -65,16 +65,10 @@ def loop_around(flow: ControlFlow, line: int) -> Statement | None:
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
     near = _around(flow, route.left_out)
-    before = (
-        route.before if route.before is not None and any(statement.holds(route.before) for statement in near) else None
-    )
+    before = route.before if any(route.before is not None and part.holds(route.before) for part in near) else None
     loop = left_loop(flow, route)
     if loop is not None and route.returned:
-        rounds = [
-            statement
-            for statement in near
-            if statement.kind == "continue" and loop.line < statement.line < route.left_out
-        ]
+        rounds = [jump for jump in near if jump.kind == "continue" and loop.line < jump.line < route.left_out]
         guards = [guard for guard in _guards(near, route.left_out, before, None) if loop.line < guard.condition]
         return (*_by_jump(near, rounds), *guards, *_out_of(near, loop))
     if loop is not None:
@@ -90,9 +84,8 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
         if before >= min((handler.line for handler in handlers), default=0):
             return ()
         lines = [jump.line for jump in jumps]
-        return tuple(
-            Detour(condition=handler.line, jump=next(filter(handler.holds, lines), None)) for handler in handlers
-        )
+        pairs = [(handler.line, next(filter(handler.holds, lines), None)) for handler in handlers]
+        return tuple(Detour(condition=line, jump=jump) for line, jump in pairs)
     # A jump leads around the call after the last line that is known, else after the head of its loop.
     around = _innermost(near, route.left_out, LOOPS)
     start = around.line if around is not None else 0
@@ -121,11 +114,7 @@ def _guards(near: Sequence[Statement], left_out: int, before: int | None, after:
 
 def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
     inside = [statement for statement in near if statement.kind in JUMPS and loop.holds(statement.line)]
-    own = [
-        statement
-        for statement in inside
-        if statement.kind == "return" or _innermost(near, statement.line, LOOPS) == loop
-    ]
+    own = [jump for jump in inside if jump.kind == "return" or _innermost(near, jump.line, LOOPS) == loop]
     leaving = [statement for statement in own if statement.kind != "continue"]
     if loop.kind != "fixed-for":
         return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True, decided_at=loop.decided_at))
@@ -227,9 +216,8 @@ class Turning:
             return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
         equally = f"all ranks go through the loop at line {loop.line} equally often"
         if self.parting.is_extra:
-            return (
-                f"let {equally}; if they do, look for a call of that line under a condition that differs between ranks"
-            )
+            rest = "look for a call of that line under a condition that differs between ranks"
+            return f"let {equally}; if they do, {rest}"
         if loop.kind == "while":
             return (
                 f"all_reduce the decision to leave the loop at line {loop.line}, so that all ranks leave it in the "
@@ -257,10 +245,8 @@ class Guard:
 
     @property
     def fix(self) -> str:
-        return (
-            f"let all ranks take the same branch at {line_of(self.line)}: decide it on one rank and broadcast the "
-            "decision"
-        )
+        line = line_of(self.line)
+        return f"let all ranks take the same branch at {line}: decide it on one rank and broadcast the decision"
 
 
 def find_way(
@@ -355,9 +341,8 @@ def _look_up(
         at = NO_LINE if over else next((frame.line for frame in own if _same_function(frame, call)), None)
         outer = calls[depth + 1 :] or [frame for frame in theirs if not _same_function(frame, call)]
         # It has been there, as its last common act shows, and is at another line of a function further out now.
-        has_left = was_there and any(
-            _same_function(frame, one) and frame.line != one.line for frame in own for one in outer
-        )
+        elsewhere = [(one, other) for one in own for other in outer if one.line != other.line]
+        has_left = was_there and any(_same_function(one, other) for one, other in elsewhere)
         if call is not calls[0] and (at == call.line or (at is None and not has_left)):
             break  # as far as is known the rank is still in this call, so it did not go around it
         was_inside = before is not None and _same_function(before, call)
@@ -401,11 +386,7 @@ def find_guard(
             return None  # such as the condition on __name__, which holds for every rank
         before = max((line for line in shared if line < frame.line), default=None)
         after = NO_LINE if over else None
-        passed = {
-            statement.line
-            for statement in flow.statements
-            if any(statement.holds_both(frame.line, line) for line in shared)
-        }
+        passed = {part.line for part in flow.statements if any(part.holds_both(frame.line, line) for line in shared)}
         ways = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
         found = [way for way in ways if way.jump is not None or way.ends_loop or way.condition not in passed]
         guards = [detour for detour in found if detour.jump is None and not detour.ends_loop]
@@ -432,9 +413,8 @@ def blame_guarded(
             continue
         lines = [frame.line for frame in frames if _same_function(frame, guard)]
         branches = [statement for flow in flows if flow.file == guard.file for statement in flow.statements]
-        if any(
-            branch.kind == "if" and branch.line == guard.line and any(map(branch.holds, lines)) for branch in branches
-        ):
+        at = [branch for branch in branches if branch.kind == "if" and branch.line == guard.line]
+        if any(any(map(branch.holds, lines)) for branch in at):
             return None
         found[part.rank] = guard
     if len(found) != 1:
@@ -516,9 +496,8 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
         for rank in gone
         for frames in stacks
     ):
-        return Blame(
-            ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed that line without calling it"
-        )
+        reason = "the other ranks passed that line without calling it"
+        return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
     guards = [find_guard(flows, frames, _last_lines(rank), over=True) for rank in gone for frames in stacks]
     if guards and guards[0] is not None and None not in guards:
         reason = f"it is under the condition at line {guards[0].line}, which is false on the other ranks"

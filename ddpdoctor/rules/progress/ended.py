@@ -77,9 +77,7 @@ def memory_clues(job: JobState, failure: st.Failure) -> tuple[Clue, ...]:
     text = f"{error.type}: {error.message}"
     if error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
         devices = at_error.devices if at_error is not None else ()
-        loose = any(
-            device.reserved_bytes - device.allocated_bytes > FRAGMENTED * device.reserved_bytes for device in devices
-        )
+        loose = any(gpu.reserved_bytes - gpu.allocated_bytes > FRAGMENTED * gpu.reserved_bytes for gpu in devices)
         more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
         fix = f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}"
         used = [
@@ -259,9 +257,8 @@ def _failed(job: JobState, root: st.Failure) -> Problem:
     raisers, of_several = blamed, False
     # A text may name the rank that it is about and another one, which need not have raised it yet.
     if known is not None:
-        named = {
-            failure.rank.rank: known.ranks(failure.error.message) for failure in together if failure.error is not None
-        }
+        raised = [(failure.rank.rank, failure.error) for failure in together]
+        named = {raiser: known.ranks(error.message) for raiser, error in raised if error is not None}
         sharing = {n for raiser, ranks in named.items() if len(ranks) > 1 and raiser in ranks for n in ranks}
         if sharing and sharing <= job.states.keys():
             blamed, of_several = tuple(sorted(sharing)), True
@@ -390,9 +387,8 @@ def _fix(root: st.Failure, place: Place | None, followed: AbstractSet[int]) -> s
             "process end with its error, and the launcher stops the others"
         )
     if not root.by_signal:
-        return f"fix the error {st.place_words(place)}" + (
-            "; it caused the errors of the other ranks" if followed else ""
-        )
+        caused = "; it caused the errors of the other ranks" if followed else ""
+        return f"fix the error {st.place_words(place)}{caused}"
     if root.call is not None and root.call.op.startswith("all_to_all"):
         return SPLITS_FIT
     if root.rank.oom_killed:

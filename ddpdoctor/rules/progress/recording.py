@@ -70,9 +70,8 @@ def check_recorded(job: JobState) -> Answer:
         "another container"
     )
     if any(rank.initialized for rank in job.ranks.values()):
-        where = (
-            f"{verb(there, 'runs', 'run')} on another host or in another container, where ddpdoctor cannot see {they}"
-        )
+        place = "on another host or in another container, where ddpdoctor cannot see"
+        where = f"{verb(there, 'runs', 'run')} {place} {they}"
     fix = "start `ddpdoctor wrap` there too"
     summary = f"{rank_list(there)} of {job.world} {where}: {fix}"
     return judged([*found, replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)])

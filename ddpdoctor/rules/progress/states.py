@@ -402,9 +402,8 @@ def call_at_failure(rank: Rank) -> Call | None:
         index = call.awaits
         log = rank.recent_calls
         at = bisect_left(log.indexes, index) if index is not None else len(log)
-        return _awaited(
-            [*rank.open_calls, *failed, *((log[at],) if at < len(log) and log.indexes[at] == index else ())], call
-        )
+        awaited = (log[at],) if at < len(log) and log.indexes[at] == index else ()
+        return _awaited([*rank.open_calls, *failed, *awaited], call)
     return call if call is not None and _doing_in(call) in WAITING else None
 
 
@@ -617,11 +616,8 @@ def error_of_helper(failure: Failure) -> HelperError | None:
         patience_ns = {Helper.CHILD: CHILD_BEFORE_NS}
     else:  # a wrapper exits with the status of its child, a hook for the errors of threads ends the process
         patience_ns = {Helper.CHILD: EXITS_AFTER_NS, Helper.THREAD: EXITS_AFTER_NS}
-    before = [
-        one
-        for one in failure.rank.helper_errors
-        if 0 <= failure.time_ns - one.error.time_ns < patience_ns.get(one.who, 0)
-    ]
+    ages_ns = [(one, failure.time_ns - one.error.time_ns) for one in failure.rank.helper_errors]
+    before = [one for one, age_ns in ages_ns if 0 <= age_ns < patience_ns.get(one.who, 0)]
     return min(before, key=lambda one: (one.error.in_call is not None, one.error.time_ns), default=None)
 
 
@@ -631,10 +627,7 @@ def is_lost_worker(failure: Failure) -> bool:
 
 
 def is_same_bug(root: Failure, other: Failure) -> bool:
-    ends = [
-        failure.error.type if failure.error else f"{failure.rank.signal}/{failure.rank.exit_code}"
-        for failure in (root, other)
-    ]
+    ends = [f.error.type if f.error else f"{f.rank.signal}/{f.rank.exit_code}" for f in (root, other)]
     if other.time_ns - root.time_ns > TOGETHER_NS or ends[0] != ends[1]:
         return False
     first, second = failure_line(root), failure_line(other)

@@ -426,10 +426,8 @@ def _finding(job: JobState, late: Late) -> Problem:
 
 def _waits(late: Late) -> list[str]:
     by_count = grouped((times, number) for number, times in late.last_in.items())
-    found = [
-        f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps"
-        for times, ranks in sorted(by_count.items())
-    ]
+    counts = sorted(by_count.items())
+    found = [f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps" for times, ranks in counts]
     step = late.pacing.step_ms
     waited = [late.pacing.paces[number].waited_ms for number in late.others]
     between = f", {_ms(min(waited))} to {_ms(max(waited))}" if _ms(min(waited)) != _ms(max(waited)) else ""
@@ -485,9 +483,8 @@ def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
         return (*tuple(lines[0].frame for lines in most)[:1], *often)
     if phase not in _OUTSIDE:
         return tuple(often)
-    calls = [
-        line.frame for line in seen if line.calls_module and line.times >= least and _key(line.frame) not in loaders
-    ]
+    often_there = [line.frame for line in seen if line.calls_module and line.times >= least]
+    calls = [frame for frame in often_there if _key(frame) not in loaders]
     return (*calls[:1], *often)
 
 

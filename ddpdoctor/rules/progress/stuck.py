@@ -280,10 +280,8 @@ def check_missing(job: JobState) -> Answer:
     if not job.waited_long():
         return unknown("no rank has waited for the whole --hang-timeout yet")
     asked = job.facts.local_ranks_expected
-    seen = [
-        *say.classes(job, job.waits.waiters),
-        f"the world size is {job.world}, and {len(job.states)} ranks were seen",
-    ]
+    size = f"the world size is {job.world}, and {len(job.states)} ranks were seen"
+    seen = [*say.classes(job, job.waits.waiters), size]
     seen += [f"the launcher on this node starts {asked} ranks"] if asked is not None else []
     taken: dict[tuple[int, int], set[tuple[str, int]]] = {}
     for rank in job.facts.ranks:
@@ -612,10 +610,8 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     if not waiters:
         alone = _unread_words(job.ranks[n] for n in blamed) or "no rank is waiting for another"
         summary = summary if left else f"{summary}; {alone}"
-    fix = (
-        f"see what rank {blamed[0]} waits for {place} and give that wait a timeout; if it is just slow, raise "
-        "--hang-timeout"
-    )
+    slow = "if it is just slow, raise --hang-timeout"
+    fix = f"see what rank {blamed[0]} waits for {place} and give that wait a timeout; {slow}"
     if job.states[blamed[0]].doing is Activity.DATA:
         fix = f"see what the dataset does {place}; DataLoader(timeout=60) turns such a wait into an error"
     finding = say.problem_of(

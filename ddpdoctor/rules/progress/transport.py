@@ -131,9 +131,7 @@ def find_targets(job: JobState) -> Targets:
     for node, nexts in edges.items():
         if isinstance(node, int):
             continue
-        missing = (
-            absent.intersection(node.group.members) if absent and isinstance(node, wt.CallPosition) else frozenset()
-        )
+        missing = absent.intersection(node.group.members if isinstance(node, wt.CallPosition) else ())
         ranks = frozenset(one for one in nexts if isinstance(one, int))
         earlier = (lacking.get(one, frozenset()) for one in nexts if not isinstance(one, int))
         lacking[node] = ranks.union(missing, *earlier)
@@ -217,9 +215,8 @@ def _has_several_hosts(job: JobState) -> bool:
 
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
     owner = {end: number for number, one in _connections(job).items() for end in one.ends}
-    every = (
-        (number, connection) for number, connections in _connections(job).items() for connection in connections.stalled
-    )
+    ends = _connections(job).items()
+    every = ((number, connection) for number, connections in ends for connection in connections.stalled)
     for number, one in islice(every, MOST_LINES):
         peer = owner.get(one.remote)
         to = f"rank {peer}" if peer is not None else "a process outside this host or container"
@@ -246,9 +243,7 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
             if not several or job.ranks[number].host == machine.host
             for address, _ in connections.by_address
         )
-        own = [
-            (interface, {text.partition("/")[0] for text in interface.addresses}) for interface in network.interfaces
-        ]
+        own = [(card, {text.partition("/")[0] for text in card.addresses}) for card in network.interfaces]
         carriers = [(one, address) for address in addresses for one, texts in own if address.strip("[]") in texts]
         down += [
             Clue(

@@ -38,6 +38,7 @@ BUSY_WANTED = 0.5
 # The same limit as for progress (``launch.watch``): a loop that polls a small file stays below it.
 BUSY_BYTES_S = 64 * 1024
 _BATON = "/torch/utils/file_baton.py"
+_LOCKS = ("/threading.py", "/queue.py", "/concurrent/futures/")
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
 _CONNECTIONS = ("/socket.py", "/ssl.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/httpcore/")
 TRAINED_ON_NS = 300_000_000_000  # our choice: a queue that was filled ahead is empty by then
@@ -124,9 +125,8 @@ def places_held_up(state: st.RankState) -> tuple[Place, ...]:
     found += [st.innermost_user(one.error.frames) for one in last_helper_errors(state)[:1]]
     found += own[1:]
     if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
-        loops = (
-            thread for thread in st.other_threads(rank, skip_idle=False) if st.is_file(thread.frames[-1], "/asyncio/")
-        )
+        others = st.other_threads(rank, skip_idle=False)
+        loops = [thread for thread in others if st.is_file(thread.frames[-1], "/asyncio/")]
         found += [st.innermost_user(thread.frames) for thread in (*st.other_threads(rank), *loops)]
     return st.places(rank.rank, found)
 
@@ -325,11 +325,7 @@ def lock_clues(job: JobState, state: st.RankState, causes: ProcessCauses) -> Ite
             yield _marker(job, rank, causes.lock_file)
     elif any(st.is_file(frame, *_POLLS) for frame in frames[-6:]):
         yield _polled(job, rank, causes, frames)
-    elif (
-        waits
-        and frames
-        and (frames[-1].user or st.is_file(frames[-1], "/threading.py", "/queue.py", "/concurrent/futures/"))
-    ):
+    elif waits and frames and (frames[-1].user or st.is_file(frames[-1], *_LOCKS)):
         # The kernel does not know which thread holds the lock, or whether another process holds it.
         threads = [(s.thread, st.innermost_user(s.frames)) for s in st.other_threads(rank, skip_idle=False)]
         named = [f"{name} ({st.line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
@@ -371,10 +367,8 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
     owner = file.holders[0] if file.holders else None
     if owner is not None:
         name, who = find_owner(job, rank.host, owner.pid, owner.command)
-        return Clue(
-            said=f"{waits}; {who} has it open",
-            fix=f"check what {name} is doing; if it hangs, kill it and `rm {file.path}`",
-        )
+        fix = f"check what {name} is doing; if it hangs, kill it and `rm {file.path}`"
+        return Clue(f"{waits}; {who} has it open", fix)
     age = f"; it is {format_age(file.age_s)} old" if file.age_s is not None else ""
     if file.named_lives:
         return Clue(
@@ -499,10 +493,8 @@ def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue
         yield Clue(said=f"waits for input in a debugger or console ({st.file_name(asks.file)})", fix=fix)
     elif blocked is not None and blocked.alone_on_fd0:
         where = f" ({blocked.file})" if blocked.file else ""
-        yield Clue(
-            said=f"waits for input on stdin{where}",
-            fix="remove input() or the read of sys.stdin: nobody can type into a rank",
-        )
+        typed = "remove input() or the read of sys.stdin: nobody can type into a rank"
+        yield Clue(f"waits for input on stdin{where}", typed)
 
 
 def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]) -> Iterator[Clue]:

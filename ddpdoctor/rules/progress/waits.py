@@ -57,9 +57,8 @@ def world_of(facts: Job) -> int:
 def group_table(facts: Job) -> dict[tuple[int, str], Group]:
     """Return the group for each rank and group name; what a dead rank did not record comes from its peers."""
     table: dict[tuple[int, str], Group] = {}
-    reported = dict.fromkeys(
-        Group(state.name, state.ranks, state.mesh_dim) for rank in facts.ranks for state in rank.groups
-    )
+    states = (state for rank in facts.ranks for state in rank.groups)
+    reported = dict.fromkeys(Group(state.name, state.ranks, state.mesh_dim) for state in states)
     for group in reported:
         for member in group.members:
             table.setdefault((member, group.name), group)

@@ -108,9 +108,8 @@ def waiters_words(job: JobState, blamed: Sequence[int], whom: str = "") -> str:
         text = f"{rank_list(direct)} {verb(direct, 'is', 'are')} waiting for {whom} {what} the {name_list(dims)} group"
         text += "s" if len(dims) > 1 else ""
         rest = [n for n in waiters if n not in direct]
-        return (
-            f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}" if rest else text
-        )
+        behind = f"; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}" if rest else ""
+        return f"{text}{behind}"
     ops = sorted({job.states[n].op for n in waiters})
     where = f" in {ops[0]}" if len(ops) == 1 else ""
     return f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for {whom}{where}"
