@@ -211,11 +211,8 @@ def read_samples(
         }
         rows += [(name, value, labels) for name, value in values.items()]
     metrics = {metric.name.removeprefix("ddpdoctor_"): metric for metric in METRICS}
-    return tuple(
-        Sample(metric=metrics[name], labels=tuple(labels.items()), value=value + 0)
-        for name, value, labels in rows
-        if value is not None
-    )
+    known = ((metrics[name], labels, value) for name, value, labels in rows if value is not None)
+    return tuple(Sample(metric=metric, labels=tuple(at.items()), value=value + 0) for metric, at, value in known)
 
 
 def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> History:
@@ -250,10 +247,8 @@ def cost_of(starts: Sequence[Start], at: int) -> Cost:
     # beginning of that: the rest is what the failure of that one costs.
     last = start.last_progress_at or start.began_at
     first = following.first_step_at or following.began_at
-    return Cost(
-        steps=_lost_steps(start, following),
-        seconds=max(0.0, (first - last).total_seconds()) if last is not None and first is not None else None,
-    )
+    lost_s = max(0.0, (first - last).total_seconds()) if last is not None and first is not None else None
+    return Cost(steps=_lost_steps(start, following), seconds=lost_s)
 
 
 def _lost_steps(start: Start, following: Start) -> int | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Place
     from ddpdoctor.model.stacks import Frame
 
+    Rows = Mapping[int, RankRow]
 
 PHASE_WORDS = {
     "init_process_group": "in init_process_group",
@@ -111,7 +112,7 @@ def blamed_ranks(verdict: Finding | None) -> frozenset[int]:
     return frozenset(verdict.ranks) if verdict is not None else frozenset()
 
 
-def classes_of(rows: Mapping[int, RankRow], blamed: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+def classes_of(rows: Rows, blamed: frozenset[int]) -> tuple[tuple[int, ...], ...]:
     """Return the ranks in the same state at the same line, by lowest rank. Blamed ranks have their own classes."""
     alike = grouped(((row.state, place_words(row.where), rank in blamed), rank) for rank, row in sorted(rows.items()))
     return tuple(tuple(ranks) for ranks in alike.values())
@@ -457,13 +458,7 @@ MOST_FAILURES = 12
 
 
 def make_timeline(
-    job: Job,
-    rows: Mapping[int, RankRow],
-    verdict: Finding | None,
-    *,
-    waiters: Collection[int],
-    started_at: str,
-    hung: bool,
+    job: Job, rows: Rows, verdict: Finding | None, *, waiters: Collection[int], started_at: str, hung: bool
 ) -> Timeline | None:
     """Return a timeline if there were ranks. ``waiters`` waited for others in the end, also if their wait failed."""
     ranks = {rank.rank: rank for rank in sorted(job.ranks, key=lambda one: (one.attempt, one.started_ns or 0))}
@@ -587,7 +582,7 @@ def since(spans: list[Span], from_ms: float) -> Iterator[Span]:
 
 
 def _events(
-    job: Job, rows: Mapping[int, RankRow], verdict: Finding | None, at_ns: int | None, clock: TimelineClock
+    job: Job, rows: Rows, verdict: Finding | None, at_ns: int | None, clock: TimelineClock
 ) -> Iterator[TimelineEvent]:
     stopped_ns = job.stopping_since_ns
     if verdict is not None and at_ns is not None:
@@ -607,9 +602,7 @@ def _events(
 MOST_CLASSES = 40
 
 
-def fold_waits(
-    targets: Mapping[int, frozenset[int]], rows: Mapping[int, RankRow], blamed: frozenset[int]
-) -> RankWaits | None:
+def fold_waits(targets: Mapping[int, frozenset[int]], rows: Rows, blamed: frozenset[int]) -> RankWaits | None:
     """Return the waits by class, if any. Ranks of a class wait for the same ranks, so that a circle stays one."""
     if not targets:
         return None

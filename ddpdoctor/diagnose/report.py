@@ -55,9 +55,8 @@ def check_report(
 ) -> Report:
     """Judge facts by rules and return the report. ``more`` are other arguments of ``make_report``."""
     judged = judge(rules, facts)
-    return make_report(
-        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
-    )
+    found, checks = judged.findings, judged.checks
+    return make_report(command=command, started_at=started_at, findings=found, checks=checks, data=data, **more)
 
 
 def attempt(build: Callable[[], Made]) -> Made | Exception:

@@ -82,11 +82,8 @@ def build_tune_report(
         return _measured(report, job, trials)
     ended_badly = report.job is not None and report.job.ended_badly
     if ended_badly and trial.stop is TrialStop.CUT_SHORT:
-        outcome = TuneOutcome(
-            trying=words_of_setting(trial.trying) if trial.trying else "",
-            round=trial.round + 1 if trial.trying else 0,
-            rounds=trial.rounds,
-        )
+        trying, number = (words_of_setting(trial.trying), trial.round + 1) if trial.trying else ("", 0)
+        outcome = TuneOutcome(trying=trying, round=number, rounds=trial.rounds)
         return replace(report, data={"tune": outcome, **report.data})
     if restarted is None:
         problem, help_text = _why_none(job, trial)

@@ -12,14 +12,15 @@ from ddpdoctor.rules.progress.states import NATIVE_PHASES, line_of, stack_of
 from ddpdoctor.rules.progress.waits import recorded_seq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.facts import CallKind, ControlFlow, Rank, Statement
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.calls import TimelineEntry
     from ddpdoctor.rules.progress.states import RankState
-    from ddpdoctor.rules.progress.waits import CallPosition, Group
+    from ddpdoctor.rules.progress.waits import Group, Positions, States
 
+    Flows = Sequence[ControlFlow]
     Parts = tuple[TimelineEntry | None, TimelineEntry | None]
 
 MOST_WAYS = 4  # most ways around a call that are listed
@@ -76,11 +77,7 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
     jumps = [statement for statement in near if statement.kind in JUMPS]
     if route.failed and before is not None:  # the handlers of the exception that was raised there
         attempt = _innermost(near, before, {"try"})
-        handlers = [
-            statement
-            for statement in near
-            if statement.kind == "except" and attempt is not None and attempt.holds(statement.line)
-        ]
+        handlers = [part for part in near if part.kind == "except" and attempt is not None and attempt.holds(part.line)]
         if before >= min((handler.line for handler in handlers), default=0):
             return ()
         lines = [jump.line for jump in jumps]
@@ -224,10 +221,8 @@ class Turning:
                 "same iteration: a clock or a loss differs between ranks"
             )
         if loop.kind == "for" and self.parting.instead_of.op not in NATIVE_PHASES:
-            return (
-                f"make {equally} and skip nothing in it: reduce the same names on every rank, with a zero where a rank "
-                "has none, or put them into one tensor"
-            )
+            zeros = "with a zero where a rank has none, or put them into one tensor"
+            return f"make {equally} and skip nothing in it: reduce the same names on every rank, {zeros}"
         return (
             "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); if "
             "a rank decides to break or skip, all_reduce that decision"
@@ -249,9 +244,7 @@ class Guard:
         return f"let all ranks take the same branch at {line}: decide it on one rank and broadcast the decision"
 
 
-def find_way(
-    flows: Sequence[ControlFlow], states: Mapping[int, RankState], conflict: Conflict, other: TimelineEntry
-) -> Turning | Guard | None:
+def find_way(flows: Flows, states: States, conflict: Conflict, other: TimelineEntry) -> Turning | Guard | None:
     """Return how the first rank to blame parted from another rank, or came to a call of its own."""
     mine = conflict.departing[0]
     state, peer = states[mine.rank], states[other.rank]
@@ -263,9 +256,7 @@ def find_way(
     return Guard(guard) if guard is not None else None
 
 
-def find_turning(
-    flows: Sequence[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
-) -> Turning | None:
+def find_turning(flows: Flows, mine: RankState, other: RankState, group: str, seq: int, parts: Parts) -> Turning | None:
     """Return how a rank that is to blame parted from another, or None if only the call itself is known."""
     # ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     own, usual = parts
@@ -318,9 +309,7 @@ def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
     return False
 
 
-def _look_up(
-    flows: Sequence[ControlFlow], parting: Parting, states: tuple[RankState, RankState], parts: Parts
-) -> Turning:  # fmt: skip
+def _look_up(flows: Flows, parting: Parting, states: tuple[RankState, RankState], parts: Parts) -> Turning:
     """Look for ways around the call in its own function; if there are none, in the functions that called it."""
     now, theirs = (stack_of(state.rank) for state in states)
     if not now and parts[0] is not None and parts[0].site is not None:
@@ -370,9 +359,7 @@ def _same_function(one: Frame, other: Frame) -> bool:
     return (one.file, one.function) == (other.file, other.function)
 
 
-def find_guard(
-    flows: Sequence[ControlFlow], caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool
-) -> Frame | None:
+def find_guard(flows: Flows, caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool) -> Frame | None:
     """Return the line of the condition around a rank's call, if another rank went around it, else None."""
     # ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
     # it may also have left by a `return` above the call; if there is one, the result is None.
@@ -397,9 +384,7 @@ def find_guard(
     return None
 
 
-def blame_guarded(
-    parts: Sequence[TimelineEntry], states: Mapping[int, RankState], flows: Sequence[ControlFlow]
-) -> Blame | None:  # fmt: skip
+def blame_guarded(parts: Sequence[TimelineEntry], states: States, flows: Flows) -> Blame | None:
     """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
     # If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
     if len(parts) != 2:
@@ -435,12 +420,7 @@ def has_called(rank: Rank, wanted: CallKind) -> bool:
     return any(line_key(kind) == line_key(wanted) for kind in rank.recent_calls.kinds)
 
 
-def find_lone_call(
-    states: Mapping[int, RankState],
-    positions: Mapping[int, CallPosition],
-    left: Sequence[int],
-    flows: Sequence[ControlFlow],
-) -> Conflict | None:
+def find_lone_call(states: States, positions: Positions, left: Sequence[int], flows: Flows) -> Conflict | None:
     """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line."""
     # A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made
     # before.
@@ -482,7 +462,7 @@ def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[i
     return None if made else first
 
 
-def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
+def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Flows) -> Blame | None:
     """Blame the callers if each rank that left came further in the script or went around a condition."""
     # If no source was read, it is enough that each of them destroyed the group.
     ranks = tuple(state.rank.rank for state in callers)

@@ -320,11 +320,11 @@ def find_blame(
     """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
     most = set(majority_of(grouped((sign(part), part.rank) for part in parts).values()))
     if most:
-        return Blame(
-            ranks=tuple(part.rank for part in parts if part.rank not in most),
-            confidence=Confidence.HIGH,
-            reason=f"{len(most)} of {len(parts)} ranks agree",
+        few, reason = (
+            tuple(part.rank for part in parts if part.rank not in most),
+            f"{len(most)} of {len(parts)} ranks agree",
         )
+        return Blame(ranks=few, confidence=Confidence.HIGH, reason=reason)
     by_rank = {line.rank: line for line in lines}
     searched = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     one_line = len({part.site for part in parts}) == 1
@@ -344,11 +344,8 @@ def find_blame(
         lowest = min(scores.values())
         ranks = tuple(rank for rank, score in scores.items() if score == lowest)
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls")
-    return Blame(
-        ranks=tuple(part.rank for part in parts),
-        confidence=Confidence.LOW,
-        reason="there is no majority, and the earlier calls do not show which side is wrong",
-    )
+    reason = "there is no majority, and the earlier calls do not show which side is wrong"
+    return Blame(ranks=tuple(part.rank for part in parts), confidence=Confidence.LOW, reason=reason)
 
 
 def _like(kind: CallKind) -> Hashable:
@@ -403,9 +400,7 @@ def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
     return (kind.op, kind.dtype, shape, root, redop)
 
 
-def find_conflict(
-    states: Mapping[int, RankState], positions: Mapping[int, wt.CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
-) -> Conflict | None:
+def find_conflict(states: wt.States, positions: wt.Positions, shaped: AbstractSet[str] = SAME_SHAPE) -> Conflict | None:
     for group in dict.fromkeys(position.group for position in positions.values()):
         members = [states[m] for m in group.members if m in states]
         most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
@@ -437,9 +432,7 @@ def find_conflict(
     return None
 
 
-def find_misread(
-    states: Mapping[int, RankState], table: Mapping[tuple[int, str], wt.Group], world: int
-) -> Conflict | None:
+def find_misread(states: wt.States, table: wt.Groups, world: int) -> Conflict | None:
     """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes."""
     # Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
     dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
@@ -505,9 +498,7 @@ class ModelDifference:
     rows: Mapping[int, TensorSeen | None]  # by rank: what its model has at the position of the first difference
 
 
-def find_difference(
-    ranks: Sequence[Rank], table: Mapping[tuple[int, str], wt.Group], world: int
-) -> ModelDifference | None:
+def find_difference(ranks: Sequence[Rank], table: wt.Groups, world: int) -> ModelDifference | None:
     """Return the first model of a group that differs between its ranks. The cost grows with the size of all models."""
     found: dict[tuple[wt.Group, int], dict[int, ModelSeen]] = defaultdict(dict)
     for rank in ranks:

@@ -371,9 +371,9 @@ def _signal_words(root: st.Failure) -> list[str]:
     if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
         found.append(f"the stack dump at the signal shows it {st.place_words(rank.fatal_place)}")
     if root.by_watchdog:
+        other = "then another rank or the network is at fault"
         found.append(
-            "a thread without Python raised the signal at torch's timeout, as the NCCL watchdog does; then another "
-            "rank or the network is at fault"
+            f"a thread without Python raised the signal at torch's timeout, as the NCCL watchdog does; {other}"
         )
     elif root.call is not None:
         found.append(f"it was in {root.call.op}; an abort there often hits a rank that did nothing wrong")
@@ -413,10 +413,8 @@ def check_exit_hang(job: JobState) -> Answer:
     now = job.time_ns
     since_ns = {n: now - (job.ranks[n].main_ended_ns or now) for n in ended}
     # Without what was seen of them while their scripts still ran.
-    ranks = {
-        n: replace(rank, samples=tuple(s for s in rank.samples if s.time_ns >= (rank.main_ended_ns or 0)))
-        for n, rank in ((n, job.ranks[n]) for n in ended)
-    }
+    since = [(rank, rank.main_ended_ns or 0) for rank in (job.ranks[n] for n in ended)]
+    ranks = {r.rank: replace(r, samples=tuple(s for s in r.samples if s.time_ns >= at_ns)) for r, at_ns in since}
     # An interpreter that has joined its threads, including ddpdoctor's, and still computes takes itself down.
     takes_down = {
         n

@@ -295,10 +295,9 @@ def _early(states: Mapping[int, st.RankState], waits: Waits, failures: tuple[st.
         before = first is None or (ended is not None and ended <= first)
         left = state.doing in (st.Activity.ENDED, st.Activity.SHUTTING_DOWN) and state.error is None
         # If all waiters are in C++ collectives of a step that this rank had completed, they do not wait for it.
-        further = all(
-            states[n].doing is st.Activity.NATIVE and _backwards(state.rank) > _backwards(states[n].rank)
-            for n in waits.waiters
-        )
+        peers = [states[n] for n in waits.waiters]
+        native = all(peer.doing is st.Activity.NATIVE for peer in peers)
+        further = native and all(_backwards(state.rank) > _backwards(peer.rank) for peer in peers)
         if left and before and not further:
             found.append(number)
     return tuple(found)

@@ -229,9 +229,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     )
 
 
-def _lines(
-    job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None
-) -> list[Frame | None]:  # fmt: skip
+def _lines(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
     rank = job.ranks[part.rank]
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None

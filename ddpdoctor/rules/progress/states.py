@@ -351,11 +351,8 @@ def _doing_in(call: Call) -> Activity:
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
-    calls = [
-        call
-        for call in open_calls
-        if call.thread_is_main is main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT)
-    ]
+    calls = [call for call in open_calls if call.thread_is_main is main and call.op not in _PASSED_OVER]
+    calls = [call for call in calls if not call.is_async or call.op == WORK_WAIT]
     return max(reversed(calls), key=lambda call: call.index, default=None)
 
 
@@ -392,11 +389,8 @@ def call_at_failure(rank: Rank) -> Call | None:
     if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
     failed = rank.recent_calls.of_kinds(lambda kind: kind.failed)
-    calls = [
-        c
-        for c in (*failed, *rank.open_calls)
-        if (c.op == in_call or {c.op, in_call} <= FORWARDS) and (c.failed or c.ended_ns is None)
-    ]
+    failing = [call for call in (*failed, *rank.open_calls) if call.failed or call.ended_ns is None]
+    calls = [call for call in failing if call.op == in_call or {call.op, in_call} <= FORWARDS]
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
         index = call.awaits

@@ -308,10 +308,8 @@ def check_straggler(job: JobState) -> Answer:
     """Report a rank that comes last to nearly every step and costs the others a fifth of it."""
     pacings = find_pacings(job.facts)
     seen = [late for late in map(find_late, pacings) if late is not None]
-    if not seen and (
-        any(rank.device_times for rank in job.facts.ranks)
-        or any(rank.step_times is not None and rank.step_times.unknown for rank in job.facts.ranks)
-    ):
+    stepped = [rank.step_times for rank in job.facts.ranks if rank.step_times is not None]
+    if not seen and (any(rank.device_times for rank in job.facts.ranks) or any(times.unknown for times in stepped)):
         return _judge_devices(job)
     if not pacings:
         return skipped("fewer than two ranks recorded steps")
@@ -399,10 +397,8 @@ def _finding(job: JobState, late: Late) -> Problem:
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     often = f"{min(late.last_in.values())} of {late.pacing.steps}"
-    sure = all(
-        own - usual >= EXPLAINED * late.cost_ms and _lines(job.ranks[number], phase)
-        for number, (phase, own, usual) in slow.items()
-    )
+    explained = all(own - usual >= EXPLAINED * late.cost_ms for _, own, usual in slow.values())
+    sure = explained and all(_lines(job.ranks[number], phase) for number, (phase, _, _) in slow.items())
     spent = []
     for phase, ranks in by_phase.items():
         own, usual = median(slow[number][1] for number in ranks), slow[ranks[0]][2]

@@ -163,11 +163,8 @@ def check_deadlock(job: JobState) -> Answer:
     circles = wt.find_circles(job.states, job.positions)
     # Pairs of ranks of which one sends what the other waits to receive are circles of two.
     peers = {} if circles else wt.waiting_peers(job.states, met=True)
-    pairs = tuple(
-        wt.WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
-        for one, other in sorted(peers.items())
-        if one < other
-    )
+    both = [(one, other) for one, other in sorted(peers.items()) if one < other]
+    pairs = tuple(wt.WaitCircle(ranks=pair, links=(pair, pair[::-1])) for pair in both)
     if not circles and not pairs and len({position.group for position in job.positions.values()}) < 2:
         return passed()
     if not job.stands_still(()) or not set(waiters) <= job.quiet:
@@ -265,10 +262,8 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
             used = ", ".join(sorted({f"{one.name} ({address})" for one, address in carriers}))
             ways += [Clue(f"{on}the ranks' TCP connections use {used}")] if used else []
             ways.append(Clue(f"{on}{choose(machine, network)}"))
-            ways += [
-                Clue(f"{on}a packet filter drops by default: {chain.name}, {chain.refusal}")
-                for chain in known(network.firewall) or ()
-            ]
+            chains = known(network.firewall) or ()
+            ways += [Clue(f"{on}a packet filter drops by default: {one.name}, {one.refusal}") for one in chains]
     return down, ways
 
 

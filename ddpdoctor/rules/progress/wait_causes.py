@@ -77,7 +77,7 @@ _FILE_SYSTEMS = {
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 _WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
 _RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
-_USUAL_ENDS = frozenset({"SIGTERM"})  # the signal by which a DataLoader ends its workers
+_USUAL_ENDS = frozenset({None, "SIGTERM"})  # no signal, and the one by which a DataLoader ends its workers
 MOST_CHILDREN = 3
 _HELPERS = {
     Helper.THREAD: ("a thread", "fix it, and let the rank notice: catch it in the thread, and put it on the queue"),
@@ -133,10 +133,8 @@ def places_held_up(state: st.RankState) -> tuple[Place, ...]:
 
 def is_limit_over(job: JobState) -> bool:
     waits = ((job.states[number], limit_s * 1e9 + GRACE_NS) for number, limit_s in limits_of(job).items())
-    return any(
-        state.call is not None and state.call.op not in _OWN_LIMITS and (state.since(job.time_ns) or 0) >= over_ns
-        for state, over_ns in waits
-    )
+    calls = [(state.call, state.since(job.time_ns) or 0, over_ns) for state, over_ns in waits]
+    return any(call is not None and call.op not in _OWN_LIMITS and ns >= over_ns for call, ns, over_ns in calls)
 
 
 def limit_words(job: JobState) -> list[str]:
@@ -397,10 +395,8 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
 
 def _held(path: str | None, holder: tuple[str, str]) -> Clue:
     what = f"the lock on {path}" if path else "a lock on a file"
-    return Clue(
-        said=f"waits for {what}; {holder[1]} holds it",
-        fix=f"release the lock in {holder[0]} before it waits for other ranks, or acquire it with a timeout",
-    )
+    fix = f"release the lock in {holder[0]} before it waits for other ranks, or acquire it with a timeout"
+    return Clue(f"waits for {what}; {holder[1]} holds it", fix)
 
 
 def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
@@ -515,11 +511,8 @@ def _lost_children(state: st.RankState, causes: ProcessCauses) -> Iterator[Clue]
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return
-    lost = [
-        child
-        for child in causes.lost_children
-        if (not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code))
-    ]
+    gone = causes.lost_children
+    lost = [child for child in gone if not child.reaped or child.exit_code or child.signal not in _USUAL_ENDS]
     if not lost:
         return
     ended = []

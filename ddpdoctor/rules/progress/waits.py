@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
     Edges = Mapping[Hashable, tuple[Hashable, ...]]
+    States = Mapping[int, RankState]
+    Positions = Mapping[int, "CallPosition"]
+    Groups = Mapping[tuple[int, str], "Group"]  # by rank and name
 
 Node = TypeVar("Node", bound="Hashable")
 # Its records carry the number of the next collective, so after it has ended, that collective is still to be made.
@@ -111,7 +114,7 @@ def dim_words(group: Group) -> str:
     return f"mesh dimension {number}" if number.isdigit() else group.mesh_dim
 
 
-def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:
+def find_group(table: Groups, rank: Rank, name: str, world: int) -> Group:
     return table.get((rank.rank, name)) or Group(name, tuple(range(world)))
 
 
@@ -122,11 +125,9 @@ def own_state(rank: Rank, name: str) -> GroupState | None:
 def recorded_seq(rank: Rank, name: str) -> int:
     """Return the number of the rank's last recorded collective in the group, or 0 if there is none."""
     log = rank.recent_calls
-    ended = [
-        log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
-        for kind, at in log.last.items()
-        if kind.group == name and kind.op not in NOT_COLLECTIVES
-    ]
+    last = ((kind, log.numbers[at]) for kind, at in log.last.items() if kind.group == name)
+    joint = [(kind, number) for kind, number in last if kind.op not in NOT_COLLECTIVES]
+    ended = [number - (kind.op == TAKES_NO_NUMBER and not kind.failed) for kind, number in joint]
     own = [call for call in rank.open_calls if call.group == name and call.op not in NOT_COLLECTIVES]
     return max([0, *ended, *(call.seq or 0 for call in own)])
 
@@ -143,9 +144,7 @@ def native_seq(state: RankState, name: str) -> int | None:
     return max(group.enqueued + state.detail, 1)
 
 
-def positions_of(
-    states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
-) -> dict[int, CallPosition]:
+def positions_of(states: States, table: Groups, world: int) -> dict[int, CallPosition]:
     found = {}
     for number, state in states.items():
         if state.call is not None and state.doing in (Activity.COLLECTIVE, Activity.NATIVE):
@@ -176,9 +175,7 @@ class Waits:
     absent: tuple[int, ...]  # ranks that others wait for, but that have no process
 
 
-def find_waits(
-    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], world: int
-) -> Waits:  # fmt: skip
+def find_waits(states: States, positions: Positions, world: int) -> Waits:
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     edges = wait_edges(states, positions)
     # The last number waited for, in groups in which any is known: then calls without a number do not count.
@@ -201,14 +198,14 @@ def find_waits(
     return Waits(waiters=waiters, blockers=tuple(sorted(blockers)), absent=tuple(sorted(absent)))
 
 
-def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
+def needed_in_init(states: States, world: int) -> set[int]:
     if not any(state.doing is Activity.INIT for state in states.values()):
         return set()
     here = {n for n, state in states.items() if state.doing is Activity.INIT or state.rank.initialized}
     return set(range(world)) - here
 
 
-def waiting_peers(states: Mapping[int, RankState], *, met: bool) -> dict[int, int]:
+def waiting_peers(states: States, *, met: bool) -> dict[int, int]:
     """Return the ranks that wait in a point-to-point call, each with its peer."""
     # ``met``: those whose peer waits in the other half of the same transfer; else those whose other half is not
     # pending.
@@ -237,9 +234,7 @@ class WaitCircle:
     links: tuple[tuple[int, int], ...]
 
 
-def find_circles(
-    states: Mapping[int, RankState], positions: Mapping[int, CallPosition]
-) -> tuple[WaitCircle, ...]:  # fmt: skip
+def find_circles(states: States, positions: Positions) -> tuple[WaitCircle, ...]:
     """Return all circles. Each rank points to the collective it waits in, each collective to the ranks it lacks."""
     edges = wait_edges(states, positions)
     found = []
@@ -251,7 +246,7 @@ def find_circles(
     return tuple(sorted(found, key=lambda circle: circle.ranks))
 
 
-def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
+def wait_edges(states: States, positions: Positions) -> Edges:
     """Return the links from each waiting rank to its pending call, and from each call to whom it lacks."""
     # A call may also lead to an earlier call of its group, which then comes before it in the mapping.
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
