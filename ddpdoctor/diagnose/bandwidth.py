@@ -112,13 +112,8 @@ def _checked(seen: reasons.BenchView, fleet: Fleet) -> Iterator[reasons.Weighed]
             continue
         if any(_goes(bearing.path, seen, by_host[host]) for host in hosts):
             detail = f" ({finding.evidence[0]})" if finding.evidence else ""
-            reason = Reason(
-                text=f"{finding.summary}{detail}",
-                source=f"{finding.code} {finding.kind}",
-                hosts=finding.hosts,
-                ranks=finding.ranks,
-                fix=finding.fix,
-            )
+            text, source = f"{finding.summary}{detail}", f"{finding.code} {finding.kind}"
+            reason = Reason(text=text, source=source, hosts=finding.hosts, ranks=finding.ranks, fix=finding.fix)
             yield bearing.effect, reason
 
 
@@ -366,8 +361,8 @@ def build_job(bench: Bench, stop: Stop) -> Job:
             continue
         if position.error is not None and position.phase == "connect" and _has_come(position):
             # The error of a rank that timed out while waiting for others to connect is dropped: it still waits.
-            there = {one.rank for one in stop.positions if _has_come(one)}
-            late = [one.rank for one in bench.members if one.rank not in there]
+            there = {place.rank for place in stop.positions if _has_come(place)}
+            late = [other.rank for other in bench.members if other.rank not in there]
             position = replace(position, error=None) if late else position
         rank = _rank(member, position, len(bench.members))
         ranks.append(replace(rank, proc_state=states.get(member.rank)))
@@ -469,13 +464,8 @@ def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
         return Rank(**_who(member), life=life, exit_code=code, signal=signal, recorded=True, ended_ns=ENDED_NS)
     # A stopped process, or one in uninterruptible sleep, cannot answer.
     explained = state in {"T", "t", "D"}
-    return Rank(
-        **_who(member),
-        life=Life.RUNNING,
-        proc_state=state,
-        recorded=explained,
-        lost=None if explained else "it did not answer",
-    )
+    lost = None if explained else "it did not answer"
+    return Rank(**_who(member), life=Life.RUNNING, proc_state=state, recorded=explained, lost=lost)
 
 
 def _who(member: Member) -> dict[str, Any]:

@@ -167,11 +167,8 @@ def make_bundle(report: Report, users: Iterable[str], *, with_source: bool) -> B
     redactor = Redactor(sorted(set(_hosts_in(clean))), [user for user in users if user not in {"", "root"}])
     redacted = redactor.value(clean)
     dropped = sorted(report.data.keys() - keys)
-    return Bundle(
-        report=redacted,
-        hidden=(*redactor.counts(), f"{secrets} {'text' if secrets == 1 else 'texts'} with a secret"),
-        left_out=tuple(f"data.{key} of the report" for key in dropped),
-    )
+    hidden = (*redactor.counts(), f"{secrets} {'text' if secrets == 1 else 'texts'} with a secret")
+    return Bundle(report=redacted, hidden=hidden, left_out=tuple(f"data.{key} of the report" for key in dropped))
 
 
 def without_secrets(value: Value) -> tuple[Value, int]:

@@ -59,20 +59,11 @@ def compare_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Re
         a, b = (side.get(name, UNSET) for side in sides)
         if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if name.isupper() else 2):
             unequal.append(UnequalSetting(name=name, first=a, second=b))
-    comparison = SpeedComparison(
-        first=_run_speed(*first, budgets[0]),
-        second=_run_speed(*second, budgets[1]),
-        step=compare_steps(*budgets),
-        phases=compare_phases(*budgets),
-        unequal=tuple(unequal),
-    )
-    return make_report(
-        command=("ddpdoctor", "report", first[0], "--compare", second[0]),
-        started_at=now(),
-        findings=(),
-        checks=(),
-        data={"comparison": comparison},
-    )
+    speeds = [_run_speed(*side, budget) for side, budget in zip((first, second), budgets, strict=True)]
+    step, phases = compare_steps(*budgets), compare_phases(*budgets)
+    comparison = SpeedComparison(first=speeds[0], second=speeds[1], step=step, phases=phases, unequal=tuple(unequal))
+    command = ("ddpdoctor", "report", first[0], "--compare", second[0])
+    return make_report(command=command, started_at=now(), findings=(), checks=(), data={"comparison": comparison})
 
 
 def _read_budget(name: str, report: Report) -> Budget:

@@ -112,12 +112,9 @@ def flight_timeline(
     from_ms = max((spans[0].start_ms for spans in details.values() if len(spans) == most), default=0.0)
     lanes = []
     for rank, dump in sorted(by_rank.items()):
-        calls = Span(
-            kind=SpanKind.COLLECTIVE,
-            start_ms=clock.ms(dump.first_ns or min(times[rank])),
-            end_ms=clock.ms(max(times[rank])),
-            label="calls in its flight recorder",
-        )
+        start_ms, end_ms = clock.ms(dump.first_ns or min(times[rank])), clock.ms(max(times[rank]))
+        label = "calls in its flight recorder"
+        calls = Span(kind=SpanKind.COLLECTIVE, start_ms=start_ms, end_ms=end_ms, label=label)
         lanes.append(
             Lane(
                 rank=rank,
@@ -227,13 +224,9 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
 
 def _about(state: RunState) -> dict[str, Any]:
     evidence = state.evidence
-    hints = dict.fromkeys(
-        [
-            *(one.words(ranks) for one, ranks in state.refusals()),
-            *(fact.words for fact in state.all(Hint) if fact.words),
-            *explain_nccl(state),
-        ]
-    )
+    refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
+    told = (fact.words for fact in state.all(Hint) if fact.words)
+    hints = dict.fromkeys([*refused, *told, *explain_nccl(state)])
     # The job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing
     attached = evidence.attached
     job_words = ""

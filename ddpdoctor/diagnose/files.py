@@ -136,12 +136,8 @@ def drawn_report(
     rows = drawn.passes[0].ranks if drawn.passes else ()
     if drawn.batch_size is not None and drawn.passes and all(row.complete for row in rows):
         # The first pass in the form of the arithmetic
-        plan = SamplingPlan(
-            samples=drawn.samples or sum(row.drawn for row in rows),
-            world_size=drawn.world_size,
-            batch_size=drawn.batch_size,
-            accumulation=accumulation,
-        )
+        size, batch, samples = drawn.world_size, drawn.batch_size, drawn.samples or sum(row.drawn for row in rows)
+        plan = SamplingPlan(samples=samples, world_size=size, batch_size=batch, accumulation=accumulation)
         shares = tuple(
             RankShare(
                 rank=row.rank,

@@ -318,11 +318,9 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
         is_are = "is an option" if len(others) == 1 else "are options"
         return f"{words(text)} ({' and '.join(others)} {is_are} of `ddpdoctor wrap`)" if others else words(text)
 
-    return replace(
-        judged,
-        findings=tuple(reworded(finding, words, advice) for finding in judged.findings),
-        checks=tuple(replace(check, reason=words(check.reason)) for check in judged.checks),
-    )
+    findings = tuple(reworded(finding, words, advice) for finding in judged.findings)
+    checks = tuple(replace(check, reason=words(check.reason)) for check in judged.checks)
+    return replace(judged, findings=findings, checks=checks)
 
 
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:

@@ -310,11 +310,9 @@ def assemble_fleet(
     nodes = []
     for index, seat in enumerate(seats):
         own = arrivals.seen.get(seat.arrival)
-        beside = [
-            arrivals.seen[number].process
-            for number, one in arrivals.arrived.items()
-            if not one.leads and one.machine == arrivals.arrived[seat.arrival].machine and number in arrivals.seen
-        ]
+        machine = arrivals.arrived[seat.arrival].machine
+        near = [number for number, other in arrivals.arrived.items() if not other.leads and other.machine == machine]
+        beside = [arrivals.seen[number].process for number in near if number in arrivals.seen]
         first = [] if own is None else [own.process]
         processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
         if own is None or own.node is None:

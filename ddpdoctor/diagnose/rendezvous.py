@@ -330,13 +330,8 @@ class OwnVisit:
             )  # fmt: skip
         except TorchError as error:
             return StartTrial(node=number, ok=False, stage="store", error=str(error))
-        return StartTrial(
-            node=number,
-            ok=not found["error"],
-            stage="" if not found["error"] else str(found["stage"]),
-            error=str(found["error"]),
-            duration_s=float(found["duration_s"]),
-        )
+        text, stage = str(found["error"]), str(found["stage"]) if found["error"] else ""
+        return StartTrial(node=number, ok=not text, stage=stage, error=text, duration_s=float(found["duration_s"]))
 
 
 def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
@@ -414,12 +409,9 @@ def _can_start(arrivals: Arrivals, roster: SeatList, seats: tuple[Seat, ...], vi
     leads = arrivals.leads().values()
     ranks = [lead.settings.node_rank for lead in leads if lead.settings.node_rank is not None]
     # The nodes that reached this job's store and have torch
-    stored = {
-        arrival
-        for arrival, view in views.items()
-        if not (view.not_served or view.without_torch)
-        and any(attempt.contact is Contact.CONNECTED for attempt in view.attempts)
-    }
+    working = {arrival: view for arrival, view in views.items() if not (view.not_served or view.without_torch)}
+    reached = {arrival: {attempt.contact for attempt in view.attempts} for arrival, view in working.items()}
+    stored = {arrival for arrival, contacts in reached.items() if Contact.CONNECTED in contacts}
     return (
         len({(lead.fewest, lead.most) for lead in leads}) == 1
         and len(ranks) == len(set(ranks))
@@ -474,12 +466,8 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
         "nodes": [visit.seen.node],
         "door": visit.store_view,
     }
-    return RendezvousChecked(
-        report=build_report(sentence, visit.wanted, data, launch.settings.world_size),
-        number=seat.number,
-        judged=False,
-        shows=launch.own_screen,
-    )
+    report = build_report(sentence, visit.wanted, data, launch.settings.world_size)
+    return RendezvousChecked(report=report, number=seat.number, judged=False, shows=launch.own_screen)
 
 
 def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> RendezvousChecked | None:
@@ -543,13 +531,9 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
         nnodes=launch.most,
         problems=(f"this node could not reach the others: {why}",),
     )
-    rendezvous = Rendezvous(
-        nnodes=launch.most,
-        visits=tuple(sorted((there, *others), key=lambda other: other.number)),
-        fleet=fleet,
-        complete=False,
-        trust=visit.meeting.trust,
-    )
+    visits = tuple(sorted((there, *others), key=lambda other: other.number))
+    trust = visit.meeting.trust
+    rendezvous = Rendezvous(nnodes=launch.most, visits=visits, fleet=fleet, complete=False, trust=trust)
     sentence = judge(rendezvous, visit.started_at, now())
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
     return RendezvousChecked(report=report, number=own, judged=False, shows=True)

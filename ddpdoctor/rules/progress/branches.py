@@ -330,8 +330,8 @@ def _look_up(flows: Flows, parting: Parting, states: tuple[RankState, RankState]
         at = NO_LINE if over else next((frame.line for frame in own if _same_function(frame, call)), None)
         outer = calls[depth + 1 :] or [frame for frame in theirs if not _same_function(frame, call)]
         # It has been there, as its last common act shows, and is at another line of a function further out now.
-        elsewhere = [(one, other) for one in own for other in outer if one.line != other.line]
-        has_left = was_there and any(_same_function(one, other) for one, other in elsewhere)
+        elsewhere = [(mine, its) for mine in own for its in outer if mine.line != its.line]
+        has_left = was_there and any(_same_function(mine, its) for mine, its in elsewhere)
         if call is not calls[0] and (at == call.line or (at is None and not has_left)):
             break  # as far as is known the rank is still in this call, so it did not go around it
         was_inside = before is not None and _same_function(before, call)

@@ -320,11 +320,8 @@ def find_blame(
     """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
     most = set(majority_of(grouped((sign(part), part.rank) for part in parts).values()))
     if most:
-        few, reason = (
-            tuple(part.rank for part in parts if part.rank not in most),
-            f"{len(most)} of {len(parts)} ranks agree",
-        )
-        return Blame(ranks=few, confidence=Confidence.HIGH, reason=reason)
+        few = tuple(part.rank for part in parts if part.rank not in most)
+        return Blame(ranks=few, confidence=Confidence.HIGH, reason=f"{len(most)} of {len(parts)} ranks agree")
     by_rank = {line.rank: line for line in lines}
     searched = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     one_line = len({part.site for part in parts}) == 1

@@ -416,13 +416,9 @@ def check_exit_hang(job: JobState) -> Answer:
     since = [(rank, rank.main_ended_ns or 0) for rank in (job.ranks[n] for n in ended)]
     ranks = {r.rank: replace(r, samples=tuple(s for s in r.samples if s.time_ns >= at_ns)) for r, at_ns in since}
     # An interpreter that has joined its threads, including ddpdoctor's, and still computes takes itself down.
-    takes_down = {
-        n
-        for n, rank in ranks.items()
-        if (rank.proc_state == "R" or (rank.cpu_share or 0.0) > AT_WORK_SHARE)
-        and not rank.samples
-        and (rank.cpu_share or 0.0) * since_ns[n] / 1e9 < TEARDOWN_CPU_S
-    }
+    shares = {n: rank.cpu_share or 0.0 for n, rank in ranks.items() if not rank.samples}
+    at_work = {n: share for n, share in shares.items() if ranks[n].proc_state == "R" or share > AT_WORK_SHARE}
+    takes_down = {n for n, share in at_work.items() if share * since_ns[n] / 1e9 < TEARDOWN_CPU_S}
     blamed = tuple(n for n in ended if since_ns[n] >= job.timeout_ns and n not in takes_down)
     if not blamed:
         return unknown(f"{rank_list(ended)} finished just now") if ended and not job.facts.ended else passed()

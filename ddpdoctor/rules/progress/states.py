@@ -610,8 +610,8 @@ def error_of_helper(failure: Failure) -> HelperError | None:
         patience_ns = {Helper.CHILD: CHILD_BEFORE_NS}
     else:  # a wrapper exits with the status of its child, a hook for the errors of threads ends the process
         patience_ns = {Helper.CHILD: EXITS_AFTER_NS, Helper.THREAD: EXITS_AFTER_NS}
-    ages_ns = [(one, failure.time_ns - one.error.time_ns) for one in failure.rank.helper_errors]
-    before = [one for one, age_ns in ages_ns if 0 <= age_ns < patience_ns.get(one.who, 0)]
+    ages_ns = [(helper, failure.time_ns - helper.error.time_ns) for helper in failure.rank.helper_errors]
+    before = [helper for helper, age_ns in ages_ns if 0 <= age_ns < patience_ns.get(helper.who, 0)]
     return min(before, key=lambda one: (one.error.in_call is not None, one.error.time_ns), default=None)
 
 

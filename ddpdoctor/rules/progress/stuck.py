@@ -576,7 +576,7 @@ def _unread_words(ranks: Iterable[Rank]) -> str:
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     where = tuple(place for n in blamed for place in why.places_held_up(job.states[n]))
     clues = {n: why.clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
-    busy = [one for n in blamed if (one := why.busy_at(job, n)) is not None]
+    busy = [work for n in blamed if (work := why.busy_at(job, n)) is not None]
     works = any(why.compiles(job.states[n]) or why.is_held_outside(job, job.ranks[n]) for n in blamed)
     in_vain = all(why.is_surely_left(job.ranks[n].causes) for n in blamed)
     limits = why.limit_words(job)

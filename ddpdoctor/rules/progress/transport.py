@@ -163,7 +163,7 @@ def check_deadlock(job: JobState) -> Answer:
     circles = wt.find_circles(job.states, job.positions)
     # Pairs of ranks of which one sends what the other waits to receive are circles of two.
     peers = {} if circles else wt.waiting_peers(job.states, met=True)
-    both = [(one, other) for one, other in sorted(peers.items()) if one < other]
+    both = [(rank, peer) for rank, peer in sorted(peers.items()) if rank < peer]
     pairs = tuple(wt.WaitCircle(ranks=pair, links=(pair, pair[::-1])) for pair in both)
     if not circles and not pairs and len({position.group for position in job.positions.values()}) < 2:
         return passed()
@@ -234,12 +234,9 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
     networks = [(node, network) for node in machines_of(job.facts) if (network := known(node.network)) is not None]
     for at, (machine, network) in enumerate(networks):
         on = f"on {machine.host}: " if several else ""
-        addresses = dict.fromkeys(
-            address
-            for number, connections in _connections(job).items()
-            if not several or job.ranks[number].host == machine.host
-            for address, _ in connections.by_address
-        )
+        ends = _connections(job).items()
+        here = [found for number, found in ends if not several or job.ranks[number].host == machine.host]
+        addresses = dict.fromkeys(address for found in here for address, _ in found.by_address)
         own = [(card, {text.partition("/")[0] for text in card.addresses}) for card in network.interfaces]
         carriers = [(one, address) for address in addresses for one, texts in own if address.strip("[]") in texts]
         down += [
@@ -263,7 +260,7 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
             ways += [Clue(f"{on}the ranks' TCP connections use {used}")] if used else []
             ways.append(Clue(f"{on}{choose(machine, network)}"))
             chains = known(network.firewall) or ()
-            ways += [Clue(f"{on}a packet filter drops by default: {one.name}, {one.refusal}") for one in chains]
+            ways += [Clue(f"{on}a packet filter drops by default: {chain.name}, {chain.refusal}") for chain in chains]
     return down, ways
 
 

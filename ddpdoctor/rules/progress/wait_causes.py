@@ -369,16 +369,12 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
         return Clue(f"{waits}; {who} has it open", fix)
     age = f"; it is {format_age(file.age_s)} old" if file.age_s is not None else ""
     if file.named_lives:
-        return Clue(
-            said=f"{waits}; the file names process {file.named_pid}{age}",
-            fix=f"check what process {file.named_pid} is doing; if it does not use the lock, `rm {file.path}`",
-        )
+        fix = f"check what process {file.named_pid} is doing; if it does not use the lock, `rm {file.path}`"
+        return Clue(f"{waits}; the file names process {file.named_pid}{age}", fix)
     named = f", and process {file.named_pid}, which it names, is gone" if file.named_lives is False else ""
     if is_left_behind(rank.causes):
-        return Clue(
-            said=f"{waits}; no visible process has it open{named}{age}: its owner exited without removing it",
-            fix=f"`rm {file.path}`; let one rank build first, and the others load the result",
-        )
+        said = f"{waits}; no visible process has it open{named}{age}: its owner exited without removing it"
+        return Clue(said, f"`rm {file.path}`; let one rank build first, and the others load the result")
     why = (
         f"it names a process on {file.named_host}"
         if file.named_host
@@ -386,11 +382,9 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
         if file.shared
         else f"{file.unseen} processes of its owner could not be inspected"
     )
-    return Clue(
-        said=f"{waits}; no process on this host has it open{named}{age}; "
-        f"it is unknown whether its owner is alive: {why}",
-        fix=f"if no process uses it anymore: `rm {file.path}`",
-    )
+    nobody = f"no process on this host has it open{named}{age}"
+    fix = f"if no process uses it anymore: `rm {file.path}`"
+    return Clue(f"{waits}; {nobody}; it is unknown whether its owner is alive: {why}", fix)
 
 
 def _held(path: str | None, holder: tuple[str, str]) -> Clue:
@@ -418,10 +412,9 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
     if owners:
         listed = ", ".join(f"{lock.path} by {owner}" for lock, (_, owner) in zip(locks, owners, strict=True))
         return Clue(said=f"polls for a lock file; held locks: {listed}")
-    return Clue(
-        said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
-        fix=f"find out who locks {path or 'the lock file'} (another job or host), or acquire it with a timeout",
-    )
+    name = path or "the lock file"
+    said = f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it"
+    return Clue(said, f"find out who locks {name} (another job or host), or acquire it with a timeout")
 
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
@@ -473,10 +466,8 @@ def _lost_helpers(state: st.RankState) -> Iterator[Clue]:
         name = f" {error.name}" if error.who is Helper.CHILD else ""
         line = st.innermost_user(error.error.frames)
         text = st.first_line(error.error.message)
-        yield Clue(
-            said=f"{who}{name} ended with {error.error.type} {st.place_words(line)}" + (f": {text}" if text else ""),
-            fix=f"see {error.error.type} {st.place_words(line)}: {fix}",
-        )
+        what = f"{error.error.type} {st.place_words(line)}"
+        yield Clue(f"{who}{name} ended with {what}" + (f": {text}" if text else ""), f"see {what}: {fix}")
 
 
 def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
@@ -520,10 +511,8 @@ def _lost_children(state: st.RankState, causes: ProcessCauses) -> Iterator[Clue]
         status = f" with status {child.exit_code}" if child.exit_code is not None else ""
         how = f"was killed by {child.signal}" if child.signal is not None else f"exited{status}"
         ended.append(f"its child {child.pid}{f' ({child.name})' if child.name else ''} {how}")
-    yield Clue(
-        said=f"may be waiting for a child that is gone: {', '.join(ended)}",
-        fix="find out why that process ended; give the wait a timeout, and check that the process is still alive",
-    )
+    fix = "find out why that process ended; give the wait a timeout, and check that the process is still alive"
+    yield Clue(f"may be waiting for a child that is gone: {', '.join(ended)}", fix)
 
 
 def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
@@ -531,10 +520,8 @@ def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
     in_wait = causes.blocked is not None and causes.blocked.call in _WAITS_FOR_CHILD
     if in_wait or (in_module and any(st.is_file(f, "/subprocess.py") for f in frames)):
         pid, command = causes.commands[0]
-        yield Clue(
-            said=f"waits for the command `{command}` (process {pid})",
-            fix=f"find out why `{command}` does not finish, and give it a timeout: subprocess.run(..., timeout=60)",
-        )
+        fix = f"find out why `{command}` does not finish, and give it a timeout: subprocess.run(..., timeout=60)"
+        yield Clue(f"waits for the command `{command}` (process {pid})", fix)
 
 
 def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
@@ -542,15 +529,11 @@ def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
     inside = next((f for f in reversed(frames[-8:]) if not f.user and st.is_file(f, *_NETWORK)), None)
     remote = blocked.remote if blocked is not None else None
     if remote is not None and causes.store_port is not None and remote.endswith(f":{causes.store_port}"):
-        yield Clue(
-            said=f"waits for a reply from the job's store ({remote}), for a key that no rank has set or for a counter",
-            fix="find the rank that should have set that key, and give store.get or store.wait a timeout",
-        )
+        said = f"waits for a reply from the job's store ({remote}), for a key that no rank has set or for a counter"
+        yield Clue(said, "find the rank that should have set that key, and give store.get or store.wait a timeout")
     elif inside is not None or (blocked is not None and blocked.call == "connect"):
         at = f" in {st.file_name(inside.file)}, {inside.function}" if inside is not None else ""
-        yield Clue(
-            said=f"waits on the network{at}" + (f", for {remote}" if remote else ""),
-            fix="give the request a timeout; download on one rank, before the first collective",
-        )
+        fix = "give the request a timeout; download on one rank, before the first collective"
+        yield Clue(f"waits on the network{at}" + (f", for {remote}" if remote else ""), fix)
     elif remote is not None and blocked is not None and blocked.call in _RECEIVES:
         yield Clue(said=f"waits for data from {remote}")
