@@ -29,16 +29,7 @@ from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rules_of
 from ddpdoctor.rules.speed.predictions import MeasuredSize, basis_of, predict_sizes
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state, call_site
-from ddpdoctor.rules.tuning.trial import (
-    base_step_ms,
-    conclude,
-    launch_of,
-    measure_scaling,
-    plan_restarts,
-    predict_restarts,
-    predict_settings,
-    title_of_setting,
-)
+from ddpdoctor.rules.tuning import trial as tried
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -91,7 +82,7 @@ def build_tune_report(
         problem = restarted.reason
         help_text = "The record of each launch is in a folder of its own below the run folder."
     else:
-        refused = "; ".join(f"{title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
+        refused = "; ".join(f"{tried.title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
         problem, help_text = f"nothing can be tried: {refused}", WRAP_IT
     outcome = TuneOutcome(problem=problem, help=help_text)
     return replace(
@@ -101,7 +92,7 @@ def build_tune_report(
 
 
 def words_of_setting(setting: str) -> str:
-    return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting)
+    return "the script's own settings" if setting in {BASE, AGAIN} else tried.title_of_setting(setting)
 
 
 def read_outlook(folder: Path) -> str:
@@ -110,9 +101,9 @@ def read_outlook(folder: Path) -> str:
     steps_ms = [median(block.ranks_ms[0]) for block in trial.blocks]
     if len(steps_ms) < ENOUGH_BLOCKS:
         return ""
-    tried = count_of(len(trial.settings) - 2, "setting")
+    count = count_of(len(trial.settings) - 2, "setting")
     seconds = trial.needed_steps * fmean(steps_ms) / 1e3
-    return f"{tried} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in all"
+    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in all"
 
 
 def _about(seconds: float) -> str:
@@ -126,13 +117,13 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
     forwards = max(trial.forwards for trial in trials)
     found = build_speed_state(job)
     state = None if isinstance(found, Unread) else found
-    ddp = predict_settings(job, settings, base_step_ms(trials[0]), forwards)
+    ddp = tried.predict_settings(job, settings, tried.base_step_ms(trials[0]), forwards)
     known = (rank.speed.surroundings for rank in job.ranks if rank.speed is not None)
     sites = ((rank.rank, rank.models[-1].site) for rank in job.ranks if rank.models)
     loaders = ((rank.rank, call_site(rank, "next_batch")) for rank in job.ranks)
-    result = conclude(
+    result = tried.conclude(
         *trials,
-        predictions={**ddp, **predict_restarts(state, settings)},
+        predictions={**ddp, **tried.predict_restarts(state, settings)},
         frameworks=frozenset(name for one in known if one is not None for name in one.frameworks),
         where=tuple(to_place(number, site) for number, site in sites if site is not None),
         loaders_at=tuple(to_place(number, site) for number, site in loaders if site is not None),
@@ -191,10 +182,10 @@ def build_scaling_report(
     measured = [
         (launch, folder)
         for kind, ranks, folder in launched
-        if (launch := launch_of(kind, ranks, read_trial(folder), read_job(folder))) is not None
+        if (launch := tried.launch_of(kind, ranks, read_trial(folder), read_job(folder))) is not None
     ]
     launches = tuple(launch for launch, _ in measured)
-    rows = measure_scaling(launches)
+    rows = tried.measure_scaling(launches)
     largest = max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
     folder = next((folder for launch, folder in measured if launch == largest), None)
     predicted: tuple[PredictedSize, ...] = ()
@@ -239,7 +230,7 @@ def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan
     found = build_speed_state(read_job(folder))
     state = None if isinstance(found, Unread) else found
     judged = judge(rules_of("speed"), {SpeedState: [state]}).findings if state is not None else ()
-    plan = plan_restarts(trial, state, {finding.kind for finding in judged}, only)
+    plan = tried.plan_restarts(trial, state, {finding.kind for finding in judged}, only)
     # A launch takes as long as the first one, with fewer steps.
     step_s = fmean(median(block.ranks_ms[0]) for block in trial.blocks) / 1e3
     launch_s = max(0.0, wall_s - trial.needed_steps * step_s) + LAUNCH_STEPS * step_s
