@@ -86,15 +86,9 @@ CHECKS = {
 def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
     """Return possible reasons for a low number, the strongest first. ``fleet`` is None if no machines were read."""
     seen = reasons.view(bench, fleet)
-    return reasons.order(
-        [
-            *reasons.nccl_reasons(seen),
-            *reasons.variable_reasons(seen),
-            *([] if fleet is None else _checked(seen, fleet)),
-            *reasons.processor_reasons(seen),
-            *reasons.network_reasons(seen),
-        ]
-    )
+    checked = [] if fleet is None else _checked(seen, fleet)
+    said = [*reasons.nccl_reasons(seen), *reasons.variable_reasons(seen)]
+    return reasons.order([*said, *checked, *reasons.processor_reasons(seen), *reasons.network_reasons(seen)])
 
 
 def reason_rules() -> tuple[Rule, ...]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
 
-
 Value = TypeVar("Value")
 HOST_VARIABLES = (
     "MASTER_ADDR",

@@ -115,16 +115,9 @@ def flight_timeline(
         start_ms, end_ms = clock.ms(dump.first_ns or min(times[rank])), clock.ms(max(times[rank]))
         label = "calls in its flight recorder"
         calls = Span(kind=SpanKind.COLLECTIVE, start_ms=start_ms, end_ms=end_ms, label=label)
-        lanes.append(
-            Lane(
-                rank=rank,
-                host=rows[rank].host,
-                state=rows[rank].state,
-                blamed=rank in blamed,
-                coarse=(calls, *ends[rank]),
-                detail=tuple(since(details.get(rank, []), from_ms)),
-            )
-        )
+        row, coarse, detail = rows[rank], (calls, *ends[rank]), tuple(since(details.get(rank, []), from_ms))
+        lane = Lane(rank=rank, host=row.host, state=row.state, blamed=rank in blamed, coarse=coarse, detail=detail)
+        lanes.append(lane)
     return Timeline(
         started_at=datetime.fromtimestamp(clock.began_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds"),
         length_ms=clock.until_ms,
@@ -212,14 +205,9 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     samples = last_samples(state.facts)
     rows = [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
     pictures, crashed = evidence_pictures(state, rows, pick_verdict(judged.findings))
-    return make_report(
-        command=command,
-        started_at=started_at,
-        findings=judged.findings,
-        checks=(*judged.checks, *crashed),
-        data={"verb": verb, "evidence": _about(state), **pictures},
-        ranks=rows,
-    )
+    checks, data = (*judged.checks, *crashed), {"verb": verb, "evidence": _about(state), **pictures}
+    found = judged.findings
+    return make_report(command=command, started_at=started_at, findings=found, checks=checks, data=data, ranks=rows)
 
 
 def _about(state: RunState) -> dict[str, Any]:

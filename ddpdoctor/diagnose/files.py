@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule
 
-
 CLOSENESS = 0.5  # the least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one
 LIST_HINT = "`ddpdoctor explain --list` lists them all."
 

@@ -112,14 +112,10 @@ def picture_data(
         state = build_job_state(job) if status is not JobStatus.FINISHED else None
         cause = verdict if state is not None else None
         run, by_rank = saved.own.run, pic.rows_by_rank(rows)
-        timeline = pic.make_timeline(
-            job,
-            by_rank,
-            cause,
-            waiters=frozenset(state.waits.waiters if state is not None else ()),
-            started_at=pic.wall_time(pic.began_ns(job), job, run) or run.started_at or "",
-            hung=status is JobStatus.HUNG,
-        )
+        waiters = frozenset(state.waits.waiters if state is not None else ())
+        started_at = pic.wall_time(pic.began_ns(job), job, run) or run.started_at or ""
+        hung = status is JobStatus.HUNG
+        timeline = pic.make_timeline(job, by_rank, cause, waiters=waiters, started_at=started_at, hung=hung)
         waits = pic.fold_waits(find_targets(state), by_rank, pic.blamed_ranks(cause)) if state is not None else None
         return {
             "timeline": timeline, "waits": waits, "source": _excerpt(saved, verdict, reads_source=reads_source),
@@ -286,11 +282,8 @@ def judge_job(job: Job) -> Judgment:
     """Judge a job with all rules about progress, replicas and data, and about speed if the user asked for it."""
     rules = rules_of("progress", "consistency", "data", *["speed"] if job.speed_asked else [])
     state = attempt(lambda: build_job_state(job))
-    facts: Facts = {
-        JobState: state if isinstance(state, Exception) else [state],
-        Job: [job],
-        Replicas: attempt(lambda: replicas_of(job)),
-    }
+    states = state if isinstance(state, Exception) else [state]
+    facts: Facts = {JobState: states, Job: [job], Replicas: attempt(lambda: replicas_of(job))}
     if job.speed_asked:
         speed: SpeedState | Unread | Exception
         if isinstance(state, JobState) and state.cause is not Cause.NONE:  # such a job has other trouble first
@@ -344,13 +337,9 @@ def rebuild_report(folder: Path) -> Report:
             status_of_job = ExitStatus.HUNG
         else:
             status_of_job = None if status is None else shell_status(status)
-        end = JobEnd(
-            hung=hung,
-            interrupted=job.interrupted_by is not None or (status is None and not hung),
-            exit_status=status_of_job,
-            started_at=saved.own.run.started_at or now(),
-            ended_at=now(),
-        )
+        was_cut = job.interrupted_by is not None or (status is None and not hung)
+        began = saved.own.run.started_at or now()
+        end = JobEnd(hung=hung, interrupted=was_cut, exit_status=status_of_job, started_at=began, ended_at=now())
     return _build(saved, job, judgment, end)
 
 
@@ -449,18 +438,13 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     last_ns = {
         movement.rank: still_ns if movement.movement is Movement.STILL else now_ns for movement in seen.movements
     }
-    job = replace(
-        job,
-        ended=False,
-        now_ns=now_ns,
-        hang_timeout_s=min(job.hang_timeout_s, seen.gap_s),
-        ranks=tuple(
-            replace(rank, last_progress_ns=last_ns.get(rank.rank, rank.last_progress_ns))
-            if rank.life is Life.RUNNING
-            else rank
-            for rank in job.ranks
-        ),
+    ranks = tuple(
+        replace(rank, last_progress_ns=last_ns.get(rank.rank, rank.last_progress_ns))
+        if rank.life is Life.RUNNING
+        else rank
+        for rank in job.ranks
     )
+    job = replace(job, ended=False, now_ns=now_ns, hang_timeout_s=min(job.hang_timeout_s, seen.gap_s), ranks=ranks)
     # Until `wrap` has asked the ranks, they are not.
     if not all(len(rank.groups) <= 1 or all(group.ranks for group in rank.groups) for rank in job.ranks):
         return report
@@ -472,11 +456,6 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     rows = tuple(pic.rank_row(rank) for rank in job.ranks)
     own = records_own_job(path, [rank.pid for rank in seen.ranks])
     pictures, failed = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
-    return replace(
-        report,
-        verdict=verdict,
-        findings=tuple(order_findings(judged.findings)),
-        checks=(*judged.checks, *failed),
-        ranks=rows,
-        data={**report.data, **pictures, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
-    )
+    findings, checks = tuple(order_findings(judged.findings)), (*judged.checks, *failed)
+    data = {**report.data, **pictures, "evidence": {**about, "notes": [*about["notes"], NOTE]}}
+    return replace(report, verdict=verdict, findings=findings, checks=checks, ranks=rows, data=data)

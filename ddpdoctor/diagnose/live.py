@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     ReadReport = Callable[[Path], Report]
 
-
 MOVES_S = 2.0
 # A rank trains if it ended a step within this time, or within the time of this many steps. Our choice: of the last
 # steps of a rank, the record may lack four.
@@ -158,12 +157,10 @@ def _replicas(found: Consistency | None) -> ReplicasNow | None:
     those = [stream for stream in streams if stream.clock is clock]
     ends = [difference.last_equal for stream in those for difference in stream.differences]
     ends = ends or [stream.last_number for stream in those]
-    return ReplicasNow(
-        equal_up_to=None if None in ends else min(filter(None, ends), default=None),
-        at=clock.value,
-        compared=sum(stream.compared for stream in those),
-        differing=tuple(dict.fromkeys(difference.what.value for stream in those for difference in stream.differences)),
-    )
+    equal_up_to = None if None in ends else min(filter(None, ends), default=None)
+    differing = dict.fromkeys(difference.what.value for stream in those for difference in stream.differences)
+    compared = sum(stream.compared for stream in those)
+    return ReplicasNow(equal_up_to=equal_up_to, at=clock.value, compared=compared, differing=tuple(differing))
 
 
 STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_RUN)

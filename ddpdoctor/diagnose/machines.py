@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import NodeProcess
     from ddpdoctor.rules.registry import Rule
 
-
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 
 

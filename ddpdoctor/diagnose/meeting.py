@@ -328,20 +328,16 @@ def assemble_fleet(
     else:
         came = {arrival.rank for arrival in arrivals.arrived.values()}
         missing = tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
+    others = [lead for lead in arrivals.leads().values() if lead.version != ddpdoctor.__version__]
+    here = f"and {ddpdoctor.__version__} on the node that judges"
+    versions = [f"ddpdoctor {lead.version} on {lead.host}, {here}" for lead in others]
     return Fleet(
         nodes=tuple(nodes),
         launcher=launch.launch.launcher,
         world_size=launch.launch.world_size,
         nnodes=launch.most,
         missing=missing,
-        problems=(
-            *problems,
-            *(
-                f"ddpdoctor {lead.version} on {lead.host}, and {ddpdoctor.__version__} on the node that judges"
-                for lead in arrivals.leads().values()
-                if lead.version != ddpdoctor.__version__
-            ),
-        ),
+        problems=(*problems, *versions),
     )
 
 

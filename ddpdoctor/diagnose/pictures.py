@@ -266,16 +266,11 @@ def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int)
     first = parts[0].first
     before = _host(began_ms, clock.ms(parts[0].start_ns), f"before step {first}")
     after = _host(clock.ms(parts[-1].end_ns), end_ms, f"after step {parts[-1].last}")
-    steps = (
-        Span(
-            kind=SpanKind.STEP,
-            start_ms=clock.ms(part.start_ns),
-            end_ms=clock.ms(part.end_ns),
-            label="step" if part.first == part.last else f"steps {part.first}-{part.last}",
-            number=part.first if part.first == part.last else None,
-        )
-        for part in parts
-    )
+    steps = []
+    for part in parts:
+        label, only = ("step", part.first) if part.first == part.last else (f"steps {part.first}-{part.last}", None)
+        start_ms, stop_ms = clock.ms(part.start_ns), clock.ms(part.end_ns)
+        steps.append(Span(kind=SpanKind.STEP, start_ms=start_ms, end_ms=stop_ms, label=label, number=only))
     return (*before, *steps, *after, *last)
 
 
@@ -479,19 +474,13 @@ def make_timeline(
     }
     details, from_ms = _details(shown, there, tails, waiters, clock, at_ns)
     most = max(LEAST_COARSE_SPANS, min(LANE_COARSE_SPANS, MOST_COARSE_SPANS // len(ranks)))
-    lanes = [
-        Lane(
-            rank=number,
-            host=rank.host,
-            state=rows[number].state,
-            blamed=number in blamed,
-            coarse=coarse_spans(rank, clock, tails[number], LANE_COARSE_SPANS if number in shown else most)
-            if number in there
-            else (),
-            detail=details.get(number, ()),
-        )
-        for number, rank in sorted(ranks.items())
-    ]
+    lanes = []
+    for number, rank in sorted(ranks.items()):
+        room = LANE_COARSE_SPANS if number in shown else most
+        coarse = coarse_spans(rank, clock, tails[number], room) if number in there else ()
+        state, is_blamed, detail = rows[number].state, number in blamed, details.get(number, ())
+        lane = Lane(rank=number, host=rank.host, state=state, blamed=is_blamed, coarse=coarse, detail=detail)
+        lanes.append(lane)
     return Timeline(
         started_at=started_at,
         length_ms=clock.until_ms,

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import NodeProcess
     from ddpdoctor.rules.registry import Rule
 
-
 BESIDE = frozenset({"clock", "version-same"})  # checks of other groups that concern how nodes start together
 HEAD_LIMIT_S = 5.0
 

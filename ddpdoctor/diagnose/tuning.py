@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Judgment, Report
     from ddpdoctor.model.tuning import PredictedSize, RestartPlan, TriedBlock
 
-
 ENOUGH_BLOCKS = 3  # our choice: their mean tells about how long the trial takes
 FIRST_STEPS = 10  # the recorder tries no setting before that
 WRAP_IT = "`ddpdoctor wrap --speed` says where the time of a step goes in any job, without a trial."
@@ -198,23 +197,19 @@ def build_scaling_report(
             spread_ms = largest.spread_ms
             size = MeasuredSize(ranks=row.ranks, step_ms=row.step_ms, efficiency=row.efficiency, spread_ms=spread_ms)
             predicted = predict_sizes(basis, size)
+    spread, count = (largest.spread_ms / largest.step_ms, largest.ranks) if largest is not None else (0.0, 1)
     result = ScalingResult(
         launches=launches,
         rows=rows,
         predicted=predicted,
         reason=reason,
-        spread=largest.spread_ms / largest.step_ms if largest is not None else 0.0,
-        measured_ranks=largest.ranks if largest is not None else 1,
+        spread=spread,
+        measured_ranks=count,
         notes=notes,
     )
-    return make_report(
-        command=command,
-        started_at=started_at,
-        findings=(),
-        checks=(),
-        job=JobSummary(world_size=result.measured_ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
-        data={"scaling": result},
-    )
+    job = JobSummary(world_size=result.measured_ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0)
+    data = {"scaling": result}
+    return make_report(command=command, started_at=started_at, findings=(), checks=(), job=job, data=data)
 
 
 LAUNCH_STEPS = FIRST_STEPS + MEASURED_IN_LAUNCH
@@ -284,11 +279,7 @@ def restarts_record(
     if stopped:
         left = {**dict.fromkeys(plan.settings, stopped), **refused}
         return TrialRecord(refused=tuple(left.items()), reason=stopped, by_restarts=True)
+    settings, pairs = (BASE, AGAIN, *plan.settings), tuple(refused.items())
     return TrialRecord(
-        settings=(BASE, AGAIN, *plan.settings),
-        rounds=rounds,
-        blocks=tuple(blocks),
-        refused=tuple(refused.items()),
-        stop=TrialStop.DONE,
-        by_restarts=True,
+        settings=settings, rounds=rounds, blocks=tuple(blocks), refused=pairs, stop=TrialStop.DONE, by_restarts=True
     )

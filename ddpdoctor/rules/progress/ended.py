@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Call, Rank, Space
     from ddpdoctor.model.stacks import Frame
 
-
 NEARLY_FULL = 0.9  # our choice: above this share of a limit, the memory in use blocked the next allocation
 # Our choice: if more than this share of torch's reserved memory is unused, its free pieces are too small.
 FRAGMENTED = 0.15

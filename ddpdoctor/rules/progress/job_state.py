@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import HostCauses, NodeSeen
     from ddpdoctor.model.node import Node
 
-
 # Our choice: a living node is heard from once a second, or up to this much later if it is crowded.
 BEATS_NS = 5_000_000_000
 # Our choice: how long ranks must have made no progress if something outside, such as `timeout 60`, ended the launcher.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.calls import Conflict, TimelineEntry
     from ddpdoctor.rules.progress.states import Failure
 
-
 MAX_NAMED = 5  # our choice: most parameters that a sentence names
 # What DDP says of each fault, in the words of the table of known errors, which has the fixes.
 _SAYS = {

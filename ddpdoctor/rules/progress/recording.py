@@ -21,10 +21,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
 UNKNOWN = "its purpose is unknown"  # used for a hook that only a newer recorder knows
-
-
 UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch version"
 
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind, Child, HelperError
     from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
-
 MAX_PLACES = 2  # most places of one rank in a finding
-
 _WAITING_FILES = (
     "/threading.py", "/queue.py", "/selectors.py", "/subprocess.py", "/concurrent/futures/_base.py",
     "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/popen_fork.py",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.model.steps import Speed
 
-
 MIN_STEPS = 20  # below this number of steps nothing is said: the design's figure
 LATE_SHARE = 0.8  # share of the steps in which a rank must come last: the design's figure
 COST_SHARE = 0.2  # share of the median step that the others must wait for it: the design's figure
@@ -147,16 +146,11 @@ def find_late(pacing: Pacing) -> Late | None:
     least = map(max, zip(*(pacing.waits_ms[number] for number in late), strict=True))
     theirs = map(median, zip(*(pacing.waits_ms[number] for number in others), strict=True))
     costs: list[float] = [max(0.0, waited - own) for waited, own in zip(theirs, least, strict=True)]
-    return Late(
-        ranks=tuple(sorted(late)),
-        others=tuple(sorted(others)),
-        last_in={
-            number: sum(own < other for own, other in zip(pacing.waits_ms[number], first, strict=True))
-            for number in late
-        },
-        cost_ms=median(costs),
-        pacing=pacing,
-    )
+    last_in = {
+        number: sum(own < other for own, other in zip(pacing.waits_ms[number], first, strict=True)) for number in late
+    }
+    ranks, rest = tuple(sorted(late)), tuple(sorted(others))
+    return Late(ranks=ranks, others=rest, last_in=last_in, cost_ms=median(costs), pacing=pacing)
 
 
 def peer_wait_ms(rank: Rank) -> float:

@@ -614,14 +614,11 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     fix = f"see what rank {blamed[0]} waits for {place} and give that wait a timeout; {slow}"
     if job.states[blamed[0]].doing is Activity.DATA:
         fix = f"see what the dataset does {place}; DataLoader(timeout=60) turns such a wait into an error"
+    summary = f"{summary}; {waiters}" if waiters else summary
+    fix = fix_of((clue for found in clues.values() for clue in found), fix)
+    evidence = (*sentences(clues), *seen)
     finding = say.problem_of(
-        job,
-        blamed,
-        confidence=confidence,
-        where=where,
-        summary=f"{summary}; {waiters}" if waiters else summary,
-        evidence=(*sentences(clues), *seen),
-        fix=fix_of((clue for found in clues.values() for clue in found), fix),
+        job, blamed, confidence=confidence, where=where, summary=summary, evidence=evidence, fix=fix
     )
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come

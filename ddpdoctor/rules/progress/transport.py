@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.progress.job_state import JobState
 
-
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 # What is not known about the devices of ranks, or known from times only, and how to find out the next time.
 _UNKNOWN = {

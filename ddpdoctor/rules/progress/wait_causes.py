@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.job_state import JobState
     from ddpdoctor.rules.progress.waits import CallPosition
 
-
 # Our choice: how long torch gets after its limit to act by itself: to raise, or to let NCCL's watchdog write its dump.
 GRACE_NS = 30_000_000_000
 # Calls that may have a longer limit than their group; torch ends them by itself.

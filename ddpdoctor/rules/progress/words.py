@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.job_state import JobState
 
-
 NOTABLE_NS = 10_000_000_000  # our choice: shorter waits for a core are usual where several programs share a machine
 # Most classes of ranks that are listed. If every rank does something else, more of them would not help.
 MAX_CLASSES = 8
-
 _DOING = {
     st.Activity.MISSING: ("never started", "never started"),
     st.Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
