@@ -98,25 +98,23 @@ def reason_rules() -> tuple[Rule, ...]:
 def _checked(seen: reasons.BenchView, fleet: Fleet) -> Iterator[reasons.Weighed]:
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
-    by_host = {place.node.host: place for place in seen.places}
+    paths = {}
+    for place in seen.places:
+        inside = len(place.members) > 1
+        shm = any("SHM" in log.transports for log in seen.logs(place))
+        by_pcie = seen.between_hosts or (inside and (shm or not reasons.joined_by_nvlink(place)))
+        taken = {DataPath.INSIDE: inside, DataPath.BETWEEN: seen.between_hosts, DataPath.PCIE: by_pcie}
+        paths[place.node.host] = {DataPath.ALL: True, **taken}
     for finding in judge(rules, fleet_facts(fleet)).findings:
         bearing = CHECKS.get(finding.kind)
-        hosts = [host for host in finding.hosts if host in by_host]
+        hosts = [host for host in finding.hosts if host in paths]
         if bearing is None or (finding.severity is Severity.INFO and not bearing.infos):
             continue
-        if any(_goes(bearing.path, seen, by_host[host]) for host in hosts):
+        if any(paths[host][bearing.path] for host in hosts):
             detail = f" ({finding.evidence[0]})" if finding.evidence else ""
             text, source = f"{finding.summary}{detail}", f"{finding.code} {finding.kind}"
             reason = Reason(text=text, source=source, hosts=finding.hosts, ranks=finding.ranks, fix=finding.fix)
             yield bearing.effect, reason
-
-
-def _goes(path: DataPath, seen: reasons.BenchView, place: reasons.BenchNode) -> bool:
-    inside = len(place.members) > 1
-    shm = any("SHM" in log.transports for log in seen.logs(place))
-    by_pcie = seen.between_hosts or (inside and (shm or not reasons.joined_by_nvlink(place)))
-    taken = {DataPath.INSIDE: inside, DataPath.BETWEEN: seen.between_hosts, DataPath.PCIE: by_pcie}
-    return taken.get(path, True)
 
 
 GROUP = "bandwidth"  # the heading of this command's checks

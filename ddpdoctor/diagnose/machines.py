@@ -334,9 +334,11 @@ def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
 
 
 def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:
-    heard = [(rank, hellos[rank]) for rank in missing if rank in hellos]
-    late = f"started and did not answer within {limit_s:g} s"
-    started = [f"rank {rank} ({hello.host}, process {hello.pid}) {late}" for rank, hello in heard]
+    started = [
+        f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started and did not answer within {limit_s:g} s"
+        for rank in missing
+        if rank in hellos
+    ]
     unheard = [rank for rank in missing if rank not in hellos]
     if unheard:
         started.append(f"no message came from {rank_list(unheard)} within {limit_s:g} s")
