@@ -29,8 +29,32 @@ def make_safe(module: Any) -> None:
     """Skip DDP's logging call on a wrapped Gloo group, and remember each wrapper's helper group when torch makes it."""
     global _c10d
     _c10d = module
+
+    def keeping_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
+            made = []
+            gloo = module.ProcessGroupGloo
+
+            def make(*gloo_args: Any, **gloo_kwargs: Any) -> Any:
+                made.append(gloo(*gloo_args, **gloo_kwargs))
+                return made[-1]
+
+            wrapped = args[0] if args else kwargs.get("wrapped_pg")
+            is_gloo = isinstance(wrapped, gloo)
+            module.ProcessGroupGloo = make
+            try:
+                wrapper = original(*args, **kwargs)
+            finally:
+                module.ProcessGroupGloo = gloo
+            if is_gloo and len(made) == 1:
+                helpers[id(wrapper)] = (wrapper, made[0])
+            return wrapper
+
+        return _create_process_group_wrapper
+
     if hasattr(module, "ProcessGroupGloo"):
-        hooks.put(module, "_create_process_group_wrapper", functools.partial(_keeping_helper, module))
+        hooks.put(module, "_create_process_group_wrapper", keeping_helper)
     logger = getattr(module, "Logger", None)
     if logger is None:
         import torch._C._distributed_c10d as native
@@ -54,30 +78,6 @@ def _gloo_wrapper(group: Any) -> Any:
         pass_on(error)
         backends = [group]
     return next((backend for backend in backends if isinstance(backend, wrapper)), None)
-
-
-def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
-        made = []
-        gloo = module.ProcessGroupGloo
-
-        def make(*gloo_args: Any, **gloo_kwargs: Any) -> Any:
-            made.append(gloo(*gloo_args, **gloo_kwargs))
-            return made[-1]
-
-        wrapped = args[0] if args else kwargs.get("wrapped_pg")
-        is_gloo = isinstance(wrapped, gloo)
-        module.ProcessGroupGloo = make
-        try:
-            wrapper = original(*args, **kwargs)
-        finally:
-            module.ProcessGroupGloo = gloo
-        if is_gloo and len(made) == 1:
-            helpers[id(wrapper)] = (wrapper, made[0])
-        return wrapper
-
-    return _create_process_group_wrapper
 
 
 def forget_helpers(group: Any) -> None:
@@ -112,7 +112,6 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
 
 
 OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))
-
 # Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder.
 VARIABLE = "DDPDOCTOR_DETAIL"
 ON_GLOO = "gloo"

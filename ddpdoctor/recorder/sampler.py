@@ -26,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+    Line = Tuple[str, int, str]  # file, number, function
+
 RANK_INTERVAL_S = 0.1
 CHILD_INTERVAL_S = 0.4
 LOOKS_APART_S = 0.3
@@ -41,7 +43,6 @@ _IMPORTING = "<frozen importlib"
 _MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 # Functions remembered between two calls. The limit is for scripts that make functions at run time.
 MAX_FUNCTIONS = 1024
-
 _current: Optional[Sampler] = None
 
 
@@ -51,9 +52,7 @@ class LineTable:
     def __init__(self) -> None:
         self.entries: Dict[Any, List[int]] = {}  # by line and phase: the entry in the ring's table, and the count
 
-    def count(
-        self, ring: Any, clock: Any, line: Tuple[str, int, str], caller: Optional[Tuple[str, int, str]] = None
-    ) -> None:
+    def count(self, ring: Any, clock: Any, line: Line, caller: Optional[Line] = None) -> None:
         """Count one sample of a line, and of the line that called the model. A rank counts from its second step on."""
         if here.is_rank and (clock.waiting or not clock.number):
             return
@@ -75,7 +74,7 @@ class LineTable:
             ring.line(entry[0], site, key[1], entry[1])
 
 
-def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:
+def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Line]:
     """Return the user's line that called the model or the library in which the user's innermost line ran, or None."""
     outer = [i for i, (code, _) in enumerate(stack) if code.co_filename.endswith(_MODULE_FILE)]
     start, own = len(stack), False
@@ -107,9 +106,8 @@ class Sampler:
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
-        self.wake = _thread.allocate_lock()
+        self.wake, self.gone = _thread.allocate_lock(), _thread.allocate_lock()
         self.wake.acquire()
-        self.gone = _thread.allocate_lock()
         self.gone.acquire()
         self.control: Any = None
         try:
@@ -120,15 +118,11 @@ class Sampler:
                 os.close(fd)
         except (OSError, ValueError) as error:
             pass_on(error)
-        self.answered = 0
+        self.answered = self.changes = self.calls_seen = self.modules = self.cores_due_ns = 0
         self.answer_path = ""
         self.lines = LineTable()
         self.last_function: Optional[Tuple[str, str, int]] = None
         self.seen: Set[Tuple[str, str, int]] = set()
-        self.changes = 0
-        self.calls_seen = 0
-        self.modules = 0
-        self.cores_due_ns = 0
         self.first_core_times: Optional[Tuple[int, ...]] = None
 
     def run(self) -> None:
@@ -317,7 +311,6 @@ def start() -> None:
 # usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
 # after closing all its files.
 HIGH_NUMBERS = (1000, 240, 48)
-
 _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
 _disable = faulthandler.disable
@@ -340,7 +333,31 @@ def register() -> None:
     if not _is_enabled():
         _enable(file=fd, all_threads=True)
         _has_fatal = True
-    _yield_to_script()
+
+    # ``faulthandler`` answers a script as it would without us, and what the script enables replaces ours.
+    def enabled(*unused: Any, **also_unused: Any) -> None:
+        global _has_fatal
+        _has_fatal = False
+
+    @wraps(_disable)
+    def disable() -> bool:
+        return False if _has_fatal else bool(_disable())
+
+    @wraps(_is_enabled)
+    def is_enabled() -> bool:
+        return bool(_is_enabled()) and not _has_fatal
+
+    def registered(unused: Any, signum: Any, *also_unused: Any, **given: Any) -> None:
+        if signum == _signal.SIGURG:
+            _note_signal(False)
+
+    for function in (disable, is_enabled):
+        setattr(faulthandler, function.__name__, function)
+    for name, then in (
+        ("enable", enabled), ("register", registered), ("dump_traceback_later", _note_limit),
+        ("cancel_dump_traceback_later", _note_limit),
+    ):  # fmt: skip
+        setattr(faulthandler, name, around(then=then)(getattr(faulthandler, name)))
 
 
 def check() -> None:
@@ -402,34 +419,6 @@ def _open_high(suffix: str, flags: int) -> int:
         os.close(fd)
         return high
     return fd
-
-
-def _yield_to_script() -> None:
-    """Make ``faulthandler`` answer a script as it would without us, and let what the script enables replace ours."""
-
-    def enabled(*unused: Any, **also_unused: Any) -> None:
-        global _has_fatal
-        _has_fatal = False
-
-    @wraps(_disable)
-    def disable() -> bool:
-        return False if _has_fatal else bool(_disable())
-
-    @wraps(_is_enabled)
-    def is_enabled() -> bool:
-        return bool(_is_enabled()) and not _has_fatal
-
-    def registered(unused: Any, signum: Any, *also_unused: Any, **given: Any) -> None:
-        if signum == _signal.SIGURG:
-            _note_signal(False)
-
-    for function in (disable, is_enabled):
-        setattr(faulthandler, function.__name__, function)
-    for name, then in (
-        ("enable", enabled), ("register", registered), ("dump_traceback_later", _note_limit),
-        ("cancel_dump_traceback_later", _note_limit),
-    ):  # fmt: skip
-        setattr(faulthandler, name, around(then=then)(getattr(faulthandler, name)))
 
 
 @guarded("limit")

@@ -30,11 +30,9 @@ from .wrappers import around, hide_own_frames, wraps
 
 # Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
 MAX_BAD_ENDS = 64
-
 # After what ``gradients`` and ``steps`` do then.
 replicas.on_gone.append(fingerprinting.model_ended)
 here.on_end.append(fingerprinting.group_ends)
-
 _bad_ends = 0
 _steps = itertools.count(1)
 # Optimizers that step as a part of another optimizer; their steps are not counted.
@@ -155,19 +153,14 @@ def before_init(*args: Any, **kwargs: Any) -> None:
     timeout = given.get("timeout") or of_nccl or getattr(groups.c10d, "default_pg_timeout", None)
     seconds = getattr(timeout, "total_seconds", None)
     timeout_s = float(seconds()) if seconds is not None else None
-    here.note("init", **place, meeting=_meeting_file(init_method), timeout_s=timeout_s)
-
-
-def _meeting_file(init_method: Any) -> Any:
-    """Return path and size of the file in which ranks meet, before this one opens it; None if they use none."""
-    if not isinstance(init_method, str) or not init_method.startswith("file://"):
-        return None
-    path = init_method[len("file://") :].partition("?")[0]
-    try:
-        return {"path": path, "size_bytes": os.stat(path).st_size}
-    except OSError as error:
-        pass_on(error)
-        return {"path": path, "size_bytes": 0}
+    meeting: Any = None  # the file in which ranks meet, before this one opens it
+    if isinstance(init_method, str) and init_method.startswith("file://"):
+        meeting = {"path": init_method[len("file://") :].partition("?")[0], "size_bytes": 0}
+        try:
+            meeting["size_bytes"] = os.stat(meeting["path"]).st_size
+        except OSError as error:
+            pass_on(error)
+    here.note("init", **place, meeting=meeting, timeout_s=timeout_s)
 
 
 def after_init(*args: Any, **kwargs: Any) -> None:
@@ -338,24 +331,24 @@ def patch_spawn(module: Any) -> None:
 
 def patch_popen(module: Any) -> None:
     """Note how children of multiprocessing ended. Only their parent learns that."""
-    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=_child_polled)
-    module.Popen.poll = running(module.Popen.poll)
 
-
-@guarded("child ends")
-def _child_polled(child: Any) -> None:
-    """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
-    global _bad_ends
-    pid, code = child.pid, child.returncode
-    if here.ring is None or code is None:
-        return
-    rings = os.path.join(here.folder, "rings")
-    own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
-    if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
-        _bad_ends += code != 0
-        if code == 0 or _bad_ends > MAX_BAD_ENDS:
+    @guarded("child ends")
+    def polled(child: Any) -> None:
+        """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
+        global _bad_ends
+        pid, code = child.pid, child.returncode
+        if here.ring is None or code is None:
             return
-    here.note("child_end", pid=pid, code=code)
+        rings = os.path.join(here.folder, "rings")
+        own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
+        if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
+            _bad_ends += code != 0
+            if code == 0 or _bad_ends > MAX_BAD_ENDS:
+                return
+        here.note("child_end", pid=pid, code=code)
+
+    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=polled)
+    module.Popen.poll = running(module.Popen.poll)
 
 
 def patch_dynamo(module: Any) -> None:

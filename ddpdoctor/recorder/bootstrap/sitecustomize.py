@@ -8,16 +8,6 @@ import os
 import sys
 
 
-def _load_recorder():
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    package = type(sys)("_ddpdoctor_recorder")
-    package.__path__ = [home]
-    sys.modules["_ddpdoctor_recorder"] = package
-    from _ddpdoctor_recorder import start
-
-    start.install()
-
-
 def _load_hidden():
     """Import the sitecustomize that would have been found without us, as a module or a package."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -33,7 +23,11 @@ def _load_hidden():
 
 if os.environ.get("DDPDOCTOR_RUN"):
     try:
-        _load_recorder()
+        package = sys.modules["_ddpdoctor_recorder"] = type(sys)("_ddpdoctor_recorder")
+        package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        from _ddpdoctor_recorder import start
+
+        start.install()
     except Exception as error:  # a recorder that fails must never keep a rank from running
         wanted = os.environ.get("DDPDOCTOR_DETAIL")
         gpus = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
