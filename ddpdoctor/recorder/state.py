@@ -28,7 +28,6 @@ _LAUNCH_VARIABLES = (
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES",
 )  # fmt: skip
-
 # Functions that the hooks register to add to the evidence, by key. They must not call torch.
 describers: Dict[str, Callable[[], Any]] = {}
 # Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return.
@@ -198,7 +197,6 @@ _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
 # The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
 # takes a file descriptor, and there may be none left.
 _RAISE = set(compile("raise", "", "exec").co_code[::2]) - set(compile("pass", "", "exec").co_code[::2])
-
 _is_loading = False
 
 
@@ -229,9 +227,16 @@ def came_from_outside(error: BaseException) -> bool:
             if any(type(one) is type(frame) and one in interrupted for one in given):
                 return True
         interrupted.append(frame)
-    handlers = _handlers() if foreign else ()
-    if last is None or any(code is handler for code in foreign for handler in handlers):
-        return last is not None
+    if last is None:
+        return False
+    if foreign:  # or the script's own signal handlers: functions, methods, objects, ``functools.partial``
+        import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
+
+        for handler in map(script_handler, {_signal.getsignal(number) for number in range(1, _signal.NSIG)}):
+            inside = getattr(handler, "func", handler)  # functools.partial
+            called = vars(type(inside)).get("__call__")  # an object
+            if any(getattr(part, "__code__", None) is code for part in (inside, called) for code in foreign):
+                return True
     if last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISE:
         return False
     kind = type(error)
@@ -239,18 +244,6 @@ def came_from_outside(error: BaseException) -> bool:
     if kind.__module__ == "__main__" or (file and frames.is_user_file(file)):
         return True
     return not error.args and kind not in _WITHOUT_TEXT
-
-
-def _handlers() -> List[Any]:
-    """Return the code of the script's signal handlers, also of methods, objects and ``functools.partial``."""
-    import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
-
-    found = []
-    for handler in map(script_handler, {_signal.getsignal(number) for number in range(1, _signal.NSIG)}):
-        inside = getattr(handler, "func", handler)  # functools.partial
-        called = vars(type(inside)).get("__call__")  # an object
-        found += [one.__code__ for one in (inside, called) if hasattr(one, "__code__")]
-    return found
 
 
 def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
