@@ -25,7 +25,6 @@ from .step_clock import is_capturing
 from .storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 __all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]
-
 COLUMNS = 509  # Words in a row. It defines the checksum, as do all constants here except the batch and chunk sizes.
 # Rows in a block. A block is half a MiB, which stays in a core's cache for both sums. The last block may have fewer
 # rows. Rows and columns are odd.
@@ -33,12 +32,8 @@ ROWS = 125
 SMALL_WORDS = 4 * COLUMNS  # tensors of up to this many words are mixed directly, because two sums would take longer
 # First positions of column sums and small tensors, of row sums, of left-over words, and of a tensor's next part.
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
-
-STEP = -0x61C8864680B583EB
-FACTOR = -0x00AE502812AA7333
 # Odd numbers with random-looking bits: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as in torch.
-LENGTH = 0x2545F4914F6CDD1D
-
+STEP, FACTOR, LENGTH = -0x61C8864680B583EB, -0x00AE502812AA7333, 0x2545F4914F6CDD1D
 # Words that are mixed at once: 128 KiB on a CPU, plus three times that in temporaries. On an accelerator a batch takes
 # 20 launches, whatever its size. Our choice.
 BATCH_WORDS, GPU_BATCH_WORDS = 2**14, 2**20
@@ -137,20 +132,11 @@ class Reader:
 
     def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
         size: int = tensor.numel() * tensor.element_size()
-        if size > SMALL_WORDS * WORD:
-            self._take_blocks(owner, position, tensor)
-        elif size:
-            piece = tensor if tensor.dim() == 1 else tensor.reshape(-1)
-            self._batch(tensor.dtype).add(owner, position + COLUMNS_AT, piece, size)
-        return size
-
-    def end(self) -> None:
-        """Mix what is left and release all tensors, because their owner may change them."""
-        for batch in self.batches.values():
-            batch.mix()
-        self._scratch = None
-
-    def _take_blocks(self, owner: int, position: int, tensor: torch.Tensor) -> None:
+        if size <= SMALL_WORDS * WORD:
+            if size:
+                piece = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+                self._batch(tensor.dtype).add(owner, position + COLUMNS_AT, piece, size)
+            return size
         sums = self._batch(torch.int64)
         width = COLUMNS * WORD // tensor.element_size()
         rows, left = divmod(tensor.numel(), width)
@@ -159,7 +145,15 @@ class Reader:
         whole = in_order(tensor)
         step = self._whole_rows if whole else self._chunk_rows
         for row in range(0, rows, step):
-            words = self._rows_of(tensor, row, min(step, rows - row), width, whole)
+            count = min(step, rows - row)
+            if whole:
+                start = tensor.storage_offset() + row * width
+                words = tensor.as_strided((count, width), (width, 1), start).view(torch.int64)
+            else:
+                if self._scratch is None:
+                    self._scratch = torch.empty(self._chunk_rows, COLUMNS, dtype=torch.int64, device=self._device)
+                words = self._scratch[:count]
+                copy_range(tensor, row * width, words.view(tensor.dtype).view(-1))
             # The row sums run faster, so they come first and fill the caches.
             sums.add(owner, position + ROWS_AT + row, torch.sum(words, 1), words.shape[0] * WORD)
             at = position + COLUMNS_AT + row // ROWS * COLUMNS
@@ -173,16 +167,13 @@ class Reader:
                 rest = tensor.new_empty(left)
                 copy_range(tensor, rows * width, rest)
             self._batch(tensor.dtype).add(owner, position + REST_AT, rest, left * tensor.element_size())
+        return size
 
-    def _rows_of(self, tensor: torch.Tensor, row: int, rows: int, width: int, whole: bool) -> torch.Tensor:
-        if whole:
-            at = tensor.storage_offset() + row * width
-            return tensor.as_strided((rows, width), (width, 1), at).view(torch.int64)
-        if self._scratch is None:
-            self._scratch = torch.empty(self._chunk_rows, COLUMNS, dtype=torch.int64, device=self._device)
-        words = self._scratch[:rows]
-        copy_range(tensor, row * width, words.view(tensor.dtype).view(-1))
-        return words
+    def end(self) -> None:
+        """Mix what is left and release all tensors, because their owner may change them."""
+        for batch in self.batches.values():
+            batch.mix()
+        self._scratch = None
 
     def _batch(self, kind: torch.dtype) -> Batch:
         batch = self.batches.get(kind)

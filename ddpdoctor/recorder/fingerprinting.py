@@ -99,8 +99,7 @@ class StepFingerprints:
             self.take_before(optimizer)
         rows, gradients = self._gradients, self._taken
         self._gradients, self._taken = [], None
-        replica = self.replica
-        named = named_parameters(replica)
+        replica, named = self.replica, named_parameters(self.replica)
         after = parameter_rows(named) + state_rows(self._named(optimizer), optimizer)
         if not replica.syncs_buffers:
             after += buffer_rows(replica)
@@ -111,11 +110,7 @@ class StepFingerprints:
         )  # fmt: skip
         values.update(optimizer_values(optimizer))
         before, taken = gradients.value(), fingerprints_of(after).value()
-        values.update(self._find_untrained(named, taken, optimizer))
-        self.write(number, values, rows + after, before + taken)
-
-    def _find_untrained(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any) -> Dict[str, Any]:
-        """Return the parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``."""
+        # The parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``.
         held = {id(tensor) for number in [*_numbers, *_steppers] for tensor in held_by(number)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
@@ -124,12 +119,13 @@ class StepFingerprints:
             if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
                 continue
             value = taken[i * fingerprint_file.FINGERPRINT_SIZE : (i + 1) * fingerprint_file.FINGERPRINT_SIZE]
-            before, times = self._still.get(name, (b"", 0))
-            still[name] = (value, times + 1 if value == before else 0)
+            last, times = self._still.get(name, (b"", 0))
+            still[name] = (value, times + 1 if value == last else 0)
             if still[name][1] >= MIN_STILL:
                 (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
         self._still = still
-        return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}
+        values.update(untrained=(late + early)[:MAX_NAMES], untrained_count=len(late + early), late=len(late))
+        self.write(number, values, rows + after, before + taken)
 
     def write(self, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None) -> None:
         """Write a record. An optimizer gets its number with the first."""
@@ -173,8 +169,10 @@ def gpu_is_idle() -> bool:
 
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
-    place = {"ranks": list(replica.ranks), "model": replica.number, "optimizer": optimizer, "rank": replica.rank}
-    return {"clock": clock, "group": replica.group, **place}
+    return {
+        "clock": clock, "group": replica.group, "ranks": list(replica.ranks), "model": replica.number,
+        "optimizer": optimizer, "rank": replica.rank,
+    }  # fmt: skip
 
 
 def fingerprints_of(rows: Rows) -> Any:
@@ -293,7 +291,6 @@ _SCALER_FILE = "grad_scaler.py"
 # Fields to leave out when space runs short, the first one first.
 _LONG = ("unfinished", "untrained", "replaced", "unreduced", "unwritten", "site")
 _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
-
 Values = Dict[str, Any]
 
 
@@ -316,6 +313,14 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
     unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
     unreduced = [name for name, tensor in named if tensor.requires_grad and id(tensor) not in replica.reduced]
     module = replica.module()
+    # Parameters for which an optimizer holds an untrained tensor of that shape, from before a replacement.
+    used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
+    unused = [t for t in strays if unheld and t.grad is None and not any(t in state for state in used)]
+    idle, replaced = [(tensor.shape, tensor.dtype) for tensor in unused], []
+    for name, tensor in unheld:
+        if tensor.grad is not None and (tensor.shape, tensor.dtype) in idle:
+            idle.remove((tensor.shape, tensor.dtype))
+            replaced.append(name[:MAX_NAME])
     import torch
 
     from .fingerprint import fingerprints
@@ -330,7 +335,7 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
         "dropout": any(isinstance(m, kind) and m.training and m.p > 0 for m in parts),
         "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
-        "stray": len(strays), "unheld": len(unheld), "replaced": _replaced(unheld, strays, optimizers),
+        "stray": len(strays), "unheld": len(unheld), "replaced": replaced[:MAX_NAMES],
         "own_steps": replica.own_steps, "through": replica.through, "join": replica.join, "hook": replica.hook,
     }  # fmt: skip
 
@@ -370,24 +375,6 @@ def _text(value: Any) -> Optional[str]:
     if isinstance(value, str):
         return hide_in_text(value[: 4 * MAX_VALUE])[:MAX_VALUE]
     return repr(value)[:MAX_VALUE] if isinstance(value, (int, float)) else None
-
-
-def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
-    """Return parameters for which an optimizer holds an untrained tensor of that shape, from before a replacement."""
-    if not unheld:
-        return []
-    used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
-    idle = [_kind(stray) for stray in strays if stray.grad is None and not any(stray in state for state in used)]
-    found = []
-    for name, tensor in unheld:
-        if tensor.grad is not None and _kind(tensor) in idle:
-            idle.remove(_kind(tensor))
-            found.append(name[:MAX_NAME])
-    return found[:MAX_NAMES]
-
-
-def _kind(tensor: Any) -> Tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype
 
 
 # Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter.

@@ -23,21 +23,17 @@ from .wrappers import around
 
 # The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted.
 Sharing = Tuple[str, Tuple[int, ...]]
-
 # Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts.
 MAX_MODULES = 4096
-
 # Tensors made by ``to_empty`` that are kept. Our choice: more than models have that are not sharded.
 MAX_EMPTIED = 2**16
 MAX_UNWRITTEN = 8  # Names of tensors without a value that are noted. Our choice: layers of a model count as one.
-
 FULLY_SHARD, PARALLELIZE, FSDP1 = "fully_shard", "parallelize_module", "FullyShardedDataParallel"
 # By the last part of a module's name: its function that distributes modules over a mesh.
 _PLACES = {"_fully_shard": FULLY_SHARD, "api": PARALLELIZE, "_api": "distribute_module"}
 _OF_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Buffers of BatchNorm. Each rank has its own, also in a branch or a mode in which they do not change.
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-
 # Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
 # ``Sharing``; None stands for the mesh of all ranks.
 _modules: List[Tuple[Any, str, Any]] = []
