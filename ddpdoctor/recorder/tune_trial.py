@@ -83,7 +83,6 @@ NEEDED = (
     "_bucket_config", "_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper",
     "_comm_hooks", "forward_sync_buffers",
 )  # fmt: skip
-
 # The settings that the script gave to DDP, and that a switch changes.
 GIVEN = ("_bucket_config", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "forward_sync_buffers")
 
@@ -211,7 +210,13 @@ def patch_loader(module: Any) -> None:
     setting = read_settings(os.environ).tune_setting
 
     def arguments_of(given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
-        if not here.is_rank or not _has_batches(given):
+        from torch.utils.data import IterableDataset
+
+        dataset, batches, sampler = given["dataset"], given.get("batch_sampler"), given.get("sampler")
+        if not here.is_rank or isinstance(dataset, IterableDataset):  # workers would read a stream twice
+            return {}
+        drawn = dataset if sampler is None else sampler
+        if (len(drawn) <= (given.get("batch_size", 1) or 1)) if batches is None else len(batches) <= 1:
             return {}
         count = int(setting[len(WORKERS) :])
         _loaders.append(count)
@@ -219,19 +224,6 @@ def patch_loader(module: Any) -> None:
 
     if setting.startswith(WORKERS):
         hooks.put(module.DataLoader, "__init__", functools.partial(_changing, arguments_of))
-
-
-def _has_batches(given: Dict[str, Any]) -> bool:
-    """Return whether a loader draws several batches of a dataset by index: workers would read a stream twice."""
-    from torch.utils.data import IterableDataset
-
-    data, batches = given["dataset"], given.get("batch_sampler")
-    if isinstance(data, IterableDataset):
-        return False
-    if batches is not None:
-        return len(batches) > 1
-    drawn = data if given.get("sampler") is None else given["sampler"]
-    return len(drawn) > (given.get("batch_size", 1) or 1)
 
 
 def why_without_effect(setting: str) -> str:
@@ -285,14 +277,11 @@ class SettingsTrial:
         self.rounds = rounds
         self.only = only
         self.models: List[Any] = []  # weak references to the DDP models that the script has made
-        self.steps = 0
-        self.optimizer_steps = 0
-        self.forwards = 0
+        self.steps = self.optimizer_steps = self.forwards = 0
         self.in_step = 0  # training forwards in this step so far
         # Of the steps before the first switch: their numbers of training forwards that reduce, 0 if one does not.
         self.per_step: set[int] = set()
-        self.has_stepped = False
-        self.has_autocast = False
+        self.has_stepped = self.has_autocast = False
         self.given: Any = None  # what the script gave to DDP, once settings are switched: ``GIVEN``
         self.fixed = setting  # the setting that this launch has from its start, if it has one
         self.end: Dict[str, Any] = {"end": "done"}  # how the rank says that it has ended, if it keeps its settings
@@ -347,7 +336,11 @@ class SettingsTrial:
     def _time_step(self, ddp: Any, left_out: int, count: int) -> List[int]:
         """Note that a step begins. Return what ``count`` steps after the first ones took once all have ended."""
         began = self.began
-        began.append(now_ns(ddp, is_edge=len(began) + 1 in (left_out, left_out + count)))
+        if ddp.device_type == "cuda" and len(began) + 1 in (left_out, left_out + count):
+            import torch
+
+            torch.cuda.synchronize()  # the host waits for it where measuring begins and ends, and nowhere between
+        began.append(time.monotonic_ns())
         took = [after - before for before, after in zip(began[left_out - 1 :], began[left_out:])]
         return took if len(took) == count else []
 
@@ -455,15 +448,6 @@ class SettingsTrial:
 
             threading.Thread(target=leave_with_others, name="ddpdoctor-trial", daemon=True).start()
         return bool(late)
-
-
-def now_ns(ddp: Any, *, is_edge: bool) -> int:
-    """Return the time. On a GPU the host waits for it where measuring begins and where it ends, and nowhere between."""
-    if ddp.device_type == "cuda" and is_edge:
-        import torch
-
-        torch.cuda.synchronize()
-    return time.monotonic_ns()
 
 
 def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
@@ -616,17 +600,16 @@ def patch_saves(module: Any) -> None:
 
         return save
 
+    def is_move_of_save(src: Any, dst: Any, *unused: Any, **also_unused: Any) -> bool:
+        """Scripts save under another name first. An older file of that name must not take the checkpoint's place."""
+        if not _thrown_away or _full(src) not in _thrown_away:
+            return False
+        _thrown_away.add(_full(dst))
+        return True
+
     hooks.put(module, "save", diverted)
     for name in ("replace", "rename"):
-        hooks.put(os, name, unless(_is_move_of_save))
-
-
-def _is_move_of_save(src: Any, dst: Any, *unused: Any, **also_unused: Any) -> bool:
-    """Scripts save under another name first. An older file of that name must not take the checkpoint's place."""
-    if not _thrown_away or _full(src) not in _thrown_away:
-        return False
-    _thrown_away.add(_full(dst))
-    return True
+        hooks.put(os, name, unless(is_move_of_save))
 
 
 def _full(path: Any) -> str:

@@ -17,7 +17,6 @@ PRIVATE_FOLDER = 0o700
 MAX_FILE_BYTES = 64 * 2**20
 # Our choice: a parsed value takes up to 120 bytes, however short its text. A report of 1,024 ranks has about 100,000.
 MAX_JSON_VALUES = 2**20
-
 # Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 

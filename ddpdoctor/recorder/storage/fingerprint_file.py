@@ -35,7 +35,6 @@ HEADER_SIZE = 128
 IDENTITY = struct.Struct("<8sIIQQQQQQ")
 WRITTEN_OFFSET = 120
 NUMBER = struct.Struct("<Q")
-
 # number of the record from 1 (0: being written), number of the point, time_ns, size of the text.
 RECORD_HEAD = struct.Struct("<QQQI4x")
 TEXT_SIZE = 1984  # Room for the text of a record. Our choice: enough for two dozen groups of hyperparameters.
@@ -43,7 +42,6 @@ FINGERPRINT_SIZE = 16
 ABSENT = bytes(FINGERPRINT_SIZE)
 # The fingerprint of a tensor that could not be read on this rank. It is not compared.
 UNKNOWN = b"\xff" * FINGERPRINT_SIZE
-
 # The first field of a row in the table: ``[what, name, part, shape, dtype]``.
 PARAMETER, GRADIENT, BUFFER, STATE = "p", "g", "b", "s"
 STEP, FORWARD, SYNC, END = "step", "forward", "sync", "end"  # clocks of streams in the table

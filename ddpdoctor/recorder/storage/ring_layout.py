@@ -40,10 +40,8 @@ HEADER_SIZE = 4096
 # magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
 # steps, lines and kept steps.
 IDENTITY = struct.Struct("<8sIIQQQQQQQQQQ")
-
 ROLE_RANK = 1
 ROLE_CHILD = 2
-
 CELLS_OFFSET = 128
 CELL = struct.Struct("<Q")
 TWO_CELLS = struct.Struct("<QQ")
@@ -59,11 +57,9 @@ CELL_NAMES = (
 )  # fmt: skip
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
-
 PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
-
 # What calls of one kind share: op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims.
 KIND = struct.Struct("<IIIIIIiiII6q")
 KIND_OFFSET = 32
@@ -89,7 +85,6 @@ FLAG_ASYNC = 1
 FLAG_FAILED = 2
 FLAG_MAIN = 4
 FLAG_P2P = 8
-
 # What else a step record holds, after its phases.
 #
 # ``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
@@ -111,15 +106,12 @@ OLD_STEP = struct.Struct("<QQII8I")  # the record of a step up to version 3
 STEP_COLLECTIVE, STEP_BACKWARD, STEP_REDUCED, STEP_OPTIMIZER = range(4)
 STEP_KIND = 3
 STEP_WAIT_UNKNOWN = 4  # flag: the wait for other ranks in backward could not be measured
-
 # The phases of a step: from the previous step to forward, forward, from there to backward, backward with reduction.
 BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
-
 # site, phase, number of samples outside calls that need other ranks. Site 0 marks an unused entry.
 LINE = struct.Struct("<III")
 CALLS_MODULE = 4  # added to the phase of a line that was not the innermost one, but called a module of torch
 LINE_SIZE = 12
-
 CONTROL_SIZE = 4096
 CONTROL_REQUEST = 0  # Offset of the number of the latest request for evidence. The watcher writes it.
 CONTROL_CLOSING = 8  # Offset of the time at which the launcher began to stop its ranks. The launcher writes it.
@@ -129,7 +121,6 @@ CONTROL_STOPPING = 24
 # Offset of the time at which `ddpdoctor status --dump` last asked the watcher for evidence. That command writes it.
 CONTROL_DUMP_ASKED = 32
 CONTROL_DUMPED = 40  # Offset of the same number once that evidence is saved. The watcher writes it.
-
 SAMPLED_STEPS = 256
 LONGEST_STEPS = 64  # kept steps: first the sample, then the longest
 # Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms.
@@ -164,7 +155,6 @@ class RingShape:
 
 RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256, kept=SAMPLED_STEPS + LONGEST_STEPS)
 CHILD_SHAPE = RingShape(journal_bytes=24 * 1024, slots=32, lines=32)
-
 PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
 

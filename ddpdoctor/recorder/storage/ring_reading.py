@@ -155,7 +155,20 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
     strings: Dict[int, str] = {0: ""}
     sites: Dict[int, Dict[str, Any]] = {}
     notes: List[Dict[str, Any]] = []
-    for entry in _read_entries(text.split(b"\n")):
+    # All lines are parsed at once, which is faster. If that fails, each is, and the damaged ones are skipped.
+    lines = [line for line in text.split(b"\n") if line]
+    try:
+        entries = list(parse_group_json(b"[%s]" % b",\n".join(lines)))
+    except ValueError:
+        entries = []
+    if len(entries) != len(lines):
+        entries = []
+        for line in lines:
+            try:
+                entries.append(parse_group_json(line))
+            except ValueError:
+                continue
+    for entry in entries:
         if not isinstance(entry, dict):
             continue
         if isinstance(entry.get("s"), int):
@@ -165,24 +178,6 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
         elif isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS):
             notes.append(entry)
     return strings, sites, notes
-
-
-def _read_entries(lines: List[bytes]) -> List[Any]:
-    """Parse lines of JSON all at once, which is faster. If that fails, parse each and skip the damaged ones."""
-    written = [line for line in lines if line]
-    try:
-        entries = parse_group_json(b"[%s]" % b",\n".join(written))
-    except ValueError:
-        entries = []
-    if len(entries) == len(written):
-        return list(entries)
-    entries = []
-    for line in written:
-        try:
-            entries.append(parse_group_json(line))
-        except ValueError:
-            continue
-    return [entry for entry in entries if entry is not None]
 
 
 def _columns(rows: Iterable[Tuple[int, ...]]) -> List[array[int]]:

@@ -21,7 +21,6 @@ MAX_INTERNED = 8192
 # The end of the journal, at most half of it, is reserved for entries that a verdict needs. Our choice: room for eight
 # exceptions of the greatest length, and for the end of a process.
 VITAL_BYTES = 96 * 1024
-
 _CLAIMED = ring_layout.CELL_OFFSETS["slots_claimed"]
 _DONE = ring_layout.CELL_OFFSETS["calls_done"]
 _STEPS = ring_layout.CELL_OFFSETS["steps_recorded"]
