@@ -80,18 +80,6 @@ def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
     return ring.begin(kind.packed, seq, now)
 
 
-def tensors_of(about: Any) -> Tuple[Any, Any, int]:
-    """Return dtype, shape and number of the tensors that a call is given. The dtype is None if there is no tensor."""
-    tensors = 1
-    if isinstance(about, (list, tuple)):
-        tensors = len(about)
-        about = about[0] if about else None
-    dtype = getattr(about, "dtype", None)
-    if dtype is None:
-        return None, (), 0 if about is None else tensors
-    return dtype, about.shape, tensors
-
-
 class Hook:
     """What is known of a function of torch.distributed, or of an operator with named groups, before it is called."""
 
@@ -152,9 +140,12 @@ class Hook:
         about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
         try:
             dtype, shape, tensors = about.dtype, about.shape, 1
-        except AttributeError as error:
+        except AttributeError as error:  # several, or none
             pass_on(error)
-            dtype, shape, tensors = tensors_of(about)
+            first: Any = (about[0] if about else None) if isinstance(about, (list, tuple)) else about
+            dtype = getattr(first, "dtype", None)
+            shape = () if dtype is None else first.shape
+            tensors = 0 if first is None else 1 if first is about else len(about)
         if known.aside is not None and self.is_aside(group, about, args, kwargs):
             known, begun = known.aside, groups.begun_by(known.aside)
         name = known.id if known.ring is ring else groups.name_id(ring, known)
@@ -306,7 +297,6 @@ def patch(module: Any) -> None:
 
 # Works that are followed at a time. Our choice: code that never waits for them must not fill memory.
 MAX_HANDED_OUT = 1024
-
 _MAIN = ring_layout.FLAG_MAIN
 _NOT_HANDED_OUT: Tuple[Any, int] = (lambda: None, 0)
 # By id of the work, in the order of the calls: a weak reference to it, and the record of its call.
@@ -393,8 +383,7 @@ class CallTemplate:
     def __init__(self, packed: bytes, site: int, reference: Any) -> None:
         self.packed = packed
         self.site = site  # the id of the user's line
-        # A weak reference to the user's code. When the code is freed, the kind is dropped too.
-        self.reference = reference
+        self.reference = reference  # a weak one to the user's code: when that is freed, the kind is dropped too
 
 
 def kind_of(
@@ -429,9 +418,8 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
             reference = weakref.ref(code, functools.partial(kinds.pop, key))  # C: see ``groups``
         _, _, _, op, group, dtype, shape, tensors, redop, peer, flags = key
         op_id = ring.intern(op)
-        api_id = ring.intern(api) or op_id
+        api_id, redop_id = ring.intern(api) or op_id, ring.intern(redop)
         dtype_id = ring.intern(str(dtype)) if dtype is not None else 0
-        redop_id = ring.intern(redop)
         packed = ring_layout.pack_kind(op_id, api_id, group, site, redop_id, dtype_id, peer, tensors, flags, shape)
         kind = kinds[key] = CallTemplate(packed, site, reference)
     return kind

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MAX_DEPTH = 200
 MAX_KEPT = 60
-
 _known: Dict[str, bool] = {}
 
 

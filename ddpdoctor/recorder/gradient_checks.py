@@ -85,18 +85,15 @@ def has_finite_sum(pieces: Iterable[List[Any]]) -> bool:
 def _sum_together(tensors: List[Any]) -> float:
     import torch
 
-    if len(tensors) == 1:
-        return 0.0 if tensors[0] is None else _sum(tensors[0])
-    try:
-        return _sum(torch._C._nn.flatten_dense_tensors(tensors))
-    except TypeError as error:  # cheaper than checking each one for None
-        pass_on(error)
-        present = [tensor for tensor in tensors if tensor is not None]
-        return _sum_together(present) if present else 0.0
-
-
-def _sum(tensor: Any) -> float:
-    return float(abs(_sum_of(tensor).item()))
+    together = tensors[0]
+    if len(tensors) > 1:
+        try:
+            together = torch._C._nn.flatten_dense_tensors(tensors)
+        except TypeError as error:  # cheaper than checking each one for None
+            pass_on(error)
+            present = [tensor for tensor in tensors if tensor is not None]
+            return _sum_together(present) if present else 0.0
+    return 0.0 if together is None else float(abs(_sum_of(together).item()))
 
 
 def _sum_of(tensor: Any) -> Any:
@@ -332,9 +329,7 @@ MAX_NOTED = 8
 # This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
 # halves the scale each time is then far below 1.
 LONG_ROW = 20
-
-INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"
-
+INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"  # what was not finite first
 _numbers = itertools.count(1)
 _noted = {False: 0, True: 0}
 
@@ -407,16 +402,3 @@ class Findings:
         self._last = dict(entry, k="nonfinite", at=time.monotonic_ns())
         here.ring.note(self._last, vital=True)
         here.ring.set("nonfinite", sum(_noted.values()))
-
-
-def origin_of(inputs: Tuple[str, str], ruined: Optional[str], loss: float) -> Tuple[str, str]:
-    """Return what was not finite first, and a sentence. ``inputs``: an input's label and what is wrong, or empty."""
-    label, held = inputs
-    lost = not math.isfinite(loss)
-    if ruined is not None:
-        return PARAMETER, "%s was not finite before this backward" % ruined
-    if label and (lost or held.startswith("NaN")):
-        return INPUT, "%s holds %s" % (label, held)
-    if lost:
-        return LOSS, "the loss was %r" % loss
-    return GRADIENT, ""

@@ -179,21 +179,15 @@ def flight_entries_now() -> Any:
             here.failed("flight recorder of " + source, error)
     found = {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
     if any(map(flight.is_untold, entries)):
-        found["idle"] = _are_idle()
+        found["idle"] = None  # whether this process's devices are done
+        cuda, torch_c = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
+        if cuda is not None and torch_c is not None and cuda.is_initialized() and not is_capturing():
+            used = filter(torch_c._cuda_hasPrimaryContext, range(cuda.device_count()))  # asking others makes a context
+            try:
+                found["idle"] = int(all(cuda.default_stream(device).query() for device in used))
+            except Exception as error:  # noqa: BLE001 - the device has failed, and the script gets its own error
+                pass_on(error)
     return found
-
-
-def _are_idle() -> Any:
-    """Return whether this process's devices are done; None if unknown. Only those with a context: asking makes one."""
-    cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
-    if cuda is None or native is None or not cuda.is_initialized() or is_capturing():
-        return None
-    used = filter(native._cuda_hasPrimaryContext, range(cuda.device_count()))
-    try:
-        return int(all(cuda.default_stream(device).query() for device in used))
-    except Exception as error:  # noqa: BLE001 - the device has failed, and the script gets its own error
-        pass_on(error)
-        return None
 
 
 def is_timed() -> bool:

@@ -79,7 +79,6 @@ def entry(since: int = 0) -> Dict[str, Any]:
 
 
 here.on_start.append(write)
-
 patches: Dict[str, Callable[[Any], None]] = {}  # by module: the function that patches it once it is imported
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import hashlib
 import operator
 import os
 import sys
@@ -98,7 +99,7 @@ def patch(module: Any) -> None:
     os.register_at_fork(after_in_child=book.under_way.clear)
     # The last pass of each loader. The training thread may change it meanwhile.
     describers["loaders"] = lambda: [
-        _entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None
+        _entry(k, k.last) for k in list(book.reported) if k.is_noted and k.last is not None
     ]
 
 
@@ -114,19 +115,17 @@ def _begin(loader: Any) -> Any:
         _end(known, known.last)
         known.trained += known.last.backwards
     known.passes += 1
-    is_early = known.passes <= EARLY_PASSES
     given = data.attributes(loader)
-    mapped = is_early and bool(given.get("in_order", True))
+    mapped = known.passes <= EARLY_PASSES and bool(given.get("in_order", True))
     # All ranks take digests of the same samples.
     samples = (known.samples or 0) if mapped else 0
     count = min(samples, SAMPLES)
     probes = frozenset(i * samples // count for i in range(count))
-    found = LoaderPass(known.passes, data.epoch_of(loader), probes, mapped)
-    known.last = found
+    known.last = LoaderPass(known.passes, data.epoch_of(loader), probes, mapped)
+    begun = book.opening[_thread.get_ident()] = (known, known.last)
     if given.get("_iterator") is not None:
-        _register(given["_iterator"], (known, found))
-    book.opening[_thread.get_ident()] = (known, found)
-    return known, found
+        _register(given["_iterator"], begun)
+    return begun
 
 
 def _meet(loader: Any) -> Loader:
@@ -331,17 +330,12 @@ class LoaderPass:
 
 
 def _digest(order: Tuple[int, ...]) -> str:
-    import hashlib
-
-    if not order:
-        return ""
-    return hashlib.blake2b(",".join(map(str, order)).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(",".join(map(str, order)).encode(), digest_size=6).hexdigest() if order else ""
 
 
 # First indices that are kept for the digest of their order. ``rules/data/shared.py`` has the same number.
 MAX_ORDER = 4096
 BULK = 4096  # The most indices that wait to be counted. Our choice: 32 KiB.
-
 _WORDS = frozenset({str, bytes, int, tuple})
 
 
@@ -360,9 +354,7 @@ def counted(so_far: IndexCounts, waiting: List[Any]) -> IndexCounts:
     if not waiting:
         return so_far
     numbers, total, worded = numbers_of(waiting[:])
-    order = so_far.order
-    if len(order) < MAX_ORDER:
-        order += tuple(numbers[: MAX_ORDER - len(order)])
+    order = so_far.order + tuple(numbers[: MAX_ORDER - len(so_far.order)])
     highest = max(so_far.highest, max(numbers))  # noqa: PLW3301 - thousands of arguments are too many
     xor = functools.reduce(operator.xor, numbers, so_far.xor)
     worded = so_far.worded or worded
@@ -393,7 +385,6 @@ def _number(index: Any) -> Tuple[Any, int]:
 
 FETCH_MODULE = "torch.utils.data._utils.fetch"
 FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
-
 _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns
 

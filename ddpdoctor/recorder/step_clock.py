@@ -17,7 +17,6 @@ from .storage import ring_layout
 from .wrappers import around
 
 MOST_US = 2**32 - 1
-
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns

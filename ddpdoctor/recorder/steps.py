@@ -23,10 +23,8 @@ from .wrappers import around, wraps
 
 # Containers around forward's first tensor that are opened. Our choice: a batch is a dictionary or a list.
 MAX_NESTED = 3
-
 # A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward.
 _reducing: Any = None
-
 # The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then.
 _optimizing: Any = (None, 0, 0)
 
@@ -144,7 +142,6 @@ def _backward_ended(began_ns: int) -> None:
 
 
 here.clock = clock
-
 FIRST_STEPS = 64
 # The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
 # Our choice: of the last 256 steps about 64 are known, the same ones on all ranks.
@@ -253,19 +250,16 @@ def _write_held() -> None:
 
 
 here.on_end.append(settle_all)
-
 MAX_NAMES = 8
 MAX_NAME = 120
 # Nodes of autograd's graph that are searched for a variable. Our choice: noting an error must not take seconds.
 MAX_NODES = 4096
 MAX_VARIABLES = 64
-
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _TWICE = "Expected to mark a variable ready only once"
 _STATIC = "not compatible with static_graph set to True"
 _NUMBERS = "Parameter indices which did not receive grad for rank "
 _AT_NUMBER = "Parameter at index "
-
 # By model: the names of its parameters, in the order of the reducer's numbers.
 _names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
 _to_reduce: Any = None  # a weak reference to the model whose forward ran last with a reduction to follow

@@ -33,7 +33,6 @@ FRAMEWORKS = {
     "transformers": ("transformers.trainer",),
     "accelerate": ("accelerate.accelerator",),
 }
-
 _built_at: Any = weakref.WeakKeyDictionary()  # by DataParallel that has not trained yet: the line that built it
 
 
@@ -77,7 +76,6 @@ MAX_COLLECTIONS = 4096  # collections of one step that are counted, the latest
 MAX_FRAMES = 1024  # frames of its long collections that are kept, the latest
 # The step after which the line is noted first. It is noted again after four times as many, and at the end.
 FIRST_NOTE = 8
-
 _began: Deque[int] = deque([0], 1)  # when the last collection began
 # Thread and nanoseconds of each collection since the last step.
 _took: Deque[Tuple[int, int]] = deque(maxlen=MAX_COLLECTIONS)
@@ -155,7 +153,6 @@ WATCHED_AFTER = 3  # The step after this many steps is looked at. Our choice: on
 REDUCTIONS = frozenset({"all_reduce", "reduce"})
 MAX_CALLS = 4096
 MIN_GRADIENTS = 2
-
 _reduced: List[Tuple[int, Any]] = []  # the address and the shape of each tensor that all_reduce was given in the step
 _reduced_at: Optional[Any] = None
 
@@ -189,14 +186,6 @@ def hand_made_step(optimizer: Any) -> None:
 
 # The loggers that were noted, at their first use: TensorBoard's ``add_hparams`` makes a writer for each call.
 _noted: Set[str] = set()
-
-
-def patch_logger(module: Any) -> None:
-    logger, name, function = _LOGGERS[module.__name__]
-    owner = getattr(module, name, None) if name else module
-    hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)
-
-
 # By module: the logger, its class, if it is a method, and the function that begins a run.
 _LOGGERS = {
     "torch.utils.tensorboard.writer": ("tensorboard", "SummaryWriter", "__init__"),
@@ -204,6 +193,12 @@ _LOGGERS = {
     "mlflow.tracking.client": ("mlflow", "MlflowClient", "create_run"),  # which frameworks use
     "mlflow.tracking.fluent": ("mlflow", "", "start_run"),
 }
+
+
+def patch_logger(module: Any) -> None:
+    logger, name, function = _LOGGERS[module.__name__]
+    owner = getattr(module, name, None) if name else module
+    hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)
 
 
 def _note(logger: str, run: Any, *args: Any, **kwargs: Any) -> None:
