@@ -9,7 +9,8 @@ import time
 
 from . import frames, hooks
 from .state import guarded, here, pass_on, sealed, wall
-from .wrappers import hide_own_frames, wraps
+from .storage import ring_layout
+from .wrappers import around, hide_own_frames, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -300,6 +301,33 @@ def noting_errors(original: Any) -> Any:
             raise
 
     return run
+
+
+# Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
+MAX_BAD_ENDS = 64
+_bad_ends = 0
+
+
+def patch_popen(module: Any) -> None:
+    """Note how children of multiprocessing ended. Only their parent learns that."""
+
+    @guarded("child ends")
+    def polled(child: Any) -> None:
+        """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
+        global _bad_ends
+        pid, code = child.pid, child.returncode
+        if here.ring is None or code is None:
+            return
+        rings = os.path.join(here.folder, "rings")
+        own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
+        if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
+            _bad_ends += code != 0
+            if code == 0 or _bad_ends > MAX_BAD_ENDS:
+                return
+        here.note("child_end", pid=pid, code=code)
+
+    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=polled)
+    module.Popen.poll = running(module.Popen.poll)
 
 
 # From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared

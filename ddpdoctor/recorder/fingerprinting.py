@@ -14,6 +14,8 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import torch
+
 from . import frames, groups, hooks, replicas, schedule
 from .replicas import Replica, all_replicas
 from .schedule import FingerprintFiles, StepCounter
@@ -225,8 +227,6 @@ def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
     """Return the tensors of an optimizer's state; empty if the state is sharded over ranks."""
-    import torch
-
     if any(kind.__name__ == _SHARDED for kind in type(optimizer).__mro__):
         return []
     states: Dict[Any, Any] = optimizer.state
@@ -321,7 +321,6 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
         if tensor.grad is not None and (tensor.shape, tensor.dtype) in idle:
             idle.remove((tensor.shape, tensor.dtype))
             replaced.append(name[:MAX_NAME])
-    import torch
 
     from .fingerprint import fingerprints
 
@@ -364,8 +363,6 @@ def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
 
 def _text(value: Any) -> Optional[str]:
     """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is no plain value."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
     if value is False:
@@ -489,8 +486,6 @@ def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
 
 @guarded("replica forward")
 def forward_begins(ddp: Any) -> None:
-    import torch
-
     replica = replicas.find(ddp)
     if replica is None or not torch.is_grad_enabled():
         return

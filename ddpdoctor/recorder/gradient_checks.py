@@ -14,6 +14,8 @@ import time
 from itertools import islice
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+import torch
+
 from .state import here, pass_on, shielded
 from .step_clock import is_capturing
 
@@ -26,8 +28,6 @@ _LEAVES = (str, bytes, int, float, type(None))
 
 def is_plain(tensor: Any) -> bool:
     """Return whether a sum can find inf or NaN in a tensor: it is dense, floating or complex, and no subclass."""
-    import torch
-
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return False
     if tensor.device.type not in ("cpu", "cuda"):
@@ -39,8 +39,6 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function of ours run without gradients, and hidden from torch function modes of the script."""
 
     def run(*args: Any) -> Any:
-        import torch
-
         # Not torch.no_grad: an exception from outside could end its Python code before it has restored the mode.
         had_gradients = torch.is_grad_enabled()
         try:
@@ -55,8 +53,6 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_observed() -> bool:
     """Return whether a dispatch mode sees each operation now, or torch compiles, or a CUDA graph is captured."""
-    import torch
-
     return bool(torch._C._len_torch_dispatch_stack()) or torch.compiler.is_compiling() or is_capturing()
 
 
@@ -83,8 +79,6 @@ def has_finite_sum(pieces: Iterable[List[Any]]) -> bool:
 
 
 def _sum_together(tensors: List[Any]) -> float:
-    import torch
-
     together = tensors[0]
     if len(tensors) > 1:
         try:
@@ -97,8 +91,6 @@ def _sum_together(tensors: List[Any]) -> float:
 
 
 def _sum_of(tensor: Any) -> Any:
-    import torch
-
     if tensor.dtype is torch.float16:  # the sum of many soon exceeds the largest float16
         return tensor.sum(dtype=torch.float32)
     return tensor.sum()
@@ -109,8 +101,6 @@ def samples_of(tensors: Sequence[Any]) -> List[Any]:
 
     On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
     """
-    import torch
-
     # For the maximum of an empty tensor torch would raise.
     found = [
         _sum_of(tensor) if not tensor.is_cuda else None if tensor.numel() else tensor.new_zeros(())
@@ -172,8 +162,6 @@ class Maxima:
     """Samples of tensors (``samples_of``) on their way from GPUs to the host."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
-        import torch
-
         self.count = len(samples)
         # Indexes of samples, these in host memory, and the event after which they are there; None from the CPU.
         self._parts: List[Tuple[List[int], Any, Any]] = []
@@ -208,8 +196,6 @@ class Maxima:
 
 
 def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
-    import torch
-
     found: List[Tuple[str, Any]] = []
     nests = [(label, value)]
     for label, value in nests:  # noqa: PLR1704 - the items of each nest are appended to the list

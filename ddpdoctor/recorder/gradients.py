@@ -17,6 +17,8 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
 
+import torch
+
 from . import frames, gradient_checks, hooks, replicas, schedule
 from .gradient_checks import (
     ArrivingGradients,
@@ -127,8 +129,6 @@ def _raise_first(errors: List[BaseException]) -> None:
 
 @guarded("gradients")
 def _begin(ddp: Any, given: Any) -> Any:
-    import torch
-
     replica = replicas.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
     if replica is None or _is_left_out(replica):
         return None
@@ -150,8 +150,6 @@ def _is_left_out(replica: Any) -> bool:
 
 @guarded("gradients")
 def _stand_by(watch: GradientWatch, result: Any) -> None:
-    import torch
-
     if not torch.is_grad_enabled():
         return
     outputs = [tensor for _, tensor in tensors_in(result, "") if tensor.requires_grad][:MAX_OUTPUTS]
@@ -250,8 +248,6 @@ class GradientWatch:
     """The gradients of one DDP model."""
 
     def __init__(self, replica: Any, ddp: Any) -> None:
-        import torch
-
         self.replica = weakref.ref(replica)
         self._ddp = weakref.ref(ddp)
         ignored = ddp.parameters_to_ignore
@@ -314,8 +310,6 @@ class GradientWatch:
 
     def begin_backward(self, backward: Backward) -> None:
         """Queue a check for when all gradients are there. Call it from within a backward, before the first gradient."""
-        import torch
-
         task = torch._C._current_graph_task_id()
         ddp = self._ddp()
         if self.off or task == self._task or ddp is None or self.findings.are_enough or is_observed():

@@ -13,6 +13,8 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
+import torch
+
 from . import frames, groups, steps
 from .state import check_every, guarded, here, pass_on, shielded
 from .step_clock import in_backward
@@ -160,8 +162,6 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
 
 @guarded("replica forward")
 def forward_ended(ddp: Any) -> None:
-    import torch
-
     replica = find(ddp)
     if replica is None or not torch.is_grad_enabled():
         return
@@ -270,8 +270,6 @@ class Unwrapped(Model):
 
 def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     """Make a model of an optimizer's tensors that are not in ``known``, the ids of DDP's; None if not recorded."""
-    import torch
-
     kept = _kept_here()
     own = [tensor for tensor in tensors if id(tensor) not in known]
     plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in own)

@@ -169,7 +169,7 @@ def _register_patches() -> None:
         "torch.optim.optimizer": "training.patch_optimizer",
         "torch.utils.data.dataloader": "training.patch_loader",
         "torch.multiprocessing.spawn": "training.patch_spawn",
-        "multiprocessing.popen_fork": "training.patch_popen",
+        "multiprocessing.popen_fork": "errors.patch_popen",
         "torch._dynamo.trace_rules": "training.patch_dynamo",
         "signal": "wrappers.patch_signal",
         "torch.serialization": "training.patch_saves",

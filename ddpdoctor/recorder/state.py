@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
 import _thread
 import os
 import sys
@@ -230,8 +231,6 @@ def came_from_outside(error: BaseException) -> bool:
     if last is None:
         return False
     if foreign:  # or the script's own signal handlers: functions, methods, objects, ``functools.partial``
-        import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
-
         for handler in map(script_handler, {_signal.getsignal(number) for number in range(1, _signal.NSIG)}):
             inside = getattr(handler, "func", handler)  # functools.partial
             called = vars(type(inside)).get("__call__")  # an object
@@ -403,8 +402,6 @@ def script_handler(handler: Any) -> Any:
 
 def run_waiting(frame: Any) -> None:
     """Call the handlers of the signals that came in hooks of ours in a backward, as if they came now in this frame."""
-    import _signal
-
     while here.waiting:
         number = here.waiting[0]
         del here.waiting[0]

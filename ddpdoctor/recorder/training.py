@@ -25,7 +25,6 @@ from .state import (
     wall,
 )
 from .step_clock import clock, enter_phase, leave_phase
-from .storage import ring_layout
 from .wrappers import around, hide_own_frames, wraps
 
 # Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
@@ -33,7 +32,6 @@ MAX_BAD_ENDS = 64
 # After what ``gradients`` and ``steps`` do then.
 replicas.on_gone.append(fingerprinting.model_ended)
 here.on_end.append(fingerprinting.group_ends)
-_bad_ends = 0
 _steps = itertools.count(1)
 # Optimizers that step as a part of another optimizer; their steps are not counted.
 _inner: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -327,28 +325,6 @@ def patch_spawn(module: Any) -> None:
         return _wrap
 
     hooks.put(module, "_wrap", noting)
-
-
-def patch_popen(module: Any) -> None:
-    """Note how children of multiprocessing ended. Only their parent learns that."""
-
-    @guarded("child ends")
-    def polled(child: Any) -> None:
-        """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
-        global _bad_ends
-        pid, code = child.pid, child.returncode
-        if here.ring is None or code is None:
-            return
-        rings = os.path.join(here.folder, "rings")
-        own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
-        if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
-            _bad_ends += code != 0
-            if code == 0 or _bad_ends > MAX_BAD_ENDS:
-                return
-        here.note("child_end", pid=pid, code=code)
-
-    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=polled)
-    module.Popen.poll = running(module.Popen.poll)
 
 
 def patch_dynamo(module: Any) -> None:

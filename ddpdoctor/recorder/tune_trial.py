@@ -17,6 +17,8 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+import torch
+
 from . import device_times, hooks
 from .settings import read_settings
 from .state import guarded, here, pass_on
@@ -227,8 +229,6 @@ def patch_loader(module: Any) -> None:
 
 
 def why_without_effect(setting: str) -> str:
-    import torch
-
     if setting.startswith(WORKERS) and not _loaders:
         return "the script has no DataLoader that draws several batches by index"
     if setting.startswith(THREADS) and torch.get_num_threads() != int(setting[len(THREADS) :]):
@@ -296,8 +296,6 @@ class SettingsTrial:
         self.began: List[int] = []
 
     def forward_begins(self, ddp: Any) -> None:
-        import torch
-
         self.forwards += 1
         if self.has_stepped:
             self.has_stepped = False
@@ -337,8 +335,6 @@ class SettingsTrial:
         """Note that a step begins. Return what ``count`` steps after the first ones took once all have ended."""
         began = self.began
         if ddp.device_type == "cuda" and len(began) + 1 in (left_out, left_out + count):
-            import torch
-
             torch.cuda.synchronize()  # the host waits for it where measuring begins and ends, and nowhere between
         began.append(time.monotonic_ns())
         took = [after - before for before, after in zip(began[left_out - 1 :], began[left_out:])]
@@ -452,7 +448,6 @@ class SettingsTrial:
 
 def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
     """Return for each flag whether any rank has it. The group is asked directly, past the recorder's hooks."""
-    import torch
     import torch.distributed as dist
 
     device = next(ddp.parameters()).device
@@ -527,8 +522,6 @@ def patch_optimizer(module: Any) -> None:
     """Note steps of torch's optimizers, and set torch's threads: it may have been loaded without our environment."""
     setting = read_settings(os.environ).tune_setting
     if setting.startswith(THREADS):
-        import torch
-
         torch.set_num_threads(int(setting[len(THREADS) :]))
 
     @guarded("tuning")
@@ -544,7 +537,6 @@ def patch_optimizer(module: Any) -> None:
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
     from torch.utils._pytree import tree_map
 
     @wraps(original)
