@@ -216,7 +216,19 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str]) -> Callab
     # Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later).
     binds_device = "bound_device_id" in code.co_consts
     hook = Hook(op, code.co_varnames[: code.co_argcount], tensor, binds_device=binds_device)
-    instead = functools.partial(_other_way, hook) if hook.rerouted else None
+
+    @guarded("detail")
+    def other_way(call: Call, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
+        """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
+        if call[3] is None or not detail.helpers:
+            return None
+        group = call[3].reference()
+        peer: Optional[int] = hook.peer(group, args, kwargs)
+        peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(group, peer))
+        tag = hook.argument("tag", args, kwargs) or 0
+        return detail.reroute(op, group, hook.argument("tensor", args, kwargs), peer, tag)
+
+    instead = other_way if hook.rerouted else None
     return recording(op, original, hook.begin, hook.end, counts=hook.counted, instead=instead)
 
 
@@ -262,18 +274,6 @@ def recording(
         return result
 
     return recorded
-
-
-@guarded("detail")
-def _other_way(hook: Hook, call: Call, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
-    """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
-    if call[3] is None or not detail.helpers:
-        return None
-    group = call[3].reference()
-    peer: Optional[int] = hook.peer(group, args, kwargs)
-    peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(group, peer))
-    tag = hook.argument("tag", args, kwargs) or 0
-    return detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), peer, tag)
 
 
 def groups_now() -> Any:
@@ -402,7 +402,15 @@ def kind_of(
 
 def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
     """Return the kind of a call that is new, or that a library makes on behalf of the user's line."""
-    user, api = _user_frame(frame)
+    user: Optional[FrameType] = frame
+    api, depth = "", 0  # the function or layer of torch.distributed that the user's innermost frame called
+    while user is not None and not frames.is_user_file(user.f_code.co_filename):
+        layer = layer_of(user.f_code.co_filename)
+        if layer:
+            api = user.f_code.co_name if layer == OWN_NAME else layer
+        depth += 1
+        user = user.f_back if depth < frames.MAX_DEPTH else None
+    api = api if user is not None else ""
     code = None if user is None else user.f_code
     key = (id(code), 0 if user is None else user.f_lasti, api, *given[3:])
     kinds: Dict[Any, CallTemplate] = ring.kinds
@@ -423,23 +431,6 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
         packed = ring_layout.pack_kind(op_id, api_id, group, site, redop_id, dtype_id, peer, tensors, flags, shape)
         kind = kinds[key] = CallTemplate(packed, site, reference)
     return kind
-
-
-def _user_frame(frame: Optional[FrameType]) -> Tuple[Optional[FrameType], str]:
-    """Return the user's innermost frame, and the function or layer of torch.distributed that it called."""
-    api = ""
-    depth = 0
-    while frame is not None and depth < frames.MAX_DEPTH:
-        code = frame.f_code
-        file = code.co_filename
-        if frames.is_user_file(file):
-            return frame, api
-        layer = layer_of(file)
-        if layer:
-            api = code.co_name if layer == OWN_NAME else layer
-        frame = frame.f_back
-        depth += 1
-    return None, ""
 
 
 @guarded("call ends")

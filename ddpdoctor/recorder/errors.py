@@ -187,7 +187,16 @@ def install() -> None:
             setattr(home, name, leave)
     import atexit
 
-    atexit.register(_exited)  # for a process that never has threads
+    @guarded("atexit")
+    def exited() -> None:
+        _main_ended()
+        if here.ring is not None:
+            here.ring.set("exited_ns", time.monotonic_ns())
+            from . import sampler
+
+            sampler.stop()
+
+    atexit.register(exited)  # for a process that never has threads
     hooks.when_there("threading", _watch_threads)
 
 
@@ -272,16 +281,6 @@ def _main_ended() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None and not (_noted and _key(error, text_of(error)) in _noted):
         note_exception(error, uncaught=True)
-
-
-@guarded("atexit")
-def _exited() -> None:
-    _main_ended()
-    if here.ring is not None:
-        here.ring.set("exited_ns", time.monotonic_ns())
-        from . import sampler
-
-        sampler.stop()
 
 
 def note_processes(process: Any) -> None:

@@ -136,18 +136,15 @@ def not_finite(tensors: Iterable[Any]) -> Iterator[int]:
 class Sound:
     """The parameters that were finite from the start. A script may have set others to inf on purpose."""
 
+    @quietly
     def __init__(self, named: List[Tuple[str, Any]]) -> None:
+        """Check all parameters. Results from GPUs are read later, on demand."""
         self._named = named
         self._at_first: Any = None
-        self._check()
-
-    @quietly
-    def _check(self) -> None:
-        """Check all parameters. Results from GPUs are read later, on demand."""
-        if any(tensor.is_cuda for _, tensor in self._named):
-            self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))
-        elif not has_finite_sum(pieces_of(tensor for _, tensor in self._named)):
-            self._named = [(name, tensor) for name, tensor in self._named if is_finite(tensor)]
+        if any(tensor.is_cuda for _, tensor in named):
+            self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in named]))
+        elif not has_finite_sum(pieces_of(tensor for _, tensor in named)):
+            self._named = [(name, tensor) for name, tensor in named if is_finite(tensor)]
 
     @quietly
     def first_ruined(self) -> Optional[str]:

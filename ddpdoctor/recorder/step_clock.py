@@ -229,9 +229,7 @@ def _clear() -> None:
 
 
 def in_backward() -> bool:
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
 
 
 # The methods that end a capture. In torch 2.15 the first is a part of the second.

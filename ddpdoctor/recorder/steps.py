@@ -8,6 +8,7 @@ reduction is read from DDP's own timers (4 microseconds a step, no hook in autog
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -79,9 +80,7 @@ def _enter(phase: int) -> int:
 
 
 def _forward_begins(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
-    import torch
-
-    if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
+    if not sys.modules["torch"].is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
         return None
     _enter(ring_layout.FORWARD)
     _note_input(args[0] if args else next(iter(kwargs.values()), None))

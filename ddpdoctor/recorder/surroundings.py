@@ -42,32 +42,24 @@ def patch_data_parallel(module: Any) -> None:
         if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
             _built_at[model] = frames.describe_user(sys._getframe())
 
+    @guarded("data parallel")
+    def used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
+        """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
+        frame = _built_at.get(model)
+        if frame is not None and model.training and sys.modules["torch"].is_grad_enabled() and here.ring is not None:
+            del _built_at[model]
+            here.note("data_parallel", devices=len(getattr(model, "device_ids", ()) or ()), frame=frame)
+
     owner = hooks.part(module, "DataParallel")
     hooks.put(owner, "__init__", around(after=built))
-    hooks.put(owner, "forward", around(before=_used))
-
-
-@guarded("data parallel")
-def _used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
-    """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
-    import torch
-
-    frame = _built_at.get(model)
-    if frame is None or here.ring is None or not torch.is_grad_enabled() or not model.training:
-        return
-    del _built_at[model]
-    here.note("data_parallel", devices=len(getattr(model, "device_ids", ()) or ()), frame=frame)
+    hooks.put(owner, "forward", around(before=used))
 
 
 @guarded("surroundings")
 def note_surroundings() -> None:
-    if here.ring is None:
-        return
-    import torch
-
     loaded = [name for name, modules in FRAMEWORKS.items() if any(module in sys.modules for module in modules)]
-    cores = len(os.sched_getaffinity(0))
-    here.note("surroundings", threads=torch.get_num_threads(), cores=cores, frameworks=loaded)
+    threads, cores = sys.modules["torch"].get_num_threads(), len(os.sched_getaffinity(0))
+    here.note("surroundings", threads=threads, cores=cores, frameworks=loaded)
 
 
 LONG_NS = 1_000_000  # Lines of shorter collections are not counted. Our choice: those of young objects take far less.
@@ -89,15 +81,10 @@ _callback: Any = None
 
 def watch_collections() -> None:
     global _callback
-    if _callback is None:
-        _callback = _made_of_c()
-        clock.collected = _count
-    if _callback not in gc.callbacks:
-        gc.callbacks.append(_callback)
-
-
-def _made_of_c() -> Any:
-    """Return a C function that takes a phase ("start" or "stop") and any second argument."""
+    if _callback is not None:
+        if _callback not in gc.callbacks:
+            gc.callbacks.append(_callback)
+        return
     now, last = partial(iter, time.monotonic_ns), partial(map, getitem)
     thread: Iterator[int] = iter(_thread.get_ident, None)
     to_keep, to_judge = tee(map(sub, now(None), last(repeat(_began), repeat(-1))))
@@ -114,7 +101,9 @@ def _made_of_c() -> Any:
         start = property(partial(next, map(_began.append, now(None))))
         stop = property(partial(next, zip(map(_took.append, zip(thread, to_keep)), keep_if_long)))
 
-    return partial(getattr, Marks())
+    _callback = partial(getattr, Marks())  # It takes a phase ("start" or "stop") and any second argument.
+    clock.collected = _count
+    gc.callbacks.append(_callback)
 
 
 def _count() -> int:

@@ -196,29 +196,28 @@ def patch_ddp(module: Any) -> None:
         fingerprinting.buffers_synced(ddp)
         clock.leave_out(began_ns)
 
+    def before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        began_ns = time.monotonic_ns()
+        fingerprinting.forward_begins(ddp)
+        loaders.forward_begins(ddp, args, kwargs)
+        clock.leave_out(began_ns)
+        if ddp.training and ddp.require_backward_grad_sync:
+            steps.will_reduce(ddp)
+        return "ddp_forward" if torch.is_grad_enabled() and ddp.training else "ddp_forward_no_grad", ddp.process_group
+
     steps.patch_ddp(ddp)
     surroundings.watch_collections()
     gradients.patch_ddp(ddp)
     hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=after))
-    hooks.put(ddp, "forward", phase("ddp_forward", before=_before_forward))
+    hooks.put(ddp, "forward", phase("ddp_forward", before=before_forward))
     hooks.put(ddp, "_post_forward", around(after=replicas.forward_ended))
     hooks.put(ddp, "_sync_buffers", around(after=buffers_synced))
     # What is called on DDP's reducer and timers, which are C++.
     native = sys.modules["torch._C._distributed_c10d"]
     hooks.has(native.Reducer, "_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static")
     hooks.has(native.Logger, "_get_ddp_logging_data", "set_runtime_stats_and_log")
-
-
-def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
-    import torch
-
-    began_ns = time.monotonic_ns()
-    fingerprinting.forward_begins(ddp)
-    loaders.forward_begins(ddp, args, kwargs)
-    clock.leave_out(began_ns)
-    if ddp.training and ddp.require_backward_grad_sync:
-        steps.will_reduce(ddp)
-    return "ddp_forward" if torch.is_grad_enabled() and ddp.training else "ddp_forward_no_grad", ddp.process_group
 
 
 def patch_autograd(module: Any) -> None:

@@ -106,11 +106,8 @@ def uses_nccl(data: Any) -> bool:
 def read_ring_file(path: Any) -> RingContent:
     """Decode the ring in a file, which may be written, truncated or deleted meanwhile.
 
-    Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader.
-
-    Raises:
-        DamagedRingError: see ``read_identity``. Single damaged lines and slots are skipped.
-        OSError: the file cannot be read.
+    Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader. Raises
+    OSError, and DamagedRingError as ``read_identity`` does. Single damaged lines and slots are skipped.
     """
     fd = open_plain(path, os.O_RDONLY)
     try:

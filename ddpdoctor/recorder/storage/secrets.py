@@ -210,10 +210,10 @@ def _hide_wandb_keys(line: str, before: str) -> str:
 def _value_shown(option: str, value: str, program: str) -> str:
     if option in {"-p", "-P"}:
         return HIDDEN if program or not (_NOT_PASSWORDS.fullmatch(value) or _PATH.fullmatch(value)) else value
-    if option == "-u":  # curl and similar programs: user:password
-        user, colon, _ = value.partition(":")
-        return f"{user}:{HIDDEN}" if colon and "/" not in value else hide_in_text(value)
-    return HIDDEN if _is_secret(option, value) else hide_in_text(value)
+    user, colon, _ = value.partition(":")
+    if option == "-u" and colon and "/" not in value:  # curl and similar programs: user:password
+        return f"{user}:{HIDDEN}"
+    return hide_value(option, value)
 
 
 def _option_shown(found: re.Match[str]) -> str:
