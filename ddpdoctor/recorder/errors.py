@@ -15,7 +15,7 @@ from .wrappers import around, hide_own_frames, wraps
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Tuple
 
     Key = Tuple[int, type, int]
     Frames = List[Dict[str, Any]]
@@ -425,9 +425,7 @@ class ErrorReason:
         self.first: Optional[BaseException] = None  # the earliest error of the script's own that this followed from
 
 
-def reason_of(
-    error: BaseException, rank: int, raised_by_call: Callable[[Any], bool], in_call: bool = False
-) -> ErrorReason:  # fmt: skip
+def reason_of(error: BaseException, rank: int, raised_by_call: Any, in_call: bool = False) -> ErrorReason:
     """Return the error on this rank that caused ``error``, or itself. ``in_call``: a recorded call raises it now."""
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))

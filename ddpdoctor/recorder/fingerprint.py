@@ -223,36 +223,32 @@ class Batch:
             self.mix()
 
     def mix(self) -> None:
+        """Add, for each piece, the sum of its mixed words, and that sum weighted by position.
+
+        The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that
+        change by the same amount up and down would cancel out.
+        """
         if not self._words:
             return
         words = torch.cat(self._pieces).view(torch.int64)
         columns = array.array("q", self._starts + self._ends + self._jumps)
         table = torch.frombuffer(columns, dtype=torch.int64).view(3, -1).to(words.device, non_blocking=True)
-        self.mixed.append(_mixed(words, *table.unbind()))
+        starts, ends, jumps = table.unbind()
+        places = torch.full_like(words, STEP).index_copy_(0, starts, jumps * STEP)
+        places = torch.cumsum(places, 0, out=places)
+        words ^= places
+        shifted = words >> 32
+        words ^= shifted
+        words *= FACTOR
+        words ^= torch.bitwise_right_shift(words, 29, out=shifted)
+        places *= words
+        plain = torch.cumsum(words, 0, out=shifted).index_select(0, ends)
+        weighted = torch.cumsum(places, 0, out=words).index_select(0, ends)
+        sums = torch.stack((plain, weighted), 1)
+        sums.narrow(0, 1, len(sums) - 1).sub_(sums.narrow(0, 0, len(sums) - 1).clone())
+        self.mixed.append(sums)
         self._pieces, self._starts, self._ends, self._jumps = [], [], [], []
         self._last = self._words = 0
-
-
-def _mixed(words: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, jumps: torch.Tensor) -> torch.Tensor:
-    """Return, for each piece, the sum of its mixed words, and that sum weighted by position. Overwrites ``words``.
-
-    The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that change
-    by the same amount up and down would cancel out.
-    """
-    places = torch.full_like(words, STEP).index_copy_(0, starts, jumps * STEP)
-    places = torch.cumsum(places, 0, out=places)
-    words ^= places
-    shifted = words >> 32
-    words ^= shifted
-    words *= FACTOR
-    words ^= torch.bitwise_right_shift(words, 29, out=shifted)
-    places *= words
-    plain = torch.cumsum(words, 0, out=shifted).index_select(0, ends)
-    weighted = torch.cumsum(places, 0, out=words).index_select(0, ends)
-    sums = torch.stack((plain, weighted), 1)
-    pieces = sums.shape[0] - 1
-    sums.narrow(0, 1, pieces).sub_(sums.narrow(0, 0, pieces).clone())
-    return sums
 
 
 WORD = 8

@@ -184,9 +184,7 @@ def fingerprints_of(rows: Rows) -> Any:
     return Fingerprints([tensor for _, tensor in rows])
 
 
-def write(
-    files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None
-) -> None:
+def write(files: FingerprintFiles, number: int, values: Values, rows: Rows, taken: Optional[bytes] = None) -> None:
     """Write a record, if there are rows. Defaults are left out, then other values until the text fits into a record."""
     if not rows:
         return

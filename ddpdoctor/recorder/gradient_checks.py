@@ -102,10 +102,7 @@ def samples_of(tensors: Sequence[Any]) -> List[Any]:
     On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
     """
     # For the maximum of an empty tensor torch would raise.
-    found = [
-        _sum_of(tensor) if not tensor.is_cuda else None if tensor.numel() else tensor.new_zeros(())
-        for tensor in tensors
-    ]
+    found = [_sum_of(t) if not t.is_cuda else None if t.numel() else t.new_zeros(()) for t in tensors]
     for indexes in _by_kind(tensors, [i for i, sample in enumerate(found) if sample is None]):
         for i, sample in zip(indexes, torch._foreach_norm([tensors[i] for i in indexes], math.inf)):
             found[i] = sample

@@ -377,9 +377,7 @@ class GradientWatch:
             "used": 0, "reduces": self._reduces, "frame": frames.describe_user(backward.frame),
         }  # fmt: skip
 
-    def _judge(
-        self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]
-    ) -> None:
+    def _judge(self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Any) -> None:
         """Record which gradients are not finite (``bad``: whether NaN) and where it began. ``loss`` is 0 if finite."""
         reduces = entry.pop("reduces")
         if not bad:

@@ -35,7 +35,9 @@ class KnownGroup:
         self.name = str(group.group_name) + (":gloo" if device else "")
         # The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
         # which does not move with Gloo's calls.
-        self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if not device and _is_mixed(group) else None
+        config = str(getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group) or "").split(",")
+        is_mixed = "cpu:gloo" in config and any(part.partition(":")[2].startswith("nccl") for part in config)
+        self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if is_mixed and not device else None
         # The description given at creation. A device mesh puts the name of its dimension here.
         self.desc = str(getattr(group, "group_desc", None) or "")
         self.moved = 0  # how much point-to-point calls have moved the backend's sequence number
@@ -48,12 +50,6 @@ def known(group: Any) -> KnownGroup:
     if found is None:
         found = _known[id(group)] = KnownGroup(group)
     return found
-
-
-def _is_mixed(group: Any) -> bool:
-    config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
-    parts = str(config or "").split(",")
-    return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
 
 
 def begun_by(found: KnownGroup) -> int:

@@ -18,7 +18,7 @@ import zlib
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from . import data, hooks
-from .state import check_every, describers, guarded, here, pass_on, sealed, wall
+from .state import check_every, guarded, here, pass_on, sealed, wall
 from .wrappers import hide_own_frames, wraps
 
 MAX_PASSES = 16  # Passes of each loader that are noted at their end. The last pass is also noted when the job ends.
@@ -98,9 +98,7 @@ def patch(module: Any) -> None:
     here.on_end.append(settle_all)
     os.register_at_fork(after_in_child=book.under_way.clear)
     # The last pass of each loader. The training thread may change it meanwhile.
-    describers["loaders"] = lambda: [
-        _entry(k, k.last) for k in list(book.reported) if k.is_noted and k.last is not None
-    ]
+    here.describers["loaders"] = lambda: [_entry(k, k.last) for k in list(book.reported) if k.is_noted and k.last]
 
 
 @guarded("loaders")
@@ -369,18 +367,15 @@ def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
             return indices, total, False
     except TypeError as error:  # some are no numbers
         pass_on(error)
-    found = [_number(index) for index in indices]
-    numbers = [code if number is None else number for number, code in found]
-    return numbers, sum(numbers), any(number is None for number, _ in found)
-
-
-def _number(index: Any) -> Tuple[Any, int]:
-    """Return an index as a number and 0; or, if it is no number, None and a hash of it."""
-    try:
-        return int(operator.index(index)), 0
-    except TypeError as error:
-        pass_on(error)
-        return None, zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0
+    numbers, worded = [], False
+    for index in indices:
+        try:
+            numbers.append(int(operator.index(index)))
+        except TypeError as error:  # a hash of it counts instead
+            pass_on(error)
+            numbers.append(zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0)
+            worded = True
+    return numbers, sum(numbers), worded
 
 
 FETCH_MODULE = "torch.utils.data._utils.fetch"

@@ -7,7 +7,6 @@ that did not change between the first two steps are fingerprinted once, and what
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import sys
@@ -225,7 +224,22 @@ def _local(rows: Rows) -> Rows:
 def patch(module: Any) -> None:
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
     owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
-    hooks.put(owner, called, around(then=functools.partial(_note, name or FSDP1)))
+    how = name or FSDP1
+
+    @guarded("mesh module")
+    def note(unused: Any, /, *args: Any, **kwargs: Any) -> None:
+        if not check_every():
+            return
+        given: Any = args[0] if args else kwargs.get("module")
+        mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
+        if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
+            mesh = ()  # the mesh has other dimensions too, or is not known
+        for part in given if isinstance(given, (list, tuple)) else [given]:
+            if how == FSDP1:
+                ranks = tuple(sorted(groups.c10d.get_process_group_ranks(part.process_group)))
+                mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
+            if hasattr(part, "named_parameters") and len(_modules) < MAX_MODULES:
+                _modules.append((weakref.ref(part), how, mesh))
 
     @guarded("to_empty")
     def note_empty(unused: Any, module: Any, /, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
@@ -234,26 +248,11 @@ def patch(module: Any) -> None:
             if mark is not None:
                 _emptied[id(tensor)] = (weakref.ref(tensor), mark)
 
+    hooks.put(owner, called, around(then=note))
     own = sys.modules["torch"].nn.Module
     if not getattr(own.to_empty, "_ddpdoctor", False):
         hooks.put(own, "to_empty", around(then=note_empty))
         own.to_empty._ddpdoctor = True
-
-
-@guarded("mesh module")
-def _note(how: str, unused: Any, /, *args: Any, **kwargs: Any) -> None:
-    if not check_every():
-        return
-    given: Any = args[0] if args else kwargs.get("module")
-    mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
-    if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
-        mesh = ()  # the mesh has other dimensions too, or is not known
-    for module in given if isinstance(given, (list, tuple)) else [given]:
-        if how == FSDP1:
-            ranks = tuple(sorted(groups.c10d.get_process_group_ranks(module.process_group)))
-            mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
-        if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
-            _modules.append((weakref.ref(module), how, mesh))
 
 
 def sharing_of(tensor: Any) -> Optional[Sharing]:

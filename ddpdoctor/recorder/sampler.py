@@ -16,7 +16,7 @@ import sys
 import time
 
 from . import frames
-from .state import describers, guarded, here, pass_on, queries, raise_late
+from .state import guarded, here, pass_on, raise_late
 from .storage import ring_layout
 from .storage.files import is_short_of_files, map_file, open_new, open_plain
 from .storage.ring_writing import to_json
@@ -228,12 +228,12 @@ class Sampler:
 
         samples = [take_sample()]
         self.write(request, samples, {})
-        extra = described(describers)
+        extra = described(here.describers)
         self.rests(LOOKS_APART_S)
         samples.append(take_sample())
         self.write(request, samples, extra)
         if here.is_rank:  # in a rank's forked child the locks of torch and CUDA may be held forever
-            extra.update(described(queries))
+            extra.update(described(here.queries))
         self.write(request, samples, dict(extra, complete=1))
 
     def write(self, request: int, samples: List[Any], extra: Dict[str, Any]) -> None:
@@ -439,15 +439,15 @@ def register_sigterm() -> None:
     if _fds or is_short_of_files() or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     _fds.append(_open_high("term", os.O_APPEND))
-    os.register_at_fork(after_in_child=_forked)
+
+    @guarded("dump after fork")
+    def forked() -> None:
+        """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
+        if _fds:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, _fds.pop(), inheritable=False)
+            os.close(nowhere)
+
+    os.register_at_fork(after_in_child=forked)
     # Only the main thread, which runs the handler: faulthandler must not read a stack that another thread changes.
     _register(_signal.SIGTERM, file=_fds[0], all_threads=False, chain=True)
-
-
-@guarded("dump after fork")
-def _forked() -> None:
-    """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
-    if _fds:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, _fds.pop(), inheritable=False)
-        os.close(nowhere)

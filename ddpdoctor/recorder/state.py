@@ -29,10 +29,6 @@ _LAUNCH_VARIABLES = (
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES",
 )  # fmt: skip
-# Functions that the hooks register to add to the evidence, by key. They must not call torch.
-describers: Dict[str, Callable[[], Any]] = {}
-# Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return.
-queries: Dict[str, Callable[[], Any]] = {}
 
 
 class Recorder:
@@ -51,6 +47,10 @@ class Recorder:
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []  # called when the script's own code has ended
+        # Functions that the hooks register to add to the evidence, by key. They must not call torch.
+        self.describers: Dict[str, Callable[[], Any]] = {}
+        # Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return.
+        self.queries: Dict[str, Callable[[], Any]] = {}
         self.clock: Any = None  # The ``step_clock.StepClock``; None until the training hooks are loaded.
         self.in_backward = False  # whether the main thread is in a backward that runs our hooks
         # By thread, what came from outside where it could not be let go on: see ``shielded``. What came in a backward
@@ -91,6 +91,14 @@ class Recorder:
     def note(self, k: str, *, vital: bool = False, **fields: Any) -> bool:
         """Write a note to the journal, with the time. Return False if there is no ring, or no room."""
         return self.ring is not None and self.ring.note({"k": k, **fields, "at": time.monotonic_ns()}, vital=vital)
+
+    @staticmethod
+    def store_address() -> str:
+        return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+
+    @staticmethod
+    def is_below_trainer() -> bool:
+        return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
 
     def promote(self) -> None:
         """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
@@ -159,14 +167,6 @@ def check_every() -> int:
     from .settings import read_settings
 
     return read_settings(os.environ).check_every
-
-
-def store_address() -> str:
-    return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-
-
-def is_below_trainer() -> bool:
-    return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
 
 
 def start_ticks(pid: Any = "self") -> int:

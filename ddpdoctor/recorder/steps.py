@@ -68,36 +68,34 @@ def patch_ddp(ddp: Any) -> None:
         end_wait(since, counts=True)
         clock.step.buffers += clock.waits[clock.phase] - waits
 
+    @guarded("steps")
+    def note_input(given: Any) -> None:
+        """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
+        for _ in range(MAX_NESTED):
+            shape = getattr(given, "shape", None)
+            if shape is not None:
+                clock.step.rows += shape[0] if len(shape) else 1
+                clock.step.numel += shape.numel()
+                return
+            values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
+            given = next(iter(values), None)
+
+    def forward_begins(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not sys.modules["torch"].is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
+            return None
+        _enter(ring_layout.FORWARD)
+        note_input(args[0] if args else next(iter(kwargs.values()), None))
+        return ddp
+
     if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
         hooks.put(ddp, "__init__", around(after=time_every_step))
-    hooks.put(ddp, "forward", around(before=_forward_begins, last=_forward_ended))
+    hooks.put(ddp, "forward", around(before=forward_begins, last=_forward_ended))
     hooks.put(ddp, "_sync_buffers", around(before=lambda *_: (begin_wait(), clock.waits[clock.phase]), last=waited))
 
 
 @guarded("steps")
 def _enter(phase: int) -> int:
     return clock.enter(phase)
-
-
-def _forward_begins(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if not sys.modules["torch"].is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
-        return None
-    _enter(ring_layout.FORWARD)
-    _note_input(args[0] if args else next(iter(kwargs.values()), None))
-    return ddp
-
-
-@guarded("steps")
-def _note_input(given: Any) -> None:
-    """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
-    for _ in range(MAX_NESTED):
-        shape = getattr(given, "shape", None)
-        if shape is not None:
-            clock.step.rows += shape[0] if len(shape) else 1
-            clock.step.numel += shape.numel()
-            return
-        values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
-        given = next(iter(values), None)
 
 
 @guarded("steps")

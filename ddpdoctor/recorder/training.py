@@ -11,24 +11,10 @@ from typing import Any, Callable, Dict
 
 from . import calls, detail, fingerprinting, frames, gradients, groups, hooks, loaders, replicas, steps, surroundings
 from .errors import noting_errors
-from .state import (
-    JOINED_VARIABLE,
-    MASTER_VARIABLE,
-    check_every,
-    guarded,
-    here,
-    is_below_trainer,
-    pass_on,
-    queries,
-    sealed,
-    store_address,
-    wall,
-)
+from .state import JOINED_VARIABLE, MASTER_VARIABLE, check_every, guarded, here, pass_on, sealed, wall
 from .step_clock import clock, enter_phase, leave_phase
 from .wrappers import around, hide_own_frames, wraps
 
-# Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
-MAX_BAD_ENDS = 64
 # After what ``gradients`` and ``steps`` do then.
 replicas.on_gone.append(fingerprinting.model_ended)
 here.on_end.append(fingerprinting.group_ends)
@@ -86,14 +72,26 @@ def phase(op: str, *, waits: bool = False, before: Any = None, after: Any = None
 
 
 def patch_groups(module: Any) -> None:
-    queries["groups"] = calls.groups_now
-    queries["flight_recorder"] = groups.flight_entries_now
+    def before_destroy(group: Any = None) -> None:
+        is_default = group is None or group is groups.default()
+        if is_default:
+            groups.note_device_times()
+        fingerprinting.group_ends(group)
+        loaders.settle_all()
+        gradients.settle_all()
+        steps.settle_all()
+        detail.forget_helpers(group)
+        if here.is_rank and is_default:
+            os.environ.pop(JOINED_VARIABLE, None)
+            here.note("destroyed")
+
+    here.queries.update(groups=calls.groups_now, flight_recorder=groups.flight_entries_now)
     detail.make_safe(module)
     calls.patch(module)
     init = phase("init_process_group", waits=True, before=before_init, after=after_init)
     hooks.put(module, "init_process_group", init)
     hooks.put(module, "new_group", phase("new_group", waits=True))
-    hooks.put(module, "destroy_process_group", phase("destroy_process_group", before=_before_destroy))
+    hooks.put(module, "destroy_process_group", phase("destroy_process_group", before=before_destroy))
     # A hook that waits for a module that this torch does not have would otherwise wait unnoticed.
     root = os.path.dirname(str(sys.modules["torch"].__file__))
     for name in hooks.patches if os.path.isdir(root) else ():  # else torch comes from an archive
@@ -108,23 +106,10 @@ def patch_groups(module: Any) -> None:
     hooks.note("flight recorder", any(hasattr(native, name) for name in groups.FLIGHT_RECORDERS))
 
 
-def _before_destroy(group: Any = None) -> None:
-    if group is None or group is groups.default():
-        groups.note_device_times()
-    fingerprinting.group_ends(group)
-    loaders.settle_all()
-    gradients.settle_all()
-    steps.settle_all()
-    detail.forget_helpers(group)
-    if here.is_rank and (group is None or group is groups.default()):
-        os.environ.pop(JOINED_VARIABLE, None)
-        here.note("destroyed")
-
-
 def before_init(*args: Any, **kwargs: Any) -> None:
     names = ("backend", "init_method", "timeout", "world_size", "rank")
     given = {**dict(zip(names, args)), **kwargs}
-    address = store_address()
+    address = here.store_address()
     init_method = given.get("init_method")
     if isinstance(init_method, str) and init_method.startswith("tcp://"):
         address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
@@ -135,7 +120,7 @@ def before_init(*args: Any, **kwargs: Any) -> None:
         # ranks know from their environment that the agent has the store. Their children inherit that, and would wait
         # forever for a store that nobody creates.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    if not is_below_trainer():
+    if not here.is_below_trainer():
         here.promote()
     groups.turn_on_flight_recorders()
     if here.ring is None:
@@ -339,23 +324,21 @@ def patch_saves(module: Any) -> None:
     def is_file(f: Any) -> bool:  # what is saved into a buffer may be meant for another rank
         return isinstance(f, (str, os.PathLike)) or hasattr(f, "name")
 
-    def begins(obj: Any, f: Any, *unused: Any, **also_unused: Any) -> Any:
-        return _note_save("save_began_ns", "save_ended_ns") if is_file(f) else None
-
-    def saved(result: Any, obj: Any, f: Any, *unused: Any, **also_unused: Any) -> None:
-        if is_file(f):
-            _note_save()
-
-    hooks.put(module, "save", around(before=begins, last=_note_save, then=saved))
-
-
-@guarded("save")
-def _note_save(moment: str = "", following: str = "") -> str:
-    """Note when a save began or ended; without a moment, that it was made. Return the moment to note next."""
-    if here.ring is not None and here.is_rank:
-        if moment:
+    @guarded("save")
+    def note(moment: str) -> None:
+        if here.ring is not None and here.is_rank:
             here.ring.set(moment, time.monotonic_ns())
-        else:
+
+    def begins(obj: Any, f: Any, *unused: Any, **also_unused: Any) -> Any:
+        if not is_file(f):
+            return None
+        note("save_began_ns")
+        return "save_ended_ns"
+
+    @guarded("save")
+    def saved(result: Any, obj: Any, f: Any, *unused: Any, **also_unused: Any) -> None:
+        if is_file(f) and here.ring is not None and here.is_rank:
             here.ring.set("saves", here.ring.get("saves") + 1)
             here.ring.set("saved_steps", here.ring.get("steps"))
-    return following
+
+    hooks.put(module, "save", around(before=begins, last=note, then=saved))

@@ -175,9 +175,7 @@ _loaders: List[int] = []  # for each loader with other workers than the script g
 
 def settings_at_start(models: List[Any]) -> List[str]:
     """Return the settings to try from the start, by what the steps so far showed: caps for the largest model."""
-    largest = max(
-        models, key=lambda ddp: sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
-    )
+    largest = max(models, key=lambda m: sum(p.numel() * p.element_size() for p in m.parameters() if p.requires_grad))
     found: Dict[str, None] = {}
     for ddp in models:
         late: List[str] = []

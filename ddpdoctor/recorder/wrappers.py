@@ -35,9 +35,7 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def around(
-    before: Any = None, after: Any = None, then: Any = None, last: Any = None, failed: Any = None
-) -> Callable[[Any], Any]:
+def around(before: Any = None, after: Any = None, then: Any = None, last: Any = None, failed: Any = None) -> Any:
     """Return a decorator for a method or a function that calls more. What it calls must not raise.
 
     ``before`` gets all arguments, ``after`` the method's object, or ``failed`` if it raises, ``then`` the result and

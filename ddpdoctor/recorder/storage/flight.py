@@ -39,9 +39,8 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
     untold = max(filter(is_untold, ours), key=lambda entry: int(entry["time_created_ns"]), default=None)
     kept = _pending(_settled(ours), newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
-    tells_completion = any(
-        backend_of(entry) in HOOKED and (entry["state"] == "completed" or not entry.get("retired")) for entry in ours
-    )
+    hooked = [entry for entry in ours if backend_of(entry) in HOOKED]
+    tells_completion = any(entry["state"] == "completed" or not entry.get("retired") for entry in hooked)
     kept += [untold] if untold is not None and not tells_completion else []
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in kept]
 

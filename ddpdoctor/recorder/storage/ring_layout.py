@@ -231,8 +231,4 @@ def parts_of(phases_us: Any, waits_us: Any, inside: Any, flags: int) -> List[int
 DEVICE_PHASES = ("before", "forward", "between", "backward", "optimizer")
 OPTIMIZER = 4
 HOST_COLUMNS = ("number", "data_us", "data_cpu_us", "gc_us", "rows", "numel", "reductions", "backwards", "behind")
-DEVICE_COLUMNS = (
-    *HOST_COLUMNS,
-    *("gpu_%s_us" % phase for phase in DEVICE_PHASES),
-    *("host_%s_us" % phase for phase in DEVICE_PHASES),
-)
+DEVICE_COLUMNS = (*HOST_COLUMNS, *("%s_%s_us" % (on, phase) for on in ("gpu", "host") for phase in DEVICE_PHASES))

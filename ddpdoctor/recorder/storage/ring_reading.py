@@ -239,9 +239,7 @@ def bytes_used(claimed: int, count: int) -> int:
     return min(claimed + MORE_CLAIMED, count) * ring_layout.SLOT_SIZE
 
 
-def read_slots(
-    data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
-) -> Slots:
+def read_slots(data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Any]) -> Slots:
     """Decode the records of a ring of ``count`` slots. What is empty or in the slot of another number is skipped."""
     written = data[: bytes_used(claimed, count)].rstrip(b"\0")
     whole = written + bytes(-len(written) % ring_layout.SLOT_SIZE)
