@@ -56,8 +56,7 @@ _redops: Dict[int, Tuple[Any, str]] = {}
 MAX_REDOPS = 64
 _NO_REDOP = (None, "")
 _NOWHERE = 99  # a position that no argument has
-# A call that is being made: its index, since when the main thread waits in it (both 0 if it is not recorded), its line,
-# its group, and the group's count of calls.
+# A call: its index, since when the main thread waits in it (both 0 if not recorded), line, group, the group's count.
 Call = Tuple[int, int, int, Any, int]
 UNRECORDED: Call = (0, 0, 0, None, 0)
 _NO_PEER = ring_layout.NO_PEER

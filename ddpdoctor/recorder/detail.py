@@ -1,11 +1,9 @@
 """Sets torch's debug level DETAIL if ``wrap`` asks for it, and makes it safe on Gloo, where it breaks correct jobs.
 
-By default only jobs on Gloo get it: it makes the host wait for all ranks before each collective, so that it cannot run
-ahead of a GPU. All ranks pass ``init_process_group`` the same backend, so all decide the same. Defects of torch 2.13
-concern Gloo groups that DETAIL has wrapped: DDP's constructor casts the wrapper to Gloo's own class in order to log,
-which ends in SIGSEGV. And the wrapper compares sequence numbers, which send and recv move only on the two ranks
-concerned, so that the next collective fails on all ranks with "Detected mismatch". Point-to-point calls use the
-wrapper's helper group instead: the same members, its own connections, and numbers that are not compared.
+By default only jobs on Gloo get it: the host waits for all ranks before each collective, and cannot run ahead of a GPU.
+Defects of torch 2.13 concern Gloo groups that DETAIL has wrapped: DDP's constructor casts the wrapper to Gloo's own
+class in order to log (SIGSEGV). And the wrapper compares sequence numbers, which send and recv move only on two ranks:
+the next collective fails on all with "Detected mismatch". Point-to-point calls use the wrapper's helper group instead.
 """
 
 from __future__ import annotations

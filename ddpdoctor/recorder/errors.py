@@ -329,9 +329,8 @@ def patch_popen(module: Any) -> None:
     module.Popen.poll = running(module.Popen.poll)
 
 
-# From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
-# memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
-# killed by signal: Bus error".
+# torch says "CUDA out of memory", "can't allocate memory", "unable to allocate shared memory(shm) for file", "unable to
+# write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is killed by signal: Bus error".
 WORDS = (
     "out of memory", "allocate memory", "shared memory", "shm", "No space left on device", "is killed by signal",
     "Bus error", "bad_alloc",

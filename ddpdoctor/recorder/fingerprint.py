@@ -26,19 +26,16 @@ from .storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 __all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]
 COLUMNS = 509  # Words in a row. It defines the checksum, as do all constants here except the batch and chunk sizes.
-# Rows in a block. A block is half a MiB, which stays in a core's cache for both sums. The last block may have fewer
-# rows. Rows and columns are odd.
+# Rows in a block, odd as columns are. It is half a MiB, which stays in a core's cache. The last one may have fewer.
 ROWS = 125
 SMALL_WORDS = 4 * COLUMNS  # tensors of up to this many words are mixed directly, because two sums would take longer
 # First positions of column sums and small tensors, of row sums, of left-over words, and of a tensor's next part.
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
 # Odd numbers with random-looking bits: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as in torch.
 STEP, FACTOR, LENGTH = -0x61C8864680B583EB, -0x00AE502812AA7333, 0x2545F4914F6CDD1D
-# Words that are mixed at once: 128 KiB on a CPU, plus three times that in temporaries. On an accelerator a batch takes
-# 20 launches, whatever its size. Our choice.
+# Words that are mixed at once. Our choice: 128 KiB on a CPU; on an accelerator a batch takes 20 launches at any size.
 BATCH_WORDS, GPU_BATCH_WORDS = 2**14, 2**20
-# Blocks that one call sums on an accelerator, for which one block is too little: if they are copied first, and if they
-# are read in place. Their sums fit into a batch. Our choice.
+# Blocks that one call sums on an accelerator: if they are copied first, and if not. Our choice: their sums fit a batch.
 CHUNK_BLOCKS, WHOLE_BLOCKS = 32, 1024
 
 

@@ -1,8 +1,7 @@
 """Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
 Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints go values
-as JSON, the fields of ``model.consistency.Values``. Nothing is kept about parameters that existed before the first
-optimizer, as most do.
+as JSON, the fields of ``model.consistency.Values``.
 """
 
 from __future__ import annotations

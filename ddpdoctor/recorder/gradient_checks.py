@@ -205,8 +205,7 @@ def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
 
 
 ASKED = 8  # Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice.
-# Backwards that may leave out expected gradients before buckets are given up. Our choice: a model leaves out either the
-# same layers or different ones each time.
+# Backwards without all expected gradients before buckets are given up. Our choice: models leave out the same or others.
 MOST_FAILED = 2
 
 
@@ -251,9 +250,8 @@ class ArrivingGradients:
         """Return the gradients with inf or NaN and whether it is NaN, and samples of the gradients on GPUs."""
         self.awake = False
         if any(self._left):
-            # Only the gradients that came are expected from now on, so that each bucket can be completed: DDP counts an
-            # unused parameter as ready. If that changes again, no buckets are expected at all. A gradient that comes
-            # unexpectedly is checked by itself.
+            # Only the gradients that came are expected from now on, so that buckets can be completed: DDP counts unused
+            # parameters as ready. If that changes again, none is expected. Unexpected ones are checked by themselves.
             self._failed += 1
             self._asked = ASKED
             came = [[i for i in bucket if i not in left] for bucket, left in zip(self._buckets, self._left)]
@@ -306,8 +304,7 @@ def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
 
 # Noted findings whose gradients were used, and as many whose were not. Our choice: users need mostly the first one.
 MAX_NOTED = 8
-# This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
-# halves the scale each time is then far below 1.
+# Scaled losses in a row without finite gradients that are noted. Our choice: 2**16, halved each time, is far below 1.
 LONG_ROW = 20
 INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"  # what was not finite first
 _numbers = itertools.count(1)

@@ -279,8 +279,7 @@ class GradientWatch:
                 watch.begin_backward(_kept.backwards[-1])
 
         self._checks = shielded("gradients", check)
-        # What to call in a backward, before the first gradient. On a GPU several threads may call it, and none of them
-        # is the main thread, which signal handlers interrupt.
+        # Called in a backward, before the first gradient; on a GPU not in the main thread, which signals interrupt.
         self.at_output: Any = guarded("gradients")(begins) if self.on_gpu else shielded("gradients", begins)
         self._inputs: List[_Input] = []
         self._losses: List[Any] = []  # samples of the losses of backwards that were skipped
@@ -289,8 +288,7 @@ class GradientWatch:
         self._waits_for_last = False
         self._task = -1
         self._spoilt = False
-        # Checks of gradients on GPUs whose result is on its way to the host: the gradients' positions, the inputs, and
-        # what a finding begins with.
+        # Checks whose result is on its way from a GPU: the gradients' positions, the inputs, a finding's beginning.
         self._ahead: Deque[Tuple[Maxima, List[int], List[_Input], Dict[str, Any]]] = collections.deque()
         self.findings = Findings(Sound([] if self.off else named).first_ruined)
 

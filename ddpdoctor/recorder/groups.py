@@ -28,13 +28,11 @@ class KnownGroup:
     __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
 
     def __init__(self, group: Any, device: str = "") -> None:
-        # The entry goes with the group, because a script may make thousands. C code alone: Python would print what a
-        # signal handler raises in a callback of ours.
+        # The entry goes with the group: there may be thousands. C alone: Python would print what a signal raises here.
         self.reference = weakref.ref(group, functools.partial(_known.pop, id(group)))
         self.device = device  # In ``aside``: the device whose backend has its own counter. Empty otherwise.
         self.name = str(group.group_name) + (":gloo" if device else "")
-        # The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
-        # which does not move with Gloo's calls.
+        # The Gloo part of a group with NCCL too, like a group of its own: torch shows NCCL's counter, which stays then.
         config = str(getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group) or "").split(",")
         is_mixed = "cpu:gloo" in config and any(part.partition(":")[2].startswith("nccl") for part in config)
         self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if is_mixed and not device else None

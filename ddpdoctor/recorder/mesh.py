@@ -33,8 +33,7 @@ _PLACES = {"_fully_shard": FULLY_SHARD, "api": PARALLELIZE, "_api": "distribute_
 _OF_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Buffers of BatchNorm. Each rank has its own, also in a branch or a mode in which they do not change.
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-# Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
-# ``Sharing``; None stands for the mesh of all ranks.
+# Weak references to distributed modules, each with the function that did it, and its mesh or ``Sharing``; None: all.
 _modules: List[Tuple[Any, str, Any]] = []
 _looked_at: Any = weakref.WeakSet()  # outermost modules whose constants were collected
 # By id: a weak reference to a tensor that ``to_empty`` made, and its mark at that time.

@@ -307,9 +307,8 @@ def start() -> None:
             _thread.stack_size(usual)
 
 
-# The lowest descriptors that our files get, the first that the limit on open files allows. Our choice: below 1,024, the
-# usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
-# after closing all its files.
+# The lowest descriptors of our files, the first that the limit allows. Our choice: below 1,024, the usual limit, as the
+# kernel's table grows with the highest, and above those that a script soon reuses after closing all its files.
 HIGH_NUMBERS = (1000, 240, 48)
 _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable

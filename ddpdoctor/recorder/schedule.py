@@ -20,9 +20,8 @@ from .storage.files import map_file
 from .storage.fingerprint_file import MAX_BYTES as MAX_FILE_BYTES
 from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 
-# The part of the training time that comparing may take by our own count, so that it takes less than 1 %: with Gloo on
-# two cores, a comparison made its step and the next one longer by up to 1.5 times what was counted, because ranks wait
-# for each other (``python -m tests.bench.check_every``).
+# The part of the time that comparing may take by our count, so that it takes less than 1 %: with Gloo on two cores steps
+# got longer by 1.5 times the count, because ranks wait for each other (``python -m tests.bench.check_every``).
 SHARE = 0.005
 # What comparing may take even if that is more. Our choice: jobs of less than 50 s are compared a few times more.
 ALLOWANCE_S = 0.25

@@ -191,12 +191,10 @@ def pass_on(error: BaseException) -> None:
         raise error
 
 
-# Exceptions that C code raises without a text.
-_WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
+_WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)  # C code raises them without a text
 
 
-# The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
-# takes a file descriptor, and there may be none left.
+# The instruction of ``raise``, where no other thread's exception comes. ``opcode`` would take a file descriptor.
 _RAISE = set(compile("raise", "", "exec").co_code[::2]) - set(compile("pass", "", "exec").co_code[::2])
 _is_loading = False
 

@@ -1,8 +1,7 @@
 """Records what a rank's speed depends on besides its steps, and where the script logs.
 
 The sampling thread cannot see the line of a garbage collection, which keeps the GIL until it is over. What Python calls
-at its start and end is C code alone: in a function of ours a signal handler of the script could run, and Python would
-only print what it raises there.
+at its start and end is C code alone: in a function of ours Python would only print what a signal handler raises.
 """
 
 from __future__ import annotations

@@ -116,9 +116,8 @@ def before_init(*args: Any, **kwargs: Any) -> None:
     launched = os.environ.get(MASTER_VARIABLE, address)
     is_own = launched.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
     if not here.is_rank and not is_own:
-        # A script starts its own ranks at its own address, and one of them is to create a store there. The agent's
-        # ranks know from their environment that the agent has the store. Their children inherit that, and would wait
-        # forever for a store that nobody creates.
+        # A script starts its own ranks at its own address, and one of them is to create a store there. They inherit
+        # from the agent's rank that the agent has the store, and would wait forever for one that nobody creates.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     if not here.is_below_trainer():
         here.promote()

@@ -260,8 +260,7 @@ def _changing(arguments_of: Callable[..., Dict[str, Any]], original: Any) -> Any
 
 
 WARM_UP = 10  # our choice: steps before the first switch, in which caches fill and libraries choose their algorithms
-# Our choice: after so many training forwards and no step of a torch optimizer, the trial ends. Scripts accumulate
-# gradients over a few dozen.
+# Our choice: after so many training forwards and no optimizer step the trial ends. Scripts accumulate a few dozen.
 FORWARDS_WITHOUT_STEP = 512
 # Our choice: after so many optimizer steps and no training forward of a DDP model, the trial ends.
 STEPS_WITHOUT_MODEL = 64
@@ -287,8 +286,7 @@ class SettingsTrial:
         self.refused = ""  # why this rank could not try the setting
         self.blocks: List[Tuple[int, str]] = []
         self.has_late = False  # the settings that could stop the job are being tried: all others are done
-        # In all steps so far the same parameters had gradients; all of them had. Only known with
-        # ``find_unused_parameters``.
+        # In all steps so far the same parameters, and all, had gradients. Known with ``find_unused_parameters``.
         self.same_used = self.all_used = True
         # When each step that is measured began, in nanoseconds. In a block it begins with the second step.
         self.began: List[int] = []
@@ -458,8 +456,7 @@ def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
 
 FOLDER = "tuning"
 LEFT = "left"  # a file in that folder, made by the first rank of this host that leaves
-# Our choice: how long a rank waits for the others of its host to come to their end. If one goes first, the last
-# reduction of another may still read from its connection.
+# Our choice: how long a rank waits for its host's others to end. Their last reduction may read from its connection.
 TOGETHER_S = 5.0
 LOOK_EVERY_S = 0.05
 GRACE_S = 2.0  # our choice: a rank that is not stuck comes to its own end within this time after another has left

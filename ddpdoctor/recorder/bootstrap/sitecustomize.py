@@ -1,7 +1,6 @@
-"""Python imports this at its start because ``wrap`` puts this folder on PYTHONPATH.
+"""Loads the recorder by file path, then the ``sitecustomize`` that this one hides: PYTHONPATH has this folder first.
 
-It loads the recorder by file path, because a rank's Python may not have ddpdoctor installed. Then it loads the
-``sitecustomize`` that this one hides. Every Python of a job runs this file, so it imports only what it must.
+Every Python of a job runs this file, installed packages or not, so it imports only what it must.
 """
 
 import os

@@ -35,9 +35,7 @@ def open_plain(path: Any, flags: int) -> int:
     return fd
 
 
-# Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
-#
-# A rank opens about ten, and a few more for each other rank.
+# Our choice: in a process that may open fewer files, none is opened that only some evidence needs. A rank opens ten.
 FEW_FILES = 64
 
 
@@ -48,8 +46,7 @@ def is_short_of_files() -> bool:
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
-# C's function, looked up once: ``CDLL`` calls ``dlopen``, which ends a forked child if a thread of its parent was just
-# loading a library.
+# C's function, looked up once: ``dlopen`` ends a forked child if a thread of its parent was just loading a library.
 _mmap: Any = None
 
 

@@ -11,8 +11,7 @@ import pickletools
 import struct
 from typing import Any, Container, Dict, List, Optional, Tuple
 
-# Backends of torch 2.15 that do not record themselves. torch keeps a recorder for each, by name. There "nccl" means the
-# first one, unless ``TORCH_DIST_USE_NCCL2=0``.
+# Backends of torch 2.15 with a recorder each. There "nccl" means the first one, unless ``TORCH_DIST_USE_NCCL2=0``.
 HOOKED = ("nccl2", "nccl-lazy")
 # Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled".
 DEVICE_BACKENDS = ("nccl", *HOOKED)

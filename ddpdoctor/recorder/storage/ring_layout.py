@@ -37,8 +37,7 @@ MAGIC = b"DDPDOCR\n"
 VERSION = 4
 READ_VERSIONS = (2, 3, VERSION)
 HEADER_SIZE = 4096
-# magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
-# steps, lines and kept steps.
+# magic, version, role, journal offset and size, slots offset, size, count, pid, ticks, counts of steps, lines and kept.
 IDENTITY = struct.Struct("<8sIIQQQQQQQQQQ")
 ROLE_RANK = 1
 ROLE_CHILD = 2
@@ -86,7 +85,6 @@ FLAG_FAILED = 2
 FLAG_MAIN = 4
 FLAG_P2P = 8
 # What else a step record holds, after its phases.
-#
 # ``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
 # backward's computation to its end, the reduction that nothing hides. ``optimizer_us``: optimizer steps without waits.
 # ``own_us``: the recorder's own looks at replicas, which are in no phase. ``gc_us``: Python's garbage collector.
