@@ -172,11 +172,9 @@ class Hook:
         return bool(getattr(getattr(about, "device", None), "type", "") == "cpu")
 
     def end(self, call: Call, result: Any) -> None:
-        """Complete the record, or leave that to the work that the call returned.
-
-        A point-to-point call moves the backend's sequence number, but it is no collective. The moves are counted, so
-        they can be subtracted. torch may move the number twice, when it implements ``recv`` with ``irecv``.
-        """
+        """Complete the record, or leave that to the work that the call returned."""
+        # A point-to-point call moves the backend's sequence number, but it is no collective. The moves are counted, so
+        # they can be subtracted. torch may move the number twice, when it implements ``recv`` with ``irecv``.
         index, waited_since, site, known, begun = call
         if self.moves and known is not None:
             known.moved += groups.begun_by(known) - begun

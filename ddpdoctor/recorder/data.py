@@ -130,9 +130,8 @@ def leaf_of(value: Any) -> Optional[Leaf]:
 
 def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
-            return None
-        if tensor.is_conj() or tensor.is_neg():
+        in_order = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
+        if not in_order or tensor.is_conj() or tensor.is_neg():
             return None
         shape, item, address = tuple(tensor.shape), tensor.element_size(), tensor.data_ptr()
         size = tensor.numel() * item

@@ -145,11 +145,9 @@ def patch_init(c10d: Any) -> None:
 
 
 def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:
-    """Return the names of the backends that ``init_process_group`` will use.
-
-    torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``. Without a name torch uses the backend of the
-    device's type, and without a device that of the accelerator in the machine.
-    """
+    """Return the names of the backends that ``init_process_group`` will use."""
+    # torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``. Without a name torch uses the backend of the
+    # device's type, and without a device that of the accelerator in the machine.
     if backend is None and device_id is not None:
         if isinstance(device_id, int):  # a device of the accelerator
             import torch

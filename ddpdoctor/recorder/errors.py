@@ -215,11 +215,9 @@ def _noting_exit(original: Any, is_hard: bool) -> Any:
 
 @guarded("exit")
 def _note_exit(caller: Any, status: Any, is_hard: bool) -> None:
-    """Write the user's line that calls sys.exit or, if it is hard, os._exit. Such a status may be a text.
-
-    If another thread ends the process, as watchdogs do, write where its main thread is: nothing can be asked later. An
-    end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
-    """
+    """Write the user's line that calls sys.exit or, if it is hard, os._exit. Such a status may be a text."""
+    # If another thread ends the process, as watchdogs do, write where its main thread is: nothing can be asked later.
+    # An end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
     place = frames.describe_user(caller)
     if is_hard and status and _thread.get_ident() != here.main_thread:
         stack = frames.describe_thread(here.main_thread) if here.main_thread is not None else []

@@ -198,8 +198,7 @@ class Batch:
         self._starts: List[int] = []
         self._ends: List[int] = []
         self._jumps: List[int] = []  # the distance from the previous piece's last position to this piece's first
-        self._last = 0
-        self._words = 0
+        self._last = self._words = 0
         self.owners: List[int] = []  # the owner of each piece that was added
         self.mixed: List[torch.Tensor] = []  # the two sums of each mixed piece, in the same order
 
@@ -220,11 +219,9 @@ class Batch:
             self.mix()
 
     def mix(self) -> None:
-        """Add, for each piece, the sum of its mixed words, and that sum weighted by position.
-
-        The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that
-        change by the same amount up and down would cancel out.
-        """
+        """Add, for each piece, the sum of its mixed words, and that sum weighted by position."""
+        # The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that
+        # change by the same amount up and down would cancel out.
         if not self._words:
             return
         words = torch.cat(self._pieces).view(torch.int64)
@@ -276,11 +273,9 @@ def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():  # equal ones can have different entries
             return ()
         return [_of_known_dtype(getattr(tensor, name)()) for name in SPARSE.get(tensor.layout, ())]
-    if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        return ()
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # a lazy module's, which has no shape yet
-        return ()
-    return (_of_known_dtype(tensor),)
+    is_lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # it has no shape yet
+    is_unknown = tensor.is_meta or tensor.is_quantized or tensor.is_nested or is_lazy
+    return () if is_unknown else (_of_known_dtype(tensor),)
 
 
 def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:

@@ -88,11 +88,9 @@ def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
 
 
 def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
-    """Return two attributes of each frame of a thread in one step of the interpreter, using only C functions.
-
-    Between two steps that thread may get the GIL. If it then leaves a frame whose object we hold, that object can point
-    to memory that has been reused (CPython 3.11: SIGSEGV, or an int in place of a frame).
-    """
+    """Return two attributes of each frame of a thread in one step of the interpreter, using only C functions."""
+    # Between two steps that thread may get the GIL. If it then leaves a frame whose object we hold, that object can
+    # point to memory that has been reused (CPython 3.11: SIGSEGV, or an int in place of a frame).
     take: Any = dict.get
     follow: Any = getattr
     found: List[Any] = []
@@ -121,9 +119,7 @@ def describe_thread(thread: int) -> List[Dict[str, Any]]:
 
 def trim(frames: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Shorten a deep stack in its middle; the innermost frames matter most."""
-    if len(frames) <= MAX_KEPT:
-        return frames
-    return frames[:10] + frames[-(MAX_KEPT - 10) :]
+    return frames if len(frames) <= MAX_KEPT else frames[:10] + frames[-(MAX_KEPT - 10) :]
 
 
 def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:

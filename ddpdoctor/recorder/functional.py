@@ -47,8 +47,7 @@ class Function:
     __slots__ = ("original", "recorded")
 
     def __init__(self, original: Any, recorded: Callable[..., Any]) -> None:
-        self.original = original
-        self.recorded = recorded
+        self.original, self.recorded = original, recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.recorded(*args, **kwargs)

@@ -91,16 +91,13 @@ def _sum_together(tensors: List[Any]) -> float:
 
 
 def _sum_of(tensor: Any) -> Any:
-    if tensor.dtype is torch.float16:  # the sum of many soon exceeds the largest float16
-        return tensor.sum(dtype=torch.float32)
-    return tensor.sum()
+    # The sum of many soon exceeds the largest float16.
+    return tensor.sum(dtype=torch.float32) if tensor.dtype is torch.float16 else tensor.sum()
 
 
 def samples_of(tensors: Sequence[Any]) -> List[Any]:
-    """Return a number for each tensor, on its own device, that is inf or NaN if the tensor holds such.
-
-    On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
-    """
+    """Return a number for each tensor, on its own device, that is inf or NaN if the tensor holds such."""
+    # On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
     # For the maximum of an empty tensor torch would raise.
     found = [_sum_of(t) if not t.is_cuda else None if t.numel() else t.new_zeros(()) for t in tensors]
     for indexes in _by_kind(tensors, [i for i, sample in enumerate(found) if sample is None]):
@@ -213,8 +210,7 @@ class ArrivingGradients:
     """The gradients of some parameters, checked in each backward as they arrive."""
 
     def __init__(self, parameters: Dict[int, Any]) -> None:
-        self._parameters = parameters
-        self._asked = 0
+        self._parameters, self._asked = parameters, 0
         self._failed = 0  # backwards in which a bucket did not get all of its expected gradients
         self._buckets: List[List[int]] = []
         self._bucket_of: Dict[int, int] = {}
@@ -316,8 +312,7 @@ class Findings:
 
     def __init__(self, first_ruined: Callable[[], Optional[str]]) -> None:
         self.first_ruined = first_ruined
-        self._times = 0
-        self._in_a_row = 0
+        self._times = self._in_a_row = 0
         self._noted_row = False
         self._last: Dict[str, Any] = {}
         self.pending: Dict[str, Any] = {}  # the last finding for which it is not yet known whether it was used

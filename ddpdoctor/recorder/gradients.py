@@ -285,9 +285,8 @@ class GradientWatch:
         self._losses: List[Any] = []  # samples of the losses of backwards that were skipped
         self._reduces = True
         # Whether gradients accumulate over several backwards, so that checking the last one covers all of them.
-        self._waits_for_last = False
+        self._waits_for_last = self._spoilt = False
         self._task = -1
-        self._spoilt = False
         # Checks whose result is on its way from a GPU: the gradients' positions, the inputs, a finding's beginning.
         self._ahead: Deque[Tuple[Maxima, List[int], List[_Input], Dict[str, Any]]] = collections.deque()
         self.findings = Findings(Sound([] if self.off else named).first_ruined)
@@ -312,8 +311,7 @@ class GradientWatch:
         ddp = self._ddp()
         if self.off or task == self._task or ddp is None or self.findings.are_enough or is_observed():
             return
-        self._task = task
-        self._spoilt = False
+        self._task, self._spoilt = task, False
         if self.on_gpu and self._waits_for_last and not self._reduces:
             # They still accumulate, and are checked in the backward that reduces them.
             self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]

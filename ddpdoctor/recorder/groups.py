@@ -205,12 +205,10 @@ def note_device_times() -> None:
 
 
 def _sources(native: Any) -> Iterator[Tuple[str, Callable[[], bytes]]]:
-    """Yield what each recorder of this build is for, and how to dump it.
-
-    Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
-    its entries never complete. Whether one function serves several recorders is read from its signature: torch 2.14
-    has the hook, and keeps what it records with that of Gloo.
-    """
+    """Yield what each recorder of this build is for, and how to dump it."""
+    # Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
+    # its entries never complete. Whether one function serves several recorders is read from its signature: torch 2.14
+    # has the hook, and keeps what it records with that of Gloo.
     own = getattr(native, "_dump_nccl_trace_json", None)
     if own is not None:
         yield "nccl", own

@@ -32,9 +32,7 @@ class Loader:
     """A DataLoader that was used."""
 
     def __init__(self, number: int, loader: Any) -> None:
-        self.number = number
-        self.owner = weakref.ref(loader)
-        self.passes = 0
+        self.number, self.owner, self.passes = number, weakref.ref(loader), 0
         self.trained = 0  # batches of earlier passes after which a backward ran
         self.is_noted = False
         self.samples: Optional[int] = None
@@ -53,8 +51,7 @@ class Book:
         self.reported: List[Loader] = []  # the few loaders that are reported: those that still exist, and the latest
         # Passes that have delivered batches, with gradients on, after which no backward has run yet.
         self.fresh: List[LoaderPass] = []
-        self.count = 0
-        self.bytes = 0
+        self.count = self.bytes = 0
 
 
 book = Book()
@@ -244,14 +241,11 @@ class LoaderPass:
     """What is known so far about one pass over a loader."""
 
     def __init__(self, number: int, epoch: Optional[int], probes: FrozenSet[int], mapped: bool) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.probes = probes
+        self.number, self.epoch, self.probes = number, epoch, probes
         self.mapped = mapped  # whether batches are delivered in the order in which their indices were drawn
         self.begun_ns = time.monotonic_ns()
         self.ended_ns: Optional[int] = None
-        self.complete = False
-        self.joined = False
+        self.complete = self.joined = self.whole = False
         self.batches = self.draws = self.backwards = 0
         self.pending = 0  # delivered batches, with gradients on, after which no backward has run yet
         # The counted and the waiting indices. They are replaced together, so that no thread counts an index twice.
@@ -264,7 +258,6 @@ class LoaderPass:
         self.shapes: Dict[Tuple[int, ...], None] = {}
         # Elements of the largest delivered leaves, and of those that forwards of DDP have taken.
         self.given = self.taken = 0
-        self.whole = False
         self.noted: Any = None  # its batches and end time when it was last noted
         self.iterator: Any = None  # a weak reference to its iterator, once there is one
 

@@ -150,11 +150,9 @@ fingerprinting.more_of.append(shares_of)
 
 
 def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
-    """Return the ranks that hold the same tensor, or None if it cannot be compared.
-
-    Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
-    tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
-    """
+    """Return the ranks that hold the same tensor, or None if it cannot be compared."""
+    # Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
+    # tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
     on_cpu = tensor.device.type == "cpu"
     if is_placed(tensor):
         return sharing_of(tensor) if on_cpu or any(placement.is_shard() for placement in tensor.placements) else None
@@ -171,11 +169,9 @@ def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
 
 
 def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
-    """Yield buffers and frozen plain parameters of a module with the ranks that should hold the same.
-
-    The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
-    shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
-    """
+    """Yield buffers and frozen plain parameters of a module with the ranks that should hold the same."""
+    # The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
+    # shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
     passed: Dict[int, Dict[bool, Tuple[str, Any]]] = {}
     for reference, how, mesh in _modules:
         module = reference()

@@ -430,11 +430,9 @@ def _note_limit(unused: Any, timeout: Any = 0, *options: Any, **given: Any) -> N
 
 @guarded("dump on SIGTERM")
 def register_sigterm() -> None:
-    """Make SIGTERM write the main thread's stack, unless this process or its parent has decided what SIGTERM does.
-
-    The handler is faulthandler's, in C. So Python's own table still says that nobody handles SIGTERM, a handler that
-    the script installs replaces it, and it works even if the main thread is blocked in a collective.
-    """
+    """Make SIGTERM write the main thread's stack, unless this process or its parent has decided what SIGTERM does."""
+    # The handler is faulthandler's, in C. So Python's own table still says that nobody handles SIGTERM, a handler that
+    # the script installs replaces it, and it works even if the main thread is blocked in a collective.
     if _fds or is_short_of_files() or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     _fds.append(_open_high("term", os.O_APPEND))

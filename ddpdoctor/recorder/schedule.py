@@ -20,7 +20,7 @@ from .storage.files import map_file
 from .storage.fingerprint_file import MAX_BYTES as MAX_FILE_BYTES
 from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 
-# The part of the time that comparing may take by our count, so that it takes less than 1 %: with Gloo on two cores steps
+# The part of the time that comparing may take by our count, so that it takes less than 1 %: with Gloo on 2 cores, steps
 # got longer by 1.5 times the count, because ranks wait for each other (``python -m tests.bench.check_every``).
 SHARE = 0.005
 # What comparing may take even if that is more. Our choice: jobs of less than 50 s are compared a few times more.
@@ -125,9 +125,7 @@ def is_between(last: int, number: int) -> bool:
         return True
     if auto is None or not auto.steps:
         return number >= next_due(last, fixed())
-    if number <= LEAST:
-        return number >= next_due(last, 2 * LEAST)
-    return number >> auto.exponent > last >> auto.exponent
+    return number >= next_due(last, 2 * LEAST) if number <= LEAST else number >> auto.exponent > last >> auto.exponent
 
 
 def distance() -> int:
@@ -146,9 +144,7 @@ class StepCounter:
     """Counts the steps of an optimizer, and says which of them are fingerprinted."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        self._due = 1
-        self._is_due = False
+        self.steps, self._due, self._is_due = 0, 1, False
 
     def begins(self) -> bool:
         auto = chosen()
@@ -188,9 +184,8 @@ class FingerprintFiles:
     def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
         self._about = about
         self._most_records = most_records
-        self._rows = 0  # A hash of the rows. The rows themselves would take hundreds of KiB.
+        self._rows = self._made = 0  # a hash of the rows, which would take hundreds of KiB; how many files there are
         self._writer: Optional[FingerprintWriter] = None
-        self._made = 0
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], fingerprints: bytes) -> None:
         """Add a record. If there is no space for a file with these rows, nothing is written."""

@@ -94,11 +94,9 @@ def start_helper() -> None:
 
 
 def is_rank() -> bool:
-    """Return whether this very process was started as a rank.
-
-    A rank is the first Python with a number that a launcher gave it. Its children inherit the number but are not ranks.
-    If no launcher gave a number, the rank is the command that ``wrap`` was given, provided it runs a script.
-    """
+    """Return whether this very process was started as a rank."""
+    # A rank is the first Python with a number that a launcher gave it. Its children inherit the number but are not
+    # ranks. If no launcher gave a number, the rank is the command that ``wrap`` was given, provided it runs a script.
     if os.environ.get(RANK_PID_VARIABLE) == str(os.getpid()):
         return True
     given = os.environ.get(GIVEN_VARIABLE, "")

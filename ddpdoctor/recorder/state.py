@@ -39,12 +39,10 @@ class Recorder:
         self.ring: Optional[Ring] = None
         # Whether this process is recorded as a rank, or as one that belongs to a rank.
         self.is_rank = self.is_child = False
-        # When this process started, in clock ticks since boot. With the pid it identifies the process uniquely.
-        self.ticks = 0
+        self.ticks = self.failures = 0  # ``start_ticks``, and how many failures of ours there were
         threading = sys.modules.get("threading")
         # If nobody has imported ``threading`` yet, this is the main thread.
         self.main_thread = _thread.get_ident() if threading is None else threading.main_thread().ident
-        self.failures = 0
         self.on_start: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []  # called when the script's own code has ended
         # Functions that the hooks register to add to the evidence, by key. They must not call torch.
@@ -180,13 +178,11 @@ def start_ticks(pid: Any = "self") -> int:
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise an exception again unless our own code raised it, or something that our own code called.
-
-    Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
-    instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
-    this, also one for a single class: a handler's TimeoutError is an OSError. Where a call of the script passes, the
-    ``except`` asks ``sealed`` instead.
-    """
+    """Raise an exception again unless our own code raised it, or something that our own code called."""
+    # Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
+    # instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
+    # this, also one for a single class: a handler's TimeoutError is an OSError. Where a call of the script passes, the
+    # ``except`` asks ``sealed`` instead.
     if not isinstance(error, Exception) or came_from_outside(error):
         raise error
 
@@ -200,11 +196,9 @@ _is_loading = False
 
 
 def came_from_outside(error: BaseException) -> bool:
-    """Return whether an exception's traceback shows that somebody else's code interrupted what ran.
-
-    A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has no
-    frame. Only its class is given, and Python makes it without a text.
-    """
+    """Return whether an exception's traceback shows that somebody else's code interrupted what ran."""
+    # A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has
+    # no frame. Only its class is given, and Python makes it without a text.
     global _is_loading
     if _is_loading:  # our own import hook failed at the import below
         return False

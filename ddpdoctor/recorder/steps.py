@@ -149,8 +149,7 @@ class Reduction:
     """The reduction at the end of a backward. It is kept until DDP's timers for it can be read."""
 
     def __init__(self, ddp: Any, backward_ns: int, ended_ns: int) -> None:
-        self.backward_ns = backward_ns
-        self.ended_ns = ended_ns
+        self.backward_ns, self.ended_ns = backward_ns, ended_ns
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.step = clock.step
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
@@ -310,20 +309,14 @@ def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
 
 
 def _about_parameters(names: List[str], ddp: Any, what: str) -> Dict[str, Any]:
-    return {
-        "what": what,
-        "names": [name[:MAX_NAME] for name in names[:MAX_NAMES]],
-        "count": len(names),
-        "of": len(_names.get(ddp, ())) if ddp is not None else 0,
-    }
+    of = len(_names.get(ddp, ())) if ddp is not None else 0
+    return {"what": what, "names": [name[:MAX_NAME] for name in names[:MAX_NAMES]], "count": len(names), "of": of}
 
 
 def _numbered(ddp: Any, text: str) -> List[str]:
     known = _names.get(ddp, []) if ddp is not None else []
-    if _NUMBERS in text:
-        listed = text.split(_NUMBERS, 1)[1].partition(":")[2].partition("\n")[0]
-    else:
-        listed = text.partition(_AT_NUMBER)[2].partition(" ")[0]
+    several, single = text.partition(_NUMBERS)[2].partition(":")[2], text.partition(_AT_NUMBER)[2]
+    listed = several.partition("\n")[0] if _NUMBERS in text else single.partition(" ")[0]
     numbers = sorted(int(word) for word in listed.split() if word.isdigit())
     return [known[number] for number in numbers if number < len(known)]
 

@@ -271,8 +271,7 @@ class SettingsTrial:
 
     def __init__(self, rounds: int, only: str, setting: str = "") -> None:
         device_times.reads_all = True
-        self.rounds = rounds
-        self.only = only
+        self.rounds, self.only = rounds, only
         self.models: List[Any] = []  # weak references to the DDP models that the script has made
         self.steps = self.optimizer_steps = self.forwards = 0
         self.in_step = 0  # training forwards in this step so far

@@ -96,11 +96,9 @@ def _is_ours(traceback: TracebackType) -> bool:
 
 
 def patch_signal(module: Any) -> None:
-    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends.
-
-    Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
-    the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
-    """
+    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends."""
+    # Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
+    # the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
     set_handler, get_handler = module.signal, module.getsignal
 
     def waiting(handler: Any) -> Any:

@@ -146,17 +146,12 @@ class FingerprintFile:
             self.table = parse_json(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
         except (zlib.error, ValueError) as error:
             raise ValueError("%s is damaged: %s" % (path, error)) from error
-        if not isinstance(self.table, dict) or not isinstance(self.table.get("rows"), list):
-            raise ValueError("%s is damaged" % path)  # noqa: TRY004 - the file is wrong, not a caller
-        self.path = path
-        self.pid = int(pid)
-        self.start_ticks = int(ticks)
-        self.rows: List[Any] = self.table["rows"]
-        self.head_bytes = int(slots_at)
-        self.record_bytes = int(size)
-        self._slots = slots
-        if len(self.rows) != rows:
+        found = self.table.get("rows") if isinstance(self.table, dict) else None
+        if not isinstance(found, list) or len(found) != rows:
             raise ValueError("%s is damaged" % path)
+        self.path, self.rows = path, found
+        self.pid, self.start_ticks = int(pid), int(ticks)
+        self.head_bytes, self.record_bytes, self._slots = int(slots_at), int(size), slots
 
     def read_since(self, index: int, most: Optional[int] = None) -> List[FingerprintRecord]:
         """Return the complete records after ``index`` that are not yet overwritten, oldest first, at most ``most``."""

@@ -101,10 +101,8 @@ def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
 
 
 def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
-    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too.
-
-    What was chosen before has completed entries behind the pending ones: their times say which came first.
-    """
+    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
+    # What was chosen before has completed entries behind the pending ones: their times say which came first.
     oldest: Dict[Tuple[str, str, str], Dict[str, Any]] = {}
     for entry in entries:
         # What completes in order: a group's collectives, or one pair of ranks on one stream.
@@ -212,13 +210,11 @@ def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> N
 
 def _taken(stack: list[Any], count: int | None) -> list[Any]:
     """Pop ``count`` values off the stack. None pops everything above the last mark, and the mark itself."""
+    marks = 0 if count is not None else 1
     if count is None:
         count = next(at for at, value in enumerate(reversed(stack)) if value is _MARK)
-        values = stack[len(stack) - count :]
-        del stack[len(stack) - count - 1 :]
-        return values
-    values = stack[-count:]
-    if len(values) < count:
+    elif len(stack) < count:
         raise IndexError
-    del stack[-count:]
+    values = stack[len(stack) - count :]
+    del stack[len(stack) - count - marks :]
     return values

@@ -138,11 +138,7 @@ class RingShape:
     def __init__(
         self, journal_bytes: int, slots: int, steps: int = 0, lines: int = 0, kept: int = 0, step: int = STEP_SIZE
     ) -> None:
-        self.journal_bytes = journal_bytes
-        self.slots = slots
-        self.steps = steps
-        self.lines = lines
-        self.kept = kept
+        self.journal_bytes, self.slots, self.steps, self.lines, self.kept = journal_bytes, slots, steps, lines, kept
         self.slots_at = HEADER_SIZE + journal_bytes
         self.steps_at = self.slots_at + slots * SLOT_SIZE
         self.lines_at = self.steps_at + steps * step
@@ -166,11 +162,9 @@ _WORD = 0xFFFFFFFF
 
 
 def is_sampled(number: int, bits: int) -> bool:
-    """Return whether a step belongs to the sample of one step in ``2 ** bits``.
-
-    Multiplicative hashing (Knuth, The Art of Computer Programming, 6.4) spreads the sample evenly, also over steps that
-    come back every N-th time, such as an evaluation. A sample of every 8th step might have all of them, or none.
-    """
+    """Return whether a step belongs to the sample of one step in ``2 ** bits``."""
+    # Multiplicative hashing (Knuth, The Art of Computer Programming, 6.4) spreads the sample evenly, also over steps
+    # that come back every N-th time, such as an evaluation. A sample of every 8th step might have all of them, or none.
     return not (number * _GOLDEN & _WORD) >> (32 - min(bits, 32))
 
 

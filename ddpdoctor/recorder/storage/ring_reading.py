@@ -90,9 +90,7 @@ def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:
         return None
     start = ring_layout.PLACE_OFFSET + ring_layout.PLACE_HEAD.size
     parts = bytes(data[start : start + length]).decode("utf-8", "replace").split("\0")
-    if len(parts) != 3 or not parts[0].isdigit():
-        return None
-    return parts[2], int(parts[0]), parts[1]
+    return (parts[2], int(parts[0]), parts[1]) if len(parts) == 3 and parts[0].isdigit() else None
 
 
 def uses_nccl(data: Any) -> bool:
@@ -104,11 +102,9 @@ def uses_nccl(data: Any) -> bool:
 
 
 def read_ring_file(path: Any) -> RingContent:
-    """Decode the ring in a file, which may be written, truncated or deleted meanwhile.
-
-    Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader. Raises
-    OSError, and DamagedRingError as ``read_identity`` does. Single damaged lines and slots are skipped.
-    """
+    """Decode the ring in a file that may change meanwhile. Raises OSError, or DamagedRingError (``read_identity``)."""
+    # Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader.
+    # Single damaged lines and slots are skipped.
     fd = open_plain(path, os.O_RDONLY)
     try:
         header = os.pread(fd, ring_layout.HEADER_SIZE, 0)

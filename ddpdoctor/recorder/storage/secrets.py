@@ -191,10 +191,8 @@ def hide_value(name: str, value: str) -> str:
 
 
 def _hide_wandb_keys(line: str, before: str) -> str:
-    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash.
-
-    A line is also about W&B if it is a key alone, below one that names W&B: what was pasted at its prompt.
-    """
+    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash."""
+    # A line is also about W&B if it is a key alone, below one that names W&B: what was pasted at its prompt.
     is_answer = _WANDB.search(before) and _WANDB_KEY.fullmatch(line.strip())
     if not _WANDB.search(line) and not is_answer:
         return line
@@ -267,9 +265,7 @@ def _strength(option: str) -> int:
             return 2
         if word == "pass" and (before in _OWNERS or before in {"", "user", "smtp", "root", "login", "mail"}):
             return 1
-    if _WEAK.intersection(words) and not _OF_TEXTS.intersection(words):
-        return 1
-    return 0
+    return 1 if _WEAK.intersection(words) and not _OF_TEXTS.intersection(words) else 0
 
 
 def _words(option: str) -> list[str]:
@@ -291,10 +287,8 @@ def _is_mixed(value: str) -> bool:
 
 
 def _is_random(run: str) -> bool:
-    """Return whether letters and digits alternate as if drawn at random, which names never do.
-
-    Commits, checksums and UUIDs use only hex digits, and are not random here. CamelCaseNames42 change case once a word.
-    """
+    """Return whether letters and digits alternate as if drawn at random, which names never do."""
+    # Commits, checksums and UUIDs have hex digits only, and are not random here. CamelCaseNames42 change once a word.
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", run) or run.startswith(("ZN", "ZNK")):
         return False
     kinds = ["d" if char.isdigit() else "u" if char.isupper() else "l" for char in run]
