@@ -17,7 +17,7 @@ import torch
 
 from . import frames, groups, hooks, replicas, schedule
 from .replicas import Replica, all_replicas
-from .schedule import FingerprintFiles, StepCounter
+from .schedule import FingerprintFiles, chosen
 from .state import check_every, guarded, here
 from .step_clock import in_backward, is_capturing
 from .storage import fingerprint_file
@@ -376,15 +376,32 @@ MAX_STREAMS = 4
 _OPTIMIZER_FILE = "optimizer.py"
 
 
-class Stepper(StepCounter):
-    """An optimizer that has stepped."""
+class Stepper:
+    """An optimizer that has stepped. It counts its steps, and says which of them are fingerprinted."""
 
     def __init__(self, optimizer: Any) -> None:
-        super().__init__()
+        self.steps, self._due, self._is_due = 0, 1, False
         self.optimizer = weakref.ref(optimizer)
         self.seen = -1  # the version of the set of models for which ``models`` was found
         self.models: List[StepFingerprints] = []
         self.more: List[Any] = []  # of ``more_of``
+
+    def begins(self) -> bool:
+        auto = chosen()
+        if auto is None:
+            self._is_due = self.steps + 1 == self._due
+        else:
+            auto.step(time.perf_counter())
+            self._is_due = schedule.is_between(self.steps, self.steps + 1)
+            auto.taken += self._is_due
+        return self._is_due
+
+    def ended(self) -> bool:
+        self.steps += 1
+        if self.steps >= self._due:
+            self._due = schedule.next_due(self.steps, schedule.fixed())
+        is_due, self._is_due = self._is_due, False
+        return is_due
 
 
 class _Thread(threading.local):

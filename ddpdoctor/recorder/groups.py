@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .state import guarded, here, pass_on
 from .step_clock import is_capturing
@@ -166,7 +166,17 @@ def flight_entries_now() -> Any:
     names = [str(name) for name in c10d._world.pg_names.values()]
     entries: List[Any] = []
     blocking = _is_on(_BLOCKING)
-    for source, dump in _sources(native):
+    # For each recorder of this build what it is for, and how to dump it. Completed entries are included, because only
+    # they show that a batch is done. Gloo's is left out, because its entries never complete. Whether a function serves
+    # several is read from its signature: torch 2.14 has the hook, and keeps what it records with that of Gloo.
+    own, hooked = getattr(native, "_dump_nccl_trace_json", None), getattr(native, "_dump_fr_trace_json", None)
+    dumps: List[Tuple[str, Any]] = [("nccl", own)] if own is not None else []
+    if hooked is not None and hasattr(native, "FlightRecorderHook"):
+        if "backend:" in (hooked.__doc__ or "").partition("->")[0]:
+            dumps += [(backend, functools.partial(hooked, backend=backend)) for backend in flight.HOOKED]
+        else:
+            dumps.append((" and ".join(flight.HOOKED), hooked))
+    for source, dump in dumps:
         try:
             entries += flight.chosen(json.loads(dump()).get("entries"), names, newest=blocking)
         except Exception as error:  # noqa: BLE001 - the recorder's wall: what another recorder holds is not lost
@@ -202,21 +212,3 @@ def note_device_times() -> None:
         for entry in flight_entries_now().get("entries", ()) if entry["state"] == "completed"
     ]  # fmt: skip
     here.note("device_times", rows=rows)
-
-
-def _sources(native: Any) -> Iterator[Tuple[str, Callable[[], bytes]]]:
-    """Yield what each recorder of this build is for, and how to dump it."""
-    # Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
-    # its entries never complete. Whether one function serves several recorders is read from its signature: torch 2.14
-    # has the hook, and keeps what it records with that of Gloo.
-    own = getattr(native, "_dump_nccl_trace_json", None)
-    if own is not None:
-        yield "nccl", own
-    hooked = getattr(native, "_dump_fr_trace_json", None)
-    if hooked is None or not hasattr(native, "FlightRecorderHook"):
-        return
-    if "backend:" not in (hooked.__doc__ or "").partition("->")[0]:
-        yield " and ".join(flight.HOOKED), hooked
-        return
-    for backend in flight.HOOKED:
-        yield backend, functools.partial(hooked, backend=backend)

@@ -140,30 +140,6 @@ def spend(began_s: float) -> None:
         auto.spent_s += time.perf_counter() - began_s
 
 
-class StepCounter:
-    """Counts the steps of an optimizer, and says which of them are fingerprinted."""
-
-    def __init__(self) -> None:
-        self.steps, self._due, self._is_due = 0, 1, False
-
-    def begins(self) -> bool:
-        auto = chosen()
-        if auto is None:
-            self._is_due = self.steps + 1 == self._due
-        else:
-            auto.step(time.perf_counter())
-            self._is_due = is_between(self.steps, self.steps + 1)
-            auto.taken += self._is_due
-        return self._is_due
-
-    def ended(self) -> bool:
-        self.steps += 1
-        if self.steps >= self._due:
-            self._due = next_due(self.steps, fixed())
-        is_due, self._is_due = self._is_due, False
-        return is_due
-
-
 os.register_at_fork(after_in_child=chosen.cache_clear)
 os.register_at_fork(after_in_child=fixed.cache_clear)
 FOLDER = "prints"

@@ -37,7 +37,7 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
     ours = [entry for entry in sound if groups is None or entry["process_group"][0] in groups]
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
     untold = max(filter(is_untold, ours), key=lambda entry: int(entry["time_created_ns"]), default=None)
-    kept = _pending(_settled(ours), newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
+    kept = _pending(ours, newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
     hooked = [entry for entry in ours if backend_of(entry) in HOOKED]
     tells_completion = any(entry["state"] == "completed" or not entry.get("retired") for entry in hooked)
     kept += [untold] if untold is not None and not tells_completion else []
@@ -76,35 +76,26 @@ def _is_sound(entry: Dict[str, Any]) -> bool:
     return backend_of(entry) in DEVICE_BACKENDS
 
 
-def _settled(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Give the parts of a batch the state of its end, which alone has events: a part stays "scheduled" forever."""
+def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
+    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
+    # The parts of a batch get the state of its end, which alone has events: a part stays "scheduled" forever.
     parts: Dict[Any, Any] = {}
     found = []
     for entry in entries:
+        p2p = entry["is_p2p"]  # sends and receives have their own counter
+        batch = (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
         if op_of(entry) != COALESCED:
             found.append(entry)
             if is_pending(entry):
-                parts.setdefault(_batch(entry), []).append(entry)
-            continue
-        batch = parts.pop(_batch(entry), ())
-        for part in batch:
-            part.update(state=entry["state"], retired=entry.get("retired"))
-        if not batch:
+                parts.setdefault(batch, []).append(entry)
+        elif batch in parts:
+            for part in parts.pop(batch):
+                part.update(state=entry["state"], retired=entry.get("retired"))
+        else:
             found.append(entry)
-    return found
-
-
-def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
-    """Return a key that the parts of a batch and its end share. Sends and receives have their own counter."""
-    p2p = entry["is_p2p"]
-    return (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
-
-
-def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
-    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
     # What was chosen before has completed entries behind the pending ones: their times say which came first.
     oldest: Dict[Tuple[str, str, str], Dict[str, Any]] = {}
-    for entry in entries:
+    for entry in found:
         # What completes in order: a group's collectives, or one pair of ranks on one stream.
         lane = (entry["process_group"][0], backend_of(entry), op_of(entry) if entry["is_p2p"] else "")
         if entry["state"] == "completed":

@@ -59,6 +59,7 @@ CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
+
 # What calls of one kind share: op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims.
 KIND = struct.Struct("<IIIIIIiiII6q")
 KIND_OFFSET = 32
@@ -84,6 +85,7 @@ FLAG_ASYNC = 1
 FLAG_FAILED = 2
 FLAG_MAIN = 4
 FLAG_P2P = 8
+
 # What else a step record holds, after its phases.
 # ``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
 # backward's computation to its end, the reduction that nothing hides. ``optimizer_us``: optimizer steps without waits.
@@ -110,6 +112,7 @@ BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
 LINE = struct.Struct("<III")
 CALLS_MODULE = 4  # added to the phase of a line that was not the innermost one, but called a module of torch
 LINE_SIZE = 12
+
 CONTROL_SIZE = 4096
 CONTROL_REQUEST = 0  # Offset of the number of the latest request for evidence. The watcher writes it.
 CONTROL_CLOSING = 8  # Offset of the time at which the launcher began to stop its ranks. The launcher writes it.
@@ -119,6 +122,7 @@ CONTROL_STOPPING = 24
 # Offset of the time at which `ddpdoctor status --dump` last asked the watcher for evidence. That command writes it.
 CONTROL_DUMP_ASKED = 32
 CONTROL_DUMPED = 40  # Offset of the same number once that evidence is saved. The watcher writes it.
+
 SAMPLED_STEPS = 256
 LONGEST_STEPS = 64  # kept steps: first the sample, then the longest
 # Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms.
