@@ -77,9 +77,8 @@ _OPTION = re.compile(
     r"(\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|[^\s\"',;&]{1,2048})"
 )
 _SPOKEN = re.compile(
-    r"\b((?:wandb\s{1,8}login|(?:api|access|secret|auth|license)[ _-]?key|secret|password|passphrase|token)"
-    r"(?:\s{1,8}(?:is|was|provided))?(?:\s{0,2}[:=])?\s{0,8}[\"']?)(?<=[\s\"':=])([A-Za-z0-9_\-+/=.]{16,})",
-    re.IGNORECASE,
+    r"(?i)\b((?:wandb\s{1,8}login|(?:api|access|secret|auth|license)[ _-]?key|secret|password|passphrase|token)"
+    r"(?:\s{1,8}(?:is|was|provided))?(?:\s{0,2}[:=])?\s{0,8}[\"']?)(?<=[\s\"':=])([A-Za-z0-9_\-+/=.]{16,})"
 )
 # Commands within a text, with a password that has no name, and Kaggle's file.
 _PROGRAM = re.compile(
@@ -124,8 +123,7 @@ _HASHED = re.compile(
 _NEAR = 32  # our choice: so many characters before such a number tell what it is
 # Matches every text that can hold a secret. Most texts do not match, and need no more work.
 _SOME = re.compile(
-    r"[:=@\"'|\u2502\u2503]|%3[Dd]|\.{3}|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic",
-    re.IGNORECASE,
+    r"(?i)[:=@\"'|\u2502\u2503]|%3[Dd]|\.{3}|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic"
 )
 
 
