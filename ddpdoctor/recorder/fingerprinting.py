@@ -226,14 +226,10 @@ def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
     """Return the tensors of an optimizer's state; empty if the state is sharded over ranks."""
     if any(kind.__name__ == _SHARDED for kind in type(optimizer).__mro__):
         return []
-    states: Dict[Any, Any] = optimizer.state
-    found = []
-    for name, tensor in named:
-        parts = states.get(tensor)
-        for part, value in parts.items() if isinstance(parts, dict) else ():
-            if isinstance(value, torch.Tensor):
-                found.append((_row(fingerprint_file.STATE, name, value, str(part)), value))
-    return found
+    states = [(name, optimizer.state.get(tensor)) for name, tensor in named]
+    parts = [(name, *item) for name, state in states if isinstance(state, dict) for item in state.items()]
+    tensors = [(name, part, value) for name, part, value in parts if isinstance(value, torch.Tensor)]
+    return [(_row(fingerprint_file.STATE, name, value, str(part)), value) for name, part, value in tensors]
 
 
 def buffer_rows(replica: Any) -> Rows:
@@ -339,11 +335,10 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
 def optimizer_values(optimizer: Any) -> Values:
     """Return the values of an optimizer in its step: of later parameter groups, with a number, only what differs."""
     first = _plain_settings(optimizer.param_groups[0])
+    groups_after = enumerate(optimizer.param_groups[1:], 1)
+    later = [(number, *pair) for number, group in groups_after for pair in _plain_settings(group).items()]
     found = [[key, value] for key, value in first.items()]
-    for number, group in enumerate(optimizer.param_groups[1:], 1):
-        for key, value in _plain_settings(group).items():
-            if key == "lr" or first.get(key) != value:
-                found.append(["%d.%s" % (number, key), value])
+    found += [["%d.%s" % (n, key), value] for n, key, value in later if key == "lr" or first.get(key) != value]
     # The scale of the gradient scaler that is making this step. On a GPU it is not read.
     above = frames.outward(sys._getframe(1), frames.MAX_DEPTH)
     scalings = (f for f in above if f.f_code.co_name == "step" and f.f_code.co_filename.endswith(_SCALER_FILE))

@@ -81,10 +81,8 @@ def locals_of(thread: Optional[int], depth: int, code: CodeType) -> Dict[str, An
 def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
     """Return the values that the innermost frame of a thread uses by name: its variables and its module's globals."""
     found = _read(thread, "f_code", "f_globals", 0, 1)
-    variables = list(locals_of(thread, 0, code).values())
-    if not found or found[0][0] is not code:
-        return variables
-    return variables + [found[0][1][name] for name in code.co_names if name in found[0][1]]
+    known = found[0][1] if found and found[0][0] is code else {}
+    return [*locals_of(thread, 0, code).values(), *(known[name] for name in code.co_names if name in known)]
 
 
 def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:

@@ -102,10 +102,24 @@ def patch(module: Any) -> None:
 def _begin(loader: Any) -> Any:
     """Begin a pass, and end the previous one. A persistent iterator prefetches before it is returned."""
     for broken in book.reported:  # off, if its iterator is gone
-        one = broken.last
-        if one is not None and one.iterator is not None and one.iterator() is None:
-            _end(broken, one)
-    known = book.loaders.get(loader) or _meet(loader)
+        last = broken.last
+        if last is not None and last.iterator is not None and last.iterator() is None:
+            _end(broken, last)
+    known = book.loaders.get(loader)
+    if known is None:
+        book.count += 1
+        known = book.loaders[loader] = Loader(book.count, loader)
+        reported = [*book.reported, known]
+        if len(reported) > MAX_REPORTED:  # drop one that is gone or was not used for training
+            trained = {old.number for old in reported if old.trained or (old.last is not None and old.last.backwards)}
+            left_out = min(reported, key=lambda old: (old.owner() is not None, old.number in trained))
+            reported.remove(left_out)
+            if left_out.last is not None and left_out.owner() is None:  # something may still hold its iterator
+                _end(left_out, left_out.last)
+        book.reported = reported
+        entry = data.describe_loader(loader, known.number)
+        known.samples = entry["N"]
+        known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     if known.last is not None:
         _end(known, known.last)
         known.trained += known.last.backwards
@@ -121,24 +135,6 @@ def _begin(loader: Any) -> Any:
     if given.get("_iterator") is not None:
         _register(given["_iterator"], begun)
     return begun
-
-
-def _meet(loader: Any) -> Loader:
-    """Note a loader. If too many are reported, drop one that is gone or was not used for training."""
-    book.count += 1
-    known = book.loaders[loader] = Loader(book.count, loader)
-    reported = [*book.reported, known]
-    if len(reported) > MAX_REPORTED:
-        trained = {one.number for one in reported if one.trained or (one.last is not None and one.last.backwards)}
-        left_out = min(reported, key=lambda one: (one.owner() is not None, one.number in trained))
-        reported.remove(left_out)
-        if left_out.last is not None and left_out.owner() is None:  # something may still hold its iterator
-            _end(left_out, left_out.last)
-    book.reported = reported
-    entry = data.describe_loader(loader, known.number)
-    known.samples = entry["N"]
-    known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
-    return known
 
 
 @guarded("loaders")

@@ -149,8 +149,7 @@ MAX_FILES_A_STREAM = 6
 # All files of a process together. Our choice: with the ring, a rank's part of the run folder stays below 32 MiB.
 MAX_ALL_BYTES = 24 * 2**20
 _ring: Any = None
-_files = 0
-_bytes = 0
+_files = _bytes = 0
 _has_given_up = False
 
 
@@ -158,8 +157,7 @@ class FingerprintFiles:
     """The files of one stream. ``about`` is its table without rows."""
 
     def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
-        self._about = about
-        self._most_records = most_records
+        self._about, self._most_records = about, most_records
         self._rows = self._made = 0  # a hash of the rows, which would take hundreds of KiB; how many files there are
         self._writer: Optional[FingerprintWriter] = None
 

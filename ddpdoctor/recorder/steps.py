@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import weakref
+from itertools import islice
+from traceback import walk_tb
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from . import device_times, frames, groups, hooks, surroundings
@@ -109,6 +111,18 @@ def _forward_ended(ddp: Any) -> None:
 
 
 def measured_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @guarded("steps")
+    def ended(began_ns: int) -> None:
+        global _reducing
+        clock.enter(ring_layout.BEFORE)
+        clock.step.backwards += 1
+        model, _reducing = (_reducing, None)
+        ddp = model() if model is not None else None
+        if ddp is not None:
+            model_reduced(ddp, began_ns, clock.since_ns)
+        if clock.ends_step(ring_layout.STEP_BACKWARD if ddp is None else ring_layout.STEP_REDUCED, id(ddp)):
+            end_step()
+
     def backward(*args: Any, **kwargs: Any) -> Any:
         nested = clock.phase == ring_layout.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:
@@ -119,23 +133,10 @@ def measured_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             sealed[wall.gi_running][_enter, ring_layout.BEFORE]
             raise
-        _backward_ended(began)
+        ended(began)
         return result
 
     return wraps(original)(backward)
-
-
-@guarded("steps")
-def _backward_ended(began_ns: int) -> None:
-    global _reducing
-    clock.enter(ring_layout.BEFORE)
-    clock.step.backwards += 1
-    model, _reducing = (_reducing, None)
-    ddp = model() if model is not None else None
-    if ddp is not None:
-        model_reduced(ddp, began_ns, clock.since_ns)
-    if clock.ends_step(ring_layout.STEP_BACKWARD if ddp is None else ring_layout.STEP_REDUCED, id(ddp)):
-        end_step()
 
 
 here.clock = clock
@@ -282,12 +283,9 @@ def complaint(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     if not text.startswith((_UNFINISHED, _TWICE)):
         return None
     what = "twice" if text.startswith(_TWICE) else "static" if _STATIC in text else "unfinished"
-    ddp, traceback = None, error.__traceback__
-    while traceback is not None:  # to the innermost model in whose code it was raised
-        itself = traceback.tb_frame.f_locals.get("self")
-        ddp = itself if "reducer" in getattr(itself, "__dict__", ()) else ddp
-        traceback = traceback.tb_next
-    ddp = ddp or model_to_reduce()
+    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    models = [owner for owner in owners if "reducer" in getattr(owner, "__dict__", ())]
+    ddp: Any = models[-1] if models else model_to_reduce()  # the innermost model in whose code it was raised
     names = _numbered(ddp, text)
     entry = _about_parameters(names, ddp, what)
     if names and what != "twice":
@@ -323,18 +321,12 @@ def _numbered(ddp: Any, text: str) -> List[str]:
 
 def _variables_of(traceback: Any, wanted: Set[int]) -> List[str]:
     """Return the script's first variable that was computed from ``wanted`` parameters. The loss did not use it."""
-    visited = 0
-    while traceback is not None and wanted:
-        frame = traceback.tb_frame
-        if frames.is_user_file(frame.f_code.co_filename):
-            for name, value in list(frame.f_locals.items()):
-                for label, tensor in tensors_in(value, name):
-                    visited += 1
-                    if visited > MAX_VARIABLES:
-                        return []
-                    if tensor.grad_fn is not None and _comes_from(tensor.grad_fn, wanted):
-                        return [label[:MAX_NAME]]
-        traceback = traceback.tb_next
+    own = (frame for frame, _ in walk_tb(traceback) if frames.is_user_file(frame.f_code.co_filename))
+    variables = (variable for frame in own for variable in list(frame.f_locals.items()))
+    labeled = (found for name, value in variables for found in tensors_in(value, name))
+    for label, tensor in islice(labeled, MAX_VARIABLES if wanted else 0):
+        if tensor.grad_fn is not None and _comes_from(tensor.grad_fn, wanted):
+            return [label[:MAX_NAME]]
     return []
 
 

@@ -126,10 +126,8 @@ def before_init(*args: Any, **kwargs: Any) -> None:
         return
     place: Dict[str, Any] = {}
     for name in ("world_size", "rank"):
-        place[name] = given.get(name)
-        if not isinstance(place[name], int) or place[name] < 0:
-            text = os.environ.get(name.upper(), "")
-            place[name] = int(text) if text.isdigit() else None
+        text, value = os.environ.get(name.upper(), ""), given.get(name)
+        place[name] = value if isinstance(value, int) and value >= 0 else int(text) if text.isdigit() else None
     # The script's, else torch's own for the backend.
     of_nccl = getattr(groups.c10d, "default_pg_nccl_timeout", None) if given.get("backend") == "nccl" else None
     timeout = given.get("timeout") or of_nccl or getattr(groups.c10d, "default_pg_timeout", None)
