@@ -384,22 +384,17 @@ def epoch_of(loader: Any) -> Optional[int]:
     chain = list(_chain(loader))
     sharing = _sharing(chain)
     if sharing is not None:
-        _use(sharing)
+        try:
+            is_new = sharing not in used
+            used.add(sharing)
+        except TypeError as error:  # the class supports no hashes or no weak references
+            pass_on(error)
+            is_new = False
+        for number, known in _noted.items() if is_new else ():  # a loader uses it after all
+            if known() is sharing and here.ring is not None:
+                here.ring.note({"k": "epoch_call", "n": number, "used": 1})
     epochs = (_number(attributes(one), ("epoch",)) for one in ([sharing] if sharing is not None else chain))
     return next((epoch for epoch in epochs if epoch is not None), None)
-
-
-def _use(sampler: Any) -> None:
-    try:
-        if sampler in used:
-            return
-        used.add(sampler)
-    except TypeError as error:  # the class supports no hashes or no weak references
-        pass_on(error)
-        return
-    for number, known in _noted.items():  # a loader uses it after all
-        if known() is sampler and here.ring is not None:
-            here.ring.note({"k": "epoch_call", "n": number, "used": 1})
 
 
 def length_of(dataset: Any) -> Optional[int]:

@@ -350,11 +350,18 @@ def register() -> None:
         if signum == _signal.SIGURG:
             _note_signal(False)
 
+    @guarded("limit")
+    def note_limit(unused: Any, timeout: Any = 0, *options: Any, **given: Any) -> None:
+        """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
+        exits = options[2] if len(options) > 2 else given.get("exit")
+        if here.ring is not None:
+            here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout) * 1e9) if exits else 0)
+
     for function in (disable, is_enabled):
         setattr(faulthandler, function.__name__, function)
     for name, then in (
-        ("enable", enabled), ("register", registered), ("dump_traceback_later", _note_limit),
-        ("cancel_dump_traceback_later", _note_limit),
+        ("enable", enabled), ("register", registered), ("dump_traceback_later", note_limit),
+        ("cancel_dump_traceback_later", note_limit),
     ):  # fmt: skip
         setattr(faulthandler, name, around(then=then)(getattr(faulthandler, name)))
 
@@ -418,14 +425,6 @@ def _open_high(suffix: str, flags: int) -> int:
         os.close(fd)
         return high
     return fd
-
-
-@guarded("limit")
-def _note_limit(unused: Any, timeout: Any = 0, *options: Any, **given: Any) -> None:
-    """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
-    exits = options[2] if len(options) > 2 else given.get("exit")
-    if here.ring is not None:
-        here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout) * 1e9) if exits else 0)
 
 
 @guarded("dump on SIGTERM")

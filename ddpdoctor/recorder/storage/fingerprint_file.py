@@ -162,25 +162,20 @@ class FingerprintFile:
             for wanted in range(max(index + 1, written - self._slots + 1), written + 1):
                 if most is not None and len(found) >= most:
                     break
-                record = self._read(file, wanted)
-                if record is not None:
-                    found.append(record)
+                at = self.head_bytes + (wanted - 1) % self._slots * self.record_bytes
+                file.seek(at)
+                data = file.read(self.record_bytes)
+                file.seek(at)
+                if len(data) < self.record_bytes or file.read(NUMBER.size) != data[: NUMBER.size]:
+                    continue
+                number_read, number, time_ns, size = RECORD_HEAD.unpack_from(data)
+                if number_read != wanted or size > TEXT_SIZE:
+                    continue
+                start = RECORD_HEAD.size
+                try:
+                    text = parse_json(data[start : start + size] or b"{}")
+                except ValueError:
+                    continue
+                if isinstance(text, dict):
+                    found.append(FingerprintRecord(wanted, number, time_ns, text, data[start + TEXT_SIZE :]))
         return found
-
-    def _read(self, file: Any, wanted: int) -> Any:
-        at = self.head_bytes + (wanted - 1) % self._slots * self.record_bytes
-        file.seek(at)
-        data = file.read(self.record_bytes)
-        file.seek(at)
-        if len(data) < self.record_bytes or file.read(NUMBER.size) != data[: NUMBER.size]:
-            return None
-        index, number, time_ns, size = RECORD_HEAD.unpack_from(data)
-        if index != wanted or size > TEXT_SIZE:
-            return None
-        start = RECORD_HEAD.size
-        try:
-            text = parse_json(data[start : start + size] or b"{}")
-        except ValueError:
-            return None
-        fingerprints = data[start + TEXT_SIZE :]
-        return FingerprintRecord(index, number, time_ns, text, fingerprints) if isinstance(text, dict) else None

@@ -134,7 +134,14 @@ def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
     program = ""
     for word in command:
         if option and not word.startswith("--"):
-            shown.append(_value_shown(option, word, program))
+            user, colon, _ = word.partition(":")
+            if option in {"-p", "-P"}:
+                hides = program or not (_NOT_PASSWORDS.fullmatch(word) or _PATH.fullmatch(word))
+                shown.append(HIDDEN if hides else word)
+            elif option == "-u" and colon and "/" not in word:  # curl and similar programs: user:password
+                shown.append(f"{user}:{HIDDEN}")
+            else:
+                shown.append(hide_value(option, word))
             option = ""
             continue
         takes_secret = word in {"-p", "-P"} or (word == "-u" and program == "") or _strength(word) > 0
@@ -201,15 +208,6 @@ def _hide_wandb_keys(line: str, before: str) -> str:
         return found[0] if _HASHED.search(text[max(0, start - _NEAR) : start]) else HIDDEN
 
     return _WANDB_KEY.sub(shown, line)
-
-
-def _value_shown(option: str, value: str, program: str) -> str:
-    if option in {"-p", "-P"}:
-        return HIDDEN if program or not (_NOT_PASSWORDS.fullmatch(value) or _PATH.fullmatch(value)) else value
-    user, colon, _ = value.partition(":")
-    if option == "-u" and colon and "/" not in value:  # curl and similar programs: user:password
-        return f"{user}:{HIDDEN}"
-    return hide_value(option, value)
 
 
 def _option_shown(found: re.Match[str]) -> str:
