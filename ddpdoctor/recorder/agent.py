@@ -1,7 +1,6 @@
 """Hooks in torch's elastic agent: which ranks started, how each ended, and a pause for evidence before a stop.
 
-In a torchrun that ``wrap`` has started, what it says about the end of a job goes to ``torchrun.log``, which ``wrap``
-shows if the job failed without a verdict. The ranks write to the same streams as ever.
+In a torchrun that ``wrap`` has started, what it says about the end of a job goes to ``torchrun.log``.
 """
 
 from __future__ import annotations
@@ -25,6 +24,12 @@ POLL_S = 0.01
 # Holds what the watcher found during the pause, as one line. The agent removes it after reading.
 VERDICT_FILE = "verdict.txt"
 MAX_VERDICT = 2000
+# Set if ``wrap`` has started torchrun itself. Another launcher's messages are never kept.
+OWN_VARIABLE = "DDPDOCTOR_TORCHRUN"
+LOG_FILE = "torchrun.log"
+STDERR = 2
+# In torchrun's banner of four lines that it prints for every job with more than one rank on a host.
+THREADS_BANNER = "OMP_NUM_THREADS"
 
 
 class Log:
@@ -57,9 +62,25 @@ def patch(module: Any) -> None:
             is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
             return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
 
-        stream: Any = logging.StreamHandler
-        stream.emit = unless(keep)(stream.emit)
-        sys.excepthook = _keep_traceback(sys.excepthook)
+        original = sys.excepthook
+
+        @wraps(original)
+        def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+            if not _log.keeps_messages and kind.__name__ != "SignalException":
+                original(kind, error, traceback)
+                return
+            from io import StringIO
+
+            stream, sys.stderr = sys.stderr, StringIO()
+            try:
+                original(kind, error, traceback)
+            finally:
+                text, sys.stderr = sys.stderr.getvalue(), stream
+            if not _keep_text(text):
+                sys.stderr.write(text)
+
+        handler: Any = logging.StreamHandler
+        handler.emit, sys.excepthook = unless(keep)(handler.emit), excepthook
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
         hooks.put(context, "_start", around(_become_agent, _started))
@@ -91,17 +112,15 @@ def _become_agent(context: Any) -> None:
 
 
 def patch_meetings(module: Any) -> None:
-    agent = hooks.part(module, "SimpleElasticAgent")
-    hooks.put(agent, "_rendezvous", around(after=_note_meeting))
+    @guarded("agent rendezvous")
+    def note_meeting(agent: Any) -> None:
+        """Keep the round: a node that joins late counts its attempts from 0. In a static rendezvous none does."""
+        _log.restarts_left = agent._remaining_restarts
+        spec = agent._worker_group.spec
+        state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
+        _log.meeting = spec.max_restarts - agent._remaining_restarts if state is None else int(state.round)
 
-
-@guarded("agent rendezvous")
-def _note_meeting(agent: Any) -> None:
-    """Keep the round, because a node that joins late counts its attempts from 0. In a static rendezvous none does."""
-    _log.restarts_left = agent._remaining_restarts
-    spec = agent._worker_group.spec
-    state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
-    _log.meeting = spec.max_restarts - agent._remaining_restarts if state is None else int(state.round)
+    hooks.put(hooks.part(module, "SimpleElasticAgent"), "_rendezvous", around(after=note_meeting))
 
 
 @guarded("agent start")
@@ -109,12 +128,9 @@ def _started(context: Any) -> None:
     _log.attempt += 1
     _log.ended.clear()
     for local_rank, pid in context.pids().items():
-        rank = context.envs[local_rank].get("RANK")
-        world = context.envs[local_rank].get("WORLD_SIZE")
-        _log.write(
-            k="rank", local_rank=local_rank, pid=pid, rank=int(rank or local_rank), world_size=int(world or 0),
-            meeting=_log.meeting,
-        )  # fmt: skip
+        given = context.envs[local_rank]
+        rank, world_size = int(given.get("RANK") or local_rank), int(given.get("WORLD_SIZE") or 0)
+        _log.write(k="rank", local_rank=local_rank, pid=pid, rank=rank, world_size=world_size, meeting=_log.meeting)
 
 
 @guarded("agent verdict")
@@ -169,33 +185,6 @@ def _closing(context: Any, *unused: Any, **also_unused: Any) -> None:
     while time.monotonic_ns() < limit and ring_layout.CELL.unpack_from(control, ring_layout.CONTROL_ACK)[0] < began:
         time.sleep(POLL_S)
     control.close()
-
-
-# Set if ``wrap`` has started torchrun itself. Another launcher's messages are never kept.
-OWN_VARIABLE = "DDPDOCTOR_TORCHRUN"
-LOG_FILE = "torchrun.log"
-STDERR = 2
-# In torchrun's banner of four lines that it prints for every job with more than one rank on a host.
-THREADS_BANNER = "OMP_NUM_THREADS"
-
-
-def _keep_traceback(original: Any) -> Any:
-    @wraps(original)
-    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        if not _log.keeps_messages and kind.__name__ != "SignalException":
-            original(kind, error, traceback)
-            return
-        from io import StringIO
-
-        stream, sys.stderr = sys.stderr, StringIO()
-        try:
-            original(kind, error, traceback)
-        finally:
-            text, sys.stderr = sys.stderr.getvalue(), stream
-        if not _keep_text(text):
-            sys.stderr.write(text)
-
-    return excepthook
 
 
 @guarded("watcher's stop")

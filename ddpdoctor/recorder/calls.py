@@ -56,8 +56,7 @@ _redops: Dict[int, Tuple[Any, str]] = {}
 MAX_REDOPS = 64
 _NO_REDOP = (None, "")
 _NOWHERE = 99  # a position that no argument has
-# A call that is being made: its index, since when the main thread waits in it (both 0 if it is not recorded), its line,
-# its group, and the group's count of calls.
+# A call: its index, since when the main thread waits in it (both 0 if not recorded), line, group, the group's count.
 Call = Tuple[int, int, int, Any, int]
 UNRECORDED: Call = (0, 0, 0, None, 0)
 _NO_PEER = ring_layout.NO_PEER
@@ -78,18 +77,6 @@ def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
     if flags and _exc_info()[1] is not None:
         note_handled(_exc_info()[1], now)
     return ring.begin(kind.packed, seq, now)
-
-
-def tensors_of(about: Any) -> Tuple[Any, Any, int]:
-    """Return dtype, shape and number of the tensors that a call is given. The dtype is None if there is no tensor."""
-    tensors = 1
-    if isinstance(about, (list, tuple)):
-        tensors = len(about)
-        about = about[0] if about else None
-    dtype = getattr(about, "dtype", None)
-    if dtype is None:
-        return None, (), 0 if about is None else tensors
-    return dtype, about.shape, tensors
 
 
 class Hook:
@@ -152,9 +139,12 @@ class Hook:
         about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
         try:
             dtype, shape, tensors = about.dtype, about.shape, 1
-        except AttributeError as error:
+        except AttributeError as error:  # several, or none
             pass_on(error)
-            dtype, shape, tensors = tensors_of(about)
+            first: Any = (about[0] if about else None) if isinstance(about, (list, tuple)) else about
+            dtype = getattr(first, "dtype", None)
+            shape = () if dtype is None else first.shape
+            tensors = 0 if first is None else 1 if first is about else len(about)
         if known.aside is not None and self.is_aside(group, about, args, kwargs):
             known, begun = known.aside, groups.begun_by(known.aside)
         name = known.id if known.ring is ring else groups.name_id(ring, known)
@@ -182,11 +172,9 @@ class Hook:
         return bool(getattr(getattr(about, "device", None), "type", "") == "cpu")
 
     def end(self, call: Call, result: Any) -> None:
-        """Complete the record, or leave that to the work that the call returned.
-
-        A point-to-point call moves the backend's sequence number, but it is no collective. The moves are counted, so
-        they can be subtracted. torch may move the number twice, when it implements ``recv`` with ``irecv``.
-        """
+        """Complete the record, or leave that to the work that the call returned."""
+        # A point-to-point call moves the backend's sequence number, but it is no collective. The moves are counted, so
+        # they can be subtracted. torch may move the number twice, when it implements ``recv`` with ``irecv``.
         index, waited_since, site, known, begun = call
         if self.moves and known is not None:
             known.moved += groups.begun_by(known) - begun
@@ -225,7 +213,19 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str]) -> Callab
     # Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later).
     binds_device = "bound_device_id" in code.co_consts
     hook = Hook(op, code.co_varnames[: code.co_argcount], tensor, binds_device=binds_device)
-    instead = functools.partial(_other_way, hook) if hook.rerouted else None
+
+    @guarded("detail")
+    def other_way(call: Call, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
+        """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
+        if call[3] is None or not detail.helpers:
+            return None
+        group = call[3].reference()
+        peer: Optional[int] = hook.peer(group, args, kwargs)
+        peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(group, peer))
+        tag = hook.argument("tag", args, kwargs) or 0
+        return detail.reroute(op, group, hook.argument("tensor", args, kwargs), peer, tag)
+
+    instead = other_way if hook.rerouted else None
     return recording(op, original, hook.begin, hook.end, counts=hook.counted, instead=instead)
 
 
@@ -273,18 +273,6 @@ def recording(
     return recorded
 
 
-@guarded("detail")
-def _other_way(hook: Hook, call: Call, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
-    """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
-    if call[3] is None or not detail.helpers:
-        return None
-    group = call[3].reference()
-    peer: Optional[int] = hook.peer(group, args, kwargs)
-    peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(group, peer))
-    tag = hook.argument("tag", args, kwargs) or 0
-    return detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), peer, tag)
-
-
 def groups_now() -> Any:
     settle()
     return groups.groups_now()
@@ -306,7 +294,6 @@ def patch(module: Any) -> None:
 
 # Works that are followed at a time. Our choice: code that never waits for them must not fill memory.
 MAX_HANDED_OUT = 1024
-
 _MAIN = ring_layout.FLAG_MAIN
 _NOT_HANDED_OUT: Tuple[Any, int] = (lambda: None, 0)
 # By id of the work, in the order of the calls: a weak reference to it, and the record of its call.
@@ -393,8 +380,7 @@ class CallTemplate:
     def __init__(self, packed: bytes, site: int, reference: Any) -> None:
         self.packed = packed
         self.site = site  # the id of the user's line
-        # A weak reference to the user's code. When the code is freed, the kind is dropped too.
-        self.reference = reference
+        self.reference = reference  # a weak one to the user's code: when that is freed, the kind is dropped too
 
 
 def kind_of(
@@ -413,7 +399,15 @@ def kind_of(
 
 def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
     """Return the kind of a call that is new, or that a library makes on behalf of the user's line."""
-    user, api = _user_frame(frame)
+    user: Optional[FrameType] = frame
+    api, depth = "", 0  # the function or layer of torch.distributed that the user's innermost frame called
+    while user is not None and not frames.is_user_file(user.f_code.co_filename):
+        layer = layer_of(user.f_code.co_filename)
+        if layer:
+            api = user.f_code.co_name if layer == OWN_NAME else layer
+        depth += 1
+        user = user.f_back if depth < frames.MAX_DEPTH else None
+    api = api if user is not None else ""
     code = None if user is None else user.f_code
     key = (id(code), 0 if user is None else user.f_lasti, api, *given[3:])
     kinds: Dict[Any, CallTemplate] = ring.kinds
@@ -429,29 +423,11 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
             reference = weakref.ref(code, functools.partial(kinds.pop, key))  # C: see ``groups``
         _, _, _, op, group, dtype, shape, tensors, redop, peer, flags = key
         op_id = ring.intern(op)
-        api_id = ring.intern(api) or op_id
+        api_id, redop_id = ring.intern(api) or op_id, ring.intern(redop)
         dtype_id = ring.intern(str(dtype)) if dtype is not None else 0
-        redop_id = ring.intern(redop)
         packed = ring_layout.pack_kind(op_id, api_id, group, site, redop_id, dtype_id, peer, tensors, flags, shape)
         kind = kinds[key] = CallTemplate(packed, site, reference)
     return kind
-
-
-def _user_frame(frame: Optional[FrameType]) -> Tuple[Optional[FrameType], str]:
-    """Return the user's innermost frame, and the function or layer of torch.distributed that it called."""
-    api = ""
-    depth = 0
-    while frame is not None and depth < frames.MAX_DEPTH:
-        code = frame.f_code
-        file = code.co_filename
-        if frames.is_user_file(file):
-            return frame, api
-        layer = layer_of(file)
-        if layer:
-            api = code.co_name if layer == OWN_NAME else layer
-        frame = frame.f_back
-        depth += 1
-    return None, ""
 
 
 @guarded("call ends")

@@ -27,7 +27,6 @@ MAX_DEPTH = 4
 MAX_ITEMS = 1024
 # Our choice: only a few digests from the same place are compared, and 32 bits are equal by chance once in 4e9.
 DIGEST_BYTES = 4
-
 SCALARS = frozenset({bool, int, float, str, bytes})
 
 
@@ -54,12 +53,12 @@ def leaves_of(value: Any) -> List[Leaf]:
     found: List[Leaf] = []
     waiting = [(value, MAX_DEPTH)]
     while waiting and len(found) < MAX_LEAVES:
-        one, depth = waiting.pop()
-        leaf = leaf_of(one) if one is not None and depth >= 0 else None
+        part, depth = waiting.pop()
+        leaf = leaf_of(part)
         if leaf is not None:
             found.append(leaf)
-        elif one is not None and depth >= 0:
-            waiting += [(item, depth - 1) for item in reversed(_items(one))]
+        elif depth > 0:
+            waiting += [(item, depth - 1) for item in reversed(_items(part)) if item is not None]
     return found
 
 
@@ -131,9 +130,8 @@ def leaf_of(value: Any) -> Optional[Leaf]:
 
 def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
-            return None
-        if tensor.is_conj() or tensor.is_neg():
+        in_order = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
+        if not in_order or tensor.is_conj() or tensor.is_neg():
             return None
         shape, item, address = tuple(tensor.shape), tensor.element_size(), tensor.data_ptr()
         size = tensor.numel() * item
@@ -158,7 +156,6 @@ MAX_DATASET_BYTES = 64 * 1024
 MAX_DATASET_DEPTH = 5
 SAMPLED = 64  # items that are read of a list, evenly spread, or first entries of a dict
 LEAF_PIECE = 1024  # bytes that are read at each of eight places of a tensor or an array
-
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes written in Python have it, and most C classes do not
 _BY_NAME = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
@@ -206,34 +203,28 @@ class _Description:
                 self.add(key, depth - 1)
                 self.add(value[key], depth - 1)
         else:
-            self._add_other(value, depth)
+            self._take(("%s.%s" % (kind.__module__, kind.__qualname__)).encode("utf-8", "replace"))
+            leaf = leaf_of(value)
+            of_torch = kind.__module__.partition(".")[0] == "torch"
+            if leaf is not None:
+                self._take(repr((leaf.shape, leaf.item)).encode())
+                for at in range(0, leaf.size, max(1, leaf.size // 8)):
+                    self._take(leaf.read(at, min(LEAF_PIECE, leaf.size - at)))
+                self.values += 1
+            elif not (of_torch and kind.__name__ in ("dtype", "device", "Generator", "Size")):
+                # Objects of a Python class without slots keep everything in ``__dict__``.
+                parents = [c for c in kind.__mro__ if c is not object]
+                if not all(c.__flags__ & _HEAP_TYPE and not vars(c).get("__slots__") for c in parents):
+                    raise _OpaqueError
+                self._go_deeper(depth)
+                given = attributes(value)
+                for name in list(given)[:SAMPLED]:
+                    self._take(name.encode("utf-8", "replace"))
+                    self.add(given[name], depth - 1)
 
     def _take(self, data: bytes) -> None:
         self.bytes += len(data)
-        self.hash.update(b"%d:" % len(data))
-        self.hash.update(data)
-
-    def _add_other(self, value: Any, depth: int) -> None:
-        kind = type(value)
-        self._take(("%s.%s" % (kind.__module__, kind.__qualname__)).encode("utf-8", "replace"))
-        leaf = leaf_of(value)
-        if leaf is not None:
-            self._take(repr((leaf.shape, leaf.item)).encode())
-            step = max(1, leaf.size // 8)
-            for at in range(0, leaf.size, step):
-                self._take(leaf.read(at, min(LEAF_PIECE, leaf.size - at)))
-            self.values += 1
-            return
-        if kind.__module__.partition(".")[0] == "torch" and kind.__name__ in ("dtype", "device", "Generator", "Size"):
-            return
-        # Objects of a Python class without slots keep everything in ``__dict__``.
-        if not all(c is object or (c.__flags__ & _HEAP_TYPE and not vars(c).get("__slots__")) for c in kind.__mro__):
-            raise _OpaqueError
-        self._go_deeper(depth)
-        given = attributes(value)
-        for name in list(given)[:SAMPLED]:
-            self._take(name.encode("utf-8", "replace"))
-            self.add(given[name], depth - 1)
+        self.hash.update(b"%d:%s" % (len(data), data))
 
     def _go_deeper(self, depth: int) -> None:
         if depth <= 0:
@@ -241,10 +232,8 @@ class _Description:
 
 
 MAX_NESTED = 6  # nested samplers that are examined
-
 CALLS = 2  # Calls after which a sampler without a loader is noted. By the second call the first epoch's loop is over.
 MAX_NOTED = 8
-
 _counts: Any = weakref.WeakKeyDictionary()  # by sampler: how often its epoch was set
 _noted: Dict[int, Any] = {}  # by the number of the note: a weak reference to the sampler
 used: Any = weakref.WeakSet()  # samplers that divide samples among ranks and with which a loader has begun a pass
@@ -262,7 +251,6 @@ _ASK_NUMBER = _NUMBERS | {"get_rank", "RANK"}
 _WRAPPED = ("_sampler", "sampler")
 MAX_COUNTED = 100_000  # Indices of a Subset that are added up. Our choice: it takes about 10 ms, once for each loader.
 CHECKED = 64  # places at which indices are compared with a range
-_asking: Dict[type, bool] = {}  # by class: whether its methods ask for the rank and the number of ranks
 
 
 def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
@@ -292,8 +280,16 @@ def _part(dataset: Any) -> Dict[str, Any]:
     """Return digests of the whole and of the part, for a Subset, or a TensorDataset that is a view of some rows."""
     own, given = sys.modules.get("torch.utils.data.dataset"), attributes(dataset)
     if type(dataset) is getattr(own, "Subset", None):
-        whole, indices = given.get("dataset"), given.get("indices")
-        chosen = _chosen(indices, length_of(whole))
+        whole, indices, chosen = given.get("dataset"), given.get("indices"), None
+        of: Any = length_of(whole)
+        if type(indices) in (list, range) and indices and of is not None and type(indices[0]) is int:
+            # How many indices of how many these are, their sum and exclusive or, and their range if they are one.
+            count, start = len(indices), indices[0]
+            step = indices[1] - start if count > 1 else 1
+            places = {i * (count - 1) // CHECKED for i in range(CHECKED + 1)}
+            is_range = step > 0 and all(indices[at] == start + at * step for at in places)
+            sums = (sum(indices), functools.reduce(operator.xor, indices)) if count <= MAX_COUNTED else (None, None)
+            chosen = [of, count, *sums, *((start, step) if is_range else (None, None))]
         return {"of": digest_of_dataset(whole), "part": digest_of_dataset(indices), "chosen": chosen}
     tensors = given.get("tensors") if type(dataset) is getattr(own, "TensorDataset", None) else None
     torch: Any = sys.modules.get("torch")
@@ -310,20 +306,6 @@ def _part(dataset: Any) -> Dict[str, Any]:
     return {"of": digest_of_dataset(base), "chosen": [len(base), len(view), None, None, start, step]}
 
 
-def _chosen(indices: Any, of: Optional[int]) -> Optional[List[Optional[int]]]:
-    """Return how many indices of how many these are, their sum and exclusive or, and their range if they are one."""
-    if type(indices) not in (list, range) or not indices or of is None or type(indices[0]) is not int:
-        return None
-    count, start = len(indices), indices[0]
-    step = indices[1] - start if count > 1 else 1
-    places = {i * (count - 1) // CHECKED for i in range(CHECKED + 1)}
-    total = xor = None
-    if count <= MAX_COUNTED:
-        total, xor = sum(indices), functools.reduce(operator.xor, indices)
-    is_range = all(indices[at] == start + at * step for at in places)
-    return [of, count, total, xor, *((start, step) if is_range and step > 0 else (None, None))]
-
-
 def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
     """Return what divides the samples on their way to a loader: kind, class, ranks, own rank (None if code asks)."""
     found: List[Any] = []
@@ -335,45 +317,43 @@ def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
         state = attributes(attributes(dispatcher).get("state"))
         count, number = (state.get(name) for name in ("num_processes", "process_index"))
         found.append(["loader", class_name(dispatcher), count, number])
-    for what, parts in (("sampler", () if iterable else _chain(loader)), ("dataset", _datasets(loader))):
-        for part in parts:
-            given = attributes(part)
-            given = attributes(given.get("_distributed")) or given  # a stream of Hugging Face's datasets
-            known = {name.strip("_"): value for name, value in given.items() if type(value) is int}
-            held = ((known[name] for name in sorted(names) if name in known) for names in (_COUNTS, _NUMBERS))
-            count, number = (next(values, None) for values in held)
-            if count is not None and number is not None:
-                found += [[what, class_name(part), count, number]] if count > 1 else []
-            elif _asks(type(part)):
-                found.append([what, class_name(part), None, None])
-    return found
-
-
-def _datasets(loader: Any) -> Iterator[Any]:
+    parts: List[Tuple[str, Any]] = [] if iterable else [("sampler", sampler) for sampler in _chain(loader)]
     waiting = [attributes(loader).get("dataset")]
     for _ in range(MAX_NESTED):
         if not waiting or waiting[0] is None:
-            return
-        one = waiting.pop(0)
-        yield one
-        inner = [value[0] if type(value) in (list, tuple) and value else value for value in attributes(one).values()]
+            break
+        parts.append(("dataset", waiting[0]))
+        values = attributes(waiting.pop(0)).values()
+        inner = [value[0] if type(value) in (list, tuple) and value else value for value in values]
         waiting += [value for value in inner if any(kind.__name__ == "Dataset" for kind in type(value).__mro__)]
+    for what, part in parts:
+        kind: Any = type(part)
+        given = attributes(part)
+        given = attributes(given.get("_distributed")) or given  # a stream of Hugging Face's datasets
+        known = {name.strip("_"): value for name, value in given.items() if type(value) is int}
+        held = ((known[name] for name in sorted(names) if name in known) for names in (_COUNTS, _NUMBERS))
+        count, number = (next(values, None) for values in held)
+        if count is not None and number is not None:
+            found += [[what, class_name(part), count, number]] if count > 1 else []
+        elif _asks(kind):
+            found.append([what, class_name(part), None, None])
+    return found
 
 
-def _asks(kind: type) -> bool:
-    if kind not in _asking:
-        named: Set[str] = set()
-        methods = [value for base in kind.__mro__ for value in vars(base).values()]
-        waiting: List[Any] = [method.__code__ for method in methods if type(method) is types.FunctionType]
-        while waiting:
-            code = waiting.pop()
-            if frames.is_user_file(code.co_filename):
-                named.update(code.co_names, code.co_varnames, code.co_freevars)
-                named.update(const for const in code.co_consts if type(const) is str)
-                waiting += [const for const in code.co_consts if type(const) is types.CodeType]
-        named = {name.strip("_") for name in named}
-        _asking[kind] = not named.isdisjoint(_ASK_COUNT) and not named.isdisjoint(_ASK_NUMBER)
-    return _asking[kind]
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8 has no functools.cache
+def _asks(kind: Any) -> bool:
+    """Return whether the methods of a class ask for the rank and the number of ranks."""
+    named: Set[str] = set()
+    methods = [value for base in kind.__mro__ for value in vars(base).values()]
+    waiting: List[Any] = [method.__code__ for method in methods if type(method) is types.FunctionType]
+    while waiting:
+        code = waiting.pop()
+        if frames.is_user_file(code.co_filename):
+            named.update(code.co_names, code.co_varnames, code.co_freevars)
+            named.update(const for const in code.co_consts if type(const) is str)
+            waiting += [const for const in code.co_consts if type(const) is types.CodeType]
+    named = {name.strip("_") for name in named}
+    return not named.isdisjoint(_ASK_COUNT) and not named.isdisjoint(_ASK_NUMBER)
 
 
 def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
@@ -404,22 +384,17 @@ def epoch_of(loader: Any) -> Optional[int]:
     chain = list(_chain(loader))
     sharing = _sharing(chain)
     if sharing is not None:
-        _use(sharing)
+        try:
+            is_new = sharing not in used
+            used.add(sharing)
+        except TypeError as error:  # the class supports no hashes or no weak references
+            pass_on(error)
+            is_new = False
+        for number, known in _noted.items() if is_new else ():  # a loader uses it after all
+            if known() is sharing and here.ring is not None:
+                here.ring.note({"k": "epoch_call", "n": number, "used": 1})
     epochs = (_number(attributes(one), ("epoch",)) for one in ([sharing] if sharing is not None else chain))
     return next((epoch for epoch in epochs if epoch is not None), None)
-
-
-def _use(sampler: Any) -> None:
-    try:
-        if sampler in used:
-            return
-        used.add(sampler)
-    except TypeError as error:  # the class supports no hashes or no weak references
-        pass_on(error)
-        return
-    for number, known in _noted.items():  # a loader uses it after all
-        if known() is sampler and here.ring is not None:
-            here.ring.note({"k": "epoch_call", "n": number, "used": 1})
 
 
 def length_of(dataset: Any) -> Optional[int]:

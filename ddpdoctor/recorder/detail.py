@@ -1,11 +1,9 @@
 """Sets torch's debug level DETAIL if ``wrap`` asks for it, and makes it safe on Gloo, where it breaks correct jobs.
 
-By default only jobs on Gloo get it: it makes the host wait for all ranks before each collective, so that it cannot run
-ahead of a GPU. All ranks pass ``init_process_group`` the same backend, so all decide the same. Defects of torch 2.13
-concern Gloo groups that DETAIL has wrapped: DDP's constructor casts the wrapper to Gloo's own class in order to log,
-which ends in SIGSEGV. And the wrapper compares sequence numbers, which send and recv move only on the two ranks
-concerned, so that the next collective fails on all ranks with "Detected mismatch". Point-to-point calls use the
-wrapper's helper group instead: the same members, its own connections, and numbers that are not compared.
+By default only jobs on Gloo get it: the host waits for all ranks before each collective, and cannot run ahead of a GPU.
+Defects of torch 2.13 concern Gloo groups that DETAIL has wrapped: DDP's constructor casts the wrapper to Gloo's own
+class in order to log (SIGSEGV). And the wrapper compares sequence numbers, which send and recv move only on two ranks:
+the next collective fails on all with "Detected mismatch". Point-to-point calls use the wrapper's helper group instead.
 """
 
 from __future__ import annotations
@@ -29,8 +27,32 @@ def make_safe(module: Any) -> None:
     """Skip DDP's logging call on a wrapped Gloo group, and remember each wrapper's helper group when torch makes it."""
     global _c10d
     _c10d = module
+
+    def keeping_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
+            made = []
+            gloo = module.ProcessGroupGloo
+
+            def make(*gloo_args: Any, **gloo_kwargs: Any) -> Any:
+                made.append(gloo(*gloo_args, **gloo_kwargs))
+                return made[-1]
+
+            wrapped = args[0] if args else kwargs.get("wrapped_pg")
+            is_gloo = isinstance(wrapped, gloo)
+            module.ProcessGroupGloo = make
+            try:
+                wrapper = original(*args, **kwargs)
+            finally:
+                module.ProcessGroupGloo = gloo
+            if is_gloo and len(made) == 1:
+                helpers[id(wrapper)] = (wrapper, made[0])
+            return wrapper
+
+        return _create_process_group_wrapper
+
     if hasattr(module, "ProcessGroupGloo"):
-        hooks.put(module, "_create_process_group_wrapper", functools.partial(_keeping_helper, module))
+        hooks.put(module, "_create_process_group_wrapper", keeping_helper)
     logger = getattr(module, "Logger", None)
     if logger is None:
         import torch._C._distributed_c10d as native
@@ -54,30 +76,6 @@ def _gloo_wrapper(group: Any) -> Any:
         pass_on(error)
         backends = [group]
     return next((backend for backend in backends if isinstance(backend, wrapper)), None)
-
-
-def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
-        made = []
-        gloo = module.ProcessGroupGloo
-
-        def make(*gloo_args: Any, **gloo_kwargs: Any) -> Any:
-            made.append(gloo(*gloo_args, **gloo_kwargs))
-            return made[-1]
-
-        wrapped = args[0] if args else kwargs.get("wrapped_pg")
-        is_gloo = isinstance(wrapped, gloo)
-        module.ProcessGroupGloo = make
-        try:
-            wrapper = original(*args, **kwargs)
-        finally:
-            module.ProcessGroupGloo = gloo
-        if is_gloo and len(made) == 1:
-            helpers[id(wrapper)] = (wrapper, made[0])
-        return wrapper
-
-    return _create_process_group_wrapper
 
 
 def forget_helpers(group: Any) -> None:
@@ -112,7 +110,6 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
 
 
 OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))
-
 # Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder.
 VARIABLE = "DDPDOCTOR_DETAIL"
 ON_GLOO = "gloo"
@@ -148,11 +145,9 @@ def patch_init(c10d: Any) -> None:
 
 
 def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:
-    """Return the names of the backends that ``init_process_group`` will use.
-
-    torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``. Without a name torch uses the backend of the
-    device's type, and without a device that of the accelerator in the machine.
-    """
+    """Return the names of the backends that ``init_process_group`` will use."""
+    # torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``. Without a name torch uses the backend of the
+    # device's type, and without a device that of the accelerator in the machine.
     if backend is None and device_id is not None:
         if isinstance(device_id, int):  # a device of the accelerator
             import torch

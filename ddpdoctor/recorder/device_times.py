@@ -40,14 +40,6 @@ class MeasuredStep:
         self.behind = 0  # marks at which the GPU had not come to the mark before
         self.row: List[int] = []  # what the host knows of the step: ``ring_layout.HOST_COLUMNS``
 
-    def times_us(self) -> List[int]:
-        """Return the time of each phase on the GPU, then on the host. It asks for no event that has not passed."""
-        device, host = [0.0] * len(DEVICE_PHASES), [0] * len(DEVICE_PHASES)
-        for (phase, event, at_ns), (_, following, until_ns) in zip(self.marks, self.marks[1:]):
-            device[phase] += event.elapsed_time(following)
-            host[phase] += until_ns - at_ns
-        return [*(int(ms * 1e3) for ms in device), *(ns // 1000 for ns in host)]
-
 
 class GpuClock:
     """The steps of this rank that are measured on its GPU."""
@@ -102,7 +94,11 @@ class GpuClock:
             if not all(event.query() for _, event, _ in reversed(self.pending[0].marks)):
                 break
             step = self.pending.pop(0)
-            self.rows.append([*step.row, *step.times_us()])
+            device, host = [0.0] * len(DEVICE_PHASES), [0] * len(DEVICE_PHASES)
+            for (phase, event, at_ns), (_, following, until_ns) in zip(step.marks, step.marks[1:]):
+                device[phase] += event.elapsed_time(following)
+                host[phase] += until_ns - at_ns
+            self.rows.append([*step.row, *(int(ms * 1e3) for ms in device), *(ns // 1000 for ns in host)])
             self._drop(step)
             self.measured += 1
             if self.measured == FIRST_STEPS_NOTE or self.measured >= 2 * self.noted > 0:
@@ -147,7 +143,6 @@ class GpuClock:
 
 
 measured = GpuClock()
-
 # The first reduction that is read, of each model. DDP builds its buckets anew before the second forward.
 FIRST_REDUCTION = 4
 GRADIENTS_ONE_IN = 8
@@ -158,7 +153,6 @@ MAX_TENSORS = 4096  # larger models have neighboring tensors folded into one, wh
 MAX_MODELS = 16
 MAX_GRADIENTS_BYTES = 32 * 1024  # room for the notes of all models in the journal of 512 KiB
 LAST_GRADIENTS_BYTES = 16 * 1024  # the part of ``MAX_BYTES`` that is reserved for the notes at the end
-
 _INTS = {"cap": "bucket_cap_bytes", "finds_unused": "find_unused_parameters", "view": "gradient_as_bucket_view",
          "buffers": "broadcast_buffers"}  # fmt: skip
 

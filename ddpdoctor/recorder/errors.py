@@ -9,12 +9,13 @@ import time
 
 from . import frames, hooks
 from .state import guarded, here, pass_on, sealed, wall
-from .wrappers import hide_own_frames, wraps
+from .storage import ring_layout
+from .wrappers import around, hide_own_frames, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Tuple
 
     Key = Tuple[int, type, int]
     Frames = List[Dict[str, Any]]
@@ -99,9 +100,8 @@ def handled_now() -> Optional[Dict[str, Any]]:
         return None
     reason = reason_of(error, _own_rank(), raised_by_call)
     found = _brief(reason.error)
-    return found and dict(
-        found, main=1, call=_noted.get(_key(reason.error, text_of(reason.error))), first=_brief(reason.first)
-    )
+    call = _noted.get(_key(reason.error, text_of(reason.error)))
+    return found and dict(found, main=1, call=call, first=_brief(reason.first))
 
 
 @guarded("handled error")
@@ -144,8 +144,8 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
 def read_frames(text: str) -> List[Dict[str, Any]]:
     import re
 
-    found = re.findall(_WORKER_TEXT, text, re.MULTILINE)
-    return [frames.describe(file, int(line), function) for file, line, function in found]
+    lines = re.findall(_WORKER_TEXT, text, re.MULTILINE)
+    return [frames.describe(file, int(line), function) for file, line, function in lines]
 
 
 @guarded("excepthook")
@@ -187,7 +187,16 @@ def install() -> None:
             setattr(home, name, leave)
     import atexit
 
-    atexit.register(_exited)  # for a process that never has threads
+    @guarded("atexit")
+    def exited() -> None:
+        _main_ended()
+        if here.ring is not None:
+            here.ring.set("exited_ns", time.monotonic_ns())
+            from . import sampler
+
+            sampler.stop()
+
+    atexit.register(exited)  # for a process that never has threads
     hooks.when_there("threading", _watch_threads)
 
 
@@ -206,11 +215,9 @@ def _noting_exit(original: Any, is_hard: bool) -> Any:
 
 @guarded("exit")
 def _note_exit(caller: Any, status: Any, is_hard: bool) -> None:
-    """Write the user's line that calls sys.exit or, if it is hard, os._exit. Such a status may be a text.
-
-    If another thread ends the process, as watchdogs do, write where its main thread is: nothing can be asked later. An
-    end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
-    """
+    """Write the user's line that calls sys.exit or, if it is hard, os._exit. Such a status may be a text."""
+    # If another thread ends the process, as watchdogs do, write where its main thread is: nothing can be asked later.
+    # An end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
     place = frames.describe_user(caller)
     if is_hard and status and _thread.get_ident() != here.main_thread:
         stack = frames.describe_thread(here.main_thread) if here.main_thread is not None else []
@@ -224,11 +231,11 @@ def _note_exit(caller: Any, status: Any, is_hard: bool) -> None:
         # The signal whose handler of the script is on the stack.
         module: Any = sys.modules.get("signal")
         names = {}
-        for one in module.Signals if module is not None else ():
-            handler = module.getsignal(one)
-            names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = str(one.name)
-        signal = next((names[id(frame.f_code)] for frame in frames.outward(caller) if id(frame.f_code) in names), "")
-        given = {"signal": signal} if signal else {}
+        for signal in module.Signals if module is not None else ():
+            handler = module.getsignal(signal)
+            names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = str(signal.name)
+        running = [names[id(frame.f_code)] for frame in frames.outward(caller) if id(frame.f_code) in names]
+        given = {"signal": running[0]} if running else {}
         here.note("exit", vital=True, status=text[:80], frame=place, **given)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
@@ -274,16 +281,6 @@ def _main_ended() -> None:
         note_exception(error, uncaught=True)
 
 
-@guarded("atexit")
-def _exited() -> None:
-    _main_ended()
-    if here.ring is not None:
-        here.ring.set("exited_ns", time.monotonic_ns())
-        from . import sampler
-
-        sampler.stop()
-
-
 def note_processes(process: Any) -> None:
     """Note exceptions in multiprocessing's children, which catch and print them. ``process`` is its module."""
     process.BaseProcess.run = noting_errors(process.BaseProcess.run)
@@ -303,9 +300,35 @@ def noting_errors(original: Any) -> Any:
     return run
 
 
-# From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
-# memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
-# killed by signal: Bus error".
+# Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
+MAX_BAD_ENDS = 64
+_bad_ends = 0
+
+
+def patch_popen(module: Any) -> None:
+    """Note how children of multiprocessing ended. Only their parent learns that."""
+
+    @guarded("child ends")
+    def polled(child: Any) -> None:
+        """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
+        global _bad_ends
+        pid, code = child.pid, child.returncode
+        if here.ring is None or code is None:
+            return
+        rings = os.path.join(here.folder, "rings")
+        own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
+        if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
+            _bad_ends += code != 0
+            if code == 0 or _bad_ends > MAX_BAD_ENDS:
+                return
+        here.note("child_end", pid=pid, code=code)
+
+    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=polled)
+    module.Popen.poll = running(module.Popen.poll)
+
+
+# torch says "CUDA out of memory", "can't allocate memory", "unable to allocate shared memory(shm) for file", "unable to
+# write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is killed by signal: Bus error".
 WORDS = (
     "out of memory", "allocate memory", "shared memory", "shm", "No space left on device", "is killed by signal",
     "Bus error", "bad_alloc",
@@ -319,50 +342,42 @@ def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     if not isinstance(error, MemoryError) and not any(word in text for word in WORDS):
         return None
 
+    def status(name: str) -> int:
+        with open("/proc/self/status", "rb") as file:
+            values = (int(line.split()[1]) * 1024 for line in file if line.startswith(name.encode() + b":"))
+            return next(values, 0)
+
     def address_space() -> Optional[List[int]]:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        return None if limit == resource.RLIM_INFINITY else [limit, _status("VmSize")]
+        return None if limit == resource.RLIM_INFINITY else [limit, status("VmSize")]
+
+    def shared() -> Optional[List[int]]:
+        stat = os.statvfs(SHARED)
+        total = stat.f_frsize * stat.f_blocks
+        return [total, total - stat.f_frsize * stat.f_bavail] if total else None
+
+    def devices() -> List[List[int]]:
+        """Return the numbers that torch's allocator keeps for each GPU. The device, which may hang, is not asked."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return []
+        asked = (cuda.memory_allocated, cuda.max_memory_allocated, cuda.memory_reserved, cuda.max_memory_reserved)
+        numbers = [[i, *(ask(i) for ask in asked)] for i in range(min(cuda.device_count(), MOST_DEVICES))]
+        return [row for row in numbers if row[4]]
 
     found = {}
     for name, read in (
-        ("resident", lambda: [_status("VmRSS"), _status("VmHWM")]),
-        ("address_space", address_space),
-        ("shared_memory", _shared),
-        ("devices", _devices),
-    ):
+        ("resident", lambda: [status("VmRSS"), status("VmHWM")]), ("address_space", address_space),
+        ("shared_memory", shared), ("devices", devices),
+    ):  # fmt: skip
         try:
             found[name] = read()
         except Exception as failure:  # noqa: BLE001 - memory is short, and torch may be in any state
             pass_on(failure)
             found[name] = None
     return found
-
-
-def _status(name: str) -> int:
-    """Return a field of /proc/self/status in bytes."""
-    with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(name.encode() + b":"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def _shared() -> Optional[List[int]]:
-    stat = os.statvfs(SHARED)
-    total = stat.f_frsize * stat.f_blocks
-    return [total, total - stat.f_frsize * stat.f_bavail] if total else None
-
-
-def _devices() -> List[List[int]]:
-    """Return the numbers that torch's allocator keeps for each GPU. The device, which may hang, is not asked."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return []
-    asked = (cuda.memory_allocated, cuda.max_memory_allocated, cuda.memory_reserved, cuda.max_memory_reserved)
-    numbers = [[i, *(ask(i) for ask in asked)] for i in range(min(cuda.device_count(), MOST_DEVICES))]
-    return [row for row in numbers if row[4]]
 
 
 MAX_TEXT = 65536  # Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it.
@@ -404,13 +419,10 @@ class ErrorReason:
         self.frames = raised_at
         self.passed_on = ""  # the type of the outer error that this one caused; empty if there is none
         self.ranks: List[int] = []  # the ranks whose errors the outer error collects; empty if it is no collection
-        # The script's own error that this one followed from: its cause, or what was handled when its call failed.
-        self.first: Optional[BaseException] = None
+        self.first: Optional[BaseException] = None  # the earliest error of the script's own that this followed from
 
 
-def reason_of(
-    error: BaseException, rank: int, raised_by_call: Callable[[Any], bool], in_call: bool = False
-) -> ErrorReason:  # fmt: skip
+def reason_of(error: BaseException, rank: int, raised_by_call: Any, in_call: bool = False) -> ErrorReason:
     """Return the error on this rank that caused ``error``, or itself. ``in_call``: a recorded call raises it now."""
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
@@ -422,9 +434,8 @@ def reason_of(
         if rank in reported:
             own, summary = reported[rank]
             found.error, found.passed_on = own, outer
-            found.frames = frames.trim(
-                found.frames + [frames.describe(f.filename, f.lineno or 0, f.name) for f in summary]
-            )
+            inner_frames = [frames.describe(f.filename, f.lineno or 0, f.name) for f in summary]
+            found.frames = frames.trim(found.frames + inner_frames)
     for _ in range(MAX_LINKS):
         if in_call or raised_by_call(found.error):
             break
@@ -438,20 +449,9 @@ def reason_of(
             if by_script or not any(frame["u"] for frame in raised_at):
                 break
         found.error, found.frames, found.passed_on = cause, frames.trim(found.frames + raised_at), outer
-    found.first = _first_of_script(found.error, raised_by_call, in_call)
-    return found
-
-
-def _first_of_script(
-    error: BaseException, raised_by_call: Callable[[Any], bool], in_call: bool
-) -> Optional[BaseException]:
-    """Return the earliest error of the script's own that an error followed from, or None.
-
-    That is its cause, or the first error of a group. If a call raised it in a ``finally`` or an ``except``, or if it is
-    an exit from there, it is what the rank was handling.
-    """
-    first = None
-    step: Optional[BaseException] = error
+    # An error followed from its cause, or the first error of a group. If a call raised it in a ``finally`` or an
+    # ``except``, or if it is an exit from there, it followed from what the rank was handling.
+    step: Optional[BaseException] = found.error
     for _ in range(MAX_LINKS):
         if step is None:
             break
@@ -461,5 +461,5 @@ def _first_of_script(
         step, in_call = step.__cause__ or inner or (step.__context__ if follows else None), False
         is_error = isinstance(step, Exception) and not isinstance(step, StopIteration) and not raised_by_call(step)
         if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
-            first = step
-    return first
+            found.first = step
+    return found

@@ -25,25 +25,17 @@ from .step_clock import is_capturing
 from .storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 __all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]
-
 COLUMNS = 509  # Words in a row. It defines the checksum, as do all constants here except the batch and chunk sizes.
-# Rows in a block. A block is half a MiB, which stays in a core's cache for both sums. The last block may have fewer
-# rows. Rows and columns are odd.
+# Rows in a block, odd as columns are. It is half a MiB, which stays in a core's cache. The last one may have fewer.
 ROWS = 125
 SMALL_WORDS = 4 * COLUMNS  # tensors of up to this many words are mixed directly, because two sums would take longer
 # First positions of column sums and small tensors, of row sums, of left-over words, and of a tensor's next part.
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
-
-STEP = -0x61C8864680B583EB
-FACTOR = -0x00AE502812AA7333
 # Odd numbers with random-looking bits: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as in torch.
-LENGTH = 0x2545F4914F6CDD1D
-
-# Words that are mixed at once: 128 KiB on a CPU, plus three times that in temporaries. On an accelerator a batch takes
-# 20 launches, whatever its size. Our choice.
+STEP, FACTOR, LENGTH = -0x61C8864680B583EB, -0x00AE502812AA7333, 0x2545F4914F6CDD1D
+# Words that are mixed at once. Our choice: 128 KiB on a CPU; on an accelerator a batch takes 20 launches at any size.
 BATCH_WORDS, GPU_BATCH_WORDS = 2**14, 2**20
-# Blocks that one call sums on an accelerator, for which one block is too little: if they are copied first, and if they
-# are read in place. Their sums fit into a batch. Our choice.
+# Blocks that one call sums on an accelerator: if they are copied first, and if not. Our choice: their sums fit a batch.
 CHUNK_BLOCKS, WHOLE_BLOCKS = 32, 1024
 
 
@@ -137,20 +129,11 @@ class Reader:
 
     def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
         size: int = tensor.numel() * tensor.element_size()
-        if size > SMALL_WORDS * WORD:
-            self._take_blocks(owner, position, tensor)
-        elif size:
-            piece = tensor if tensor.dim() == 1 else tensor.reshape(-1)
-            self._batch(tensor.dtype).add(owner, position + COLUMNS_AT, piece, size)
-        return size
-
-    def end(self) -> None:
-        """Mix what is left and release all tensors, because their owner may change them."""
-        for batch in self.batches.values():
-            batch.mix()
-        self._scratch = None
-
-    def _take_blocks(self, owner: int, position: int, tensor: torch.Tensor) -> None:
+        if size <= SMALL_WORDS * WORD:
+            if size:
+                piece = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+                self._batch(tensor.dtype).add(owner, position + COLUMNS_AT, piece, size)
+            return size
         sums = self._batch(torch.int64)
         width = COLUMNS * WORD // tensor.element_size()
         rows, left = divmod(tensor.numel(), width)
@@ -159,7 +142,15 @@ class Reader:
         whole = in_order(tensor)
         step = self._whole_rows if whole else self._chunk_rows
         for row in range(0, rows, step):
-            words = self._rows_of(tensor, row, min(step, rows - row), width, whole)
+            count = min(step, rows - row)
+            if whole:
+                start = tensor.storage_offset() + row * width
+                words = tensor.as_strided((count, width), (width, 1), start).view(torch.int64)
+            else:
+                if self._scratch is None:
+                    self._scratch = torch.empty(self._chunk_rows, COLUMNS, dtype=torch.int64, device=self._device)
+                words = self._scratch[:count]
+                copy_range(tensor, row * width, words.view(tensor.dtype).view(-1))
             # The row sums run faster, so they come first and fill the caches.
             sums.add(owner, position + ROWS_AT + row, torch.sum(words, 1), words.shape[0] * WORD)
             at = position + COLUMNS_AT + row // ROWS * COLUMNS
@@ -173,16 +164,13 @@ class Reader:
                 rest = tensor.new_empty(left)
                 copy_range(tensor, rows * width, rest)
             self._batch(tensor.dtype).add(owner, position + REST_AT, rest, left * tensor.element_size())
+        return size
 
-    def _rows_of(self, tensor: torch.Tensor, row: int, rows: int, width: int, whole: bool) -> torch.Tensor:
-        if whole:
-            at = tensor.storage_offset() + row * width
-            return tensor.as_strided((rows, width), (width, 1), at).view(torch.int64)
-        if self._scratch is None:
-            self._scratch = torch.empty(self._chunk_rows, COLUMNS, dtype=torch.int64, device=self._device)
-        words = self._scratch[:rows]
-        copy_range(tensor, row * width, words.view(tensor.dtype).view(-1))
-        return words
+    def end(self) -> None:
+        """Mix what is left and release all tensors, because their owner may change them."""
+        for batch in self.batches.values():
+            batch.mix()
+        self._scratch = None
 
     def _batch(self, kind: torch.dtype) -> Batch:
         batch = self.batches.get(kind)
@@ -210,8 +198,7 @@ class Batch:
         self._starts: List[int] = []
         self._ends: List[int] = []
         self._jumps: List[int] = []  # the distance from the previous piece's last position to this piece's first
-        self._last = 0
-        self._words = 0
+        self._last = self._words = 0
         self.owners: List[int] = []  # the owner of each piece that was added
         self.mixed: List[torch.Tensor] = []  # the two sums of each mixed piece, in the same order
 
@@ -232,36 +219,30 @@ class Batch:
             self.mix()
 
     def mix(self) -> None:
+        """Add, for each piece, the sum of its mixed words, and that sum weighted by position."""
+        # The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that
+        # change by the same amount up and down would cancel out.
         if not self._words:
             return
         words = torch.cat(self._pieces).view(torch.int64)
         columns = array.array("q", self._starts + self._ends + self._jumps)
         table = torch.frombuffer(columns, dtype=torch.int64).view(3, -1).to(words.device, non_blocking=True)
-        self.mixed.append(_mixed(words, *table.unbind()))
+        starts, ends, jumps = table.unbind()
+        places = torch.full_like(words, STEP).index_copy_(0, starts, jumps * STEP)
+        places = torch.cumsum(places, 0, out=places)
+        words ^= places
+        shifted = words >> 32
+        words ^= shifted
+        words *= FACTOR
+        words ^= torch.bitwise_right_shift(words, 29, out=shifted)
+        places *= words
+        plain = torch.cumsum(words, 0, out=shifted).index_select(0, ends)
+        weighted = torch.cumsum(places, 0, out=words).index_select(0, ends)
+        sums = torch.stack((plain, weighted), 1)
+        sums.narrow(0, 1, len(sums) - 1).sub_(sums.narrow(0, 0, len(sums) - 1).clone())
+        self.mixed.append(sums)
         self._pieces, self._starts, self._ends, self._jumps = [], [], [], []
         self._last = self._words = 0
-
-
-def _mixed(words: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, jumps: torch.Tensor) -> torch.Tensor:
-    """Return, for each piece, the sum of its mixed words, and that sum weighted by position. Overwrites ``words``.
-
-    The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that change
-    by the same amount up and down would cancel out.
-    """
-    places = torch.full_like(words, STEP).index_copy_(0, starts, jumps * STEP)
-    places = torch.cumsum(places, 0, out=places)
-    words ^= places
-    shifted = words >> 32
-    words ^= shifted
-    words *= FACTOR
-    words ^= torch.bitwise_right_shift(words, 29, out=shifted)
-    places *= words
-    plain = torch.cumsum(words, 0, out=shifted).index_select(0, ends)
-    weighted = torch.cumsum(places, 0, out=words).index_select(0, ends)
-    sums = torch.stack((plain, weighted), 1)
-    pieces = sums.shape[0] - 1
-    sums.narrow(0, 1, pieces).sub_(sums.narrow(0, 0, pieces).clone())
-    return sums
 
 
 WORD = 8
@@ -292,11 +273,9 @@ def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():  # equal ones can have different entries
             return ()
         return [_of_known_dtype(getattr(tensor, name)()) for name in SPARSE.get(tensor.layout, ())]
-    if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        return ()
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # a lazy module's, which has no shape yet
-        return ()
-    return (_of_known_dtype(tensor),)
+    is_lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # it has no shape yet
+    is_unknown = tensor.is_meta or tensor.is_quantized or tensor.is_nested or is_lazy
+    return () if is_unknown else (_of_known_dtype(tensor),)
 
 
 def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:

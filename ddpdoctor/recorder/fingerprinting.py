@@ -1,8 +1,7 @@
 """Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
 Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd. With the fingerprints go values
-as JSON, the fields of ``model.consistency.Values``. Nothing is kept about parameters that existed before the first
-optimizer, as most do.
+as JSON, the fields of ``model.consistency.Values``.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import torch
+
 from . import frames, groups, hooks, replicas, schedule
 from .replicas import Replica, all_replicas
-from .schedule import FingerprintFiles, StepCounter
+from .schedule import FingerprintFiles, chosen
 from .state import check_every, guarded, here
 from .step_clock import in_backward, is_capturing
 from .storage import fingerprint_file
@@ -99,8 +100,7 @@ class StepFingerprints:
             self.take_before(optimizer)
         rows, gradients = self._gradients, self._taken
         self._gradients, self._taken = [], None
-        replica = self.replica
-        named = named_parameters(replica)
+        replica, named = self.replica, named_parameters(self.replica)
         after = parameter_rows(named) + state_rows(self._named(optimizer), optimizer)
         if not replica.syncs_buffers:
             after += buffer_rows(replica)
@@ -111,11 +111,7 @@ class StepFingerprints:
         )  # fmt: skip
         values.update(optimizer_values(optimizer))
         before, taken = gradients.value(), fingerprints_of(after).value()
-        values.update(self._find_untrained(named, taken, optimizer))
-        self.write(number, values, rows + after, before + taken)
-
-    def _find_untrained(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any) -> Dict[str, Any]:
-        """Return the parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``."""
+        # The parameters that get gradients but no optimizer changes. ``taken`` begins with ``named``.
         held = {id(tensor) for number in [*_numbers, *_steppers] for tensor in held_by(number)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
@@ -124,12 +120,13 @@ class StepFingerprints:
             if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
                 continue
             value = taken[i * fingerprint_file.FINGERPRINT_SIZE : (i + 1) * fingerprint_file.FINGERPRINT_SIZE]
-            before, times = self._still.get(name, (b"", 0))
-            still[name] = (value, times + 1 if value == before else 0)
+            last, times = self._still.get(name, (b"", 0))
+            still[name] = (value, times + 1 if value == last else 0)
             if still[name][1] >= MIN_STILL:
                 (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
         self._still = still
-        return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}
+        values.update(untrained=(late + early)[:MAX_NAMES], untrained_count=len(late + early), late=len(late))
+        self.write(number, values, rows + after, before + taken)
 
     def write(self, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None) -> None:
         """Write a record. An optimizer gets its number with the first."""
@@ -173,8 +170,10 @@ def gpu_is_idle() -> bool:
 
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
-    place = {"ranks": list(replica.ranks), "model": replica.number, "optimizer": optimizer, "rank": replica.rank}
-    return {"clock": clock, "group": replica.group, **place}
+    return {
+        "clock": clock, "group": replica.group, "ranks": list(replica.ranks), "model": replica.number,
+        "optimizer": optimizer, "rank": replica.rank,
+    }  # fmt: skip
 
 
 def fingerprints_of(rows: Rows) -> Any:
@@ -184,9 +183,7 @@ def fingerprints_of(rows: Rows) -> Any:
     return Fingerprints([tensor for _, tensor in rows])
 
 
-def write(
-    files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None
-) -> None:
+def write(files: FingerprintFiles, number: int, values: Values, rows: Rows, taken: Optional[bytes] = None) -> None:
     """Write a record, if there are rows. Defaults are left out, then other values until the text fits into a record."""
     if not rows:
         return
@@ -227,18 +224,12 @@ def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
     """Return the tensors of an optimizer's state; empty if the state is sharded over ranks."""
-    import torch
-
     if any(kind.__name__ == _SHARDED for kind in type(optimizer).__mro__):
         return []
-    states: Dict[Any, Any] = optimizer.state
-    found = []
-    for name, tensor in named:
-        parts = states.get(tensor)
-        for part, value in parts.items() if isinstance(parts, dict) else ():
-            if isinstance(value, torch.Tensor):
-                found.append((_row(fingerprint_file.STATE, name, value, str(part)), value))
-    return found
+    states = [(name, optimizer.state.get(tensor)) for name, tensor in named]
+    parts = [(name, *item) for name, state in states if isinstance(state, dict) for item in state.items()]
+    tensors = [(name, part, value) for name, part, value in parts if isinstance(value, torch.Tensor)]
+    return [(_row(fingerprint_file.STATE, name, value, str(part)), value) for name, part, value in tensors]
 
 
 def buffer_rows(replica: Any) -> Rows:
@@ -293,7 +284,6 @@ _SCALER_FILE = "grad_scaler.py"
 # Fields to leave out when space runs short, the first one first.
 _LONG = ("unfinished", "untrained", "replaced", "unreduced", "unwritten", "site")
 _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
-
 Values = Dict[str, Any]
 
 
@@ -316,7 +306,14 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
     unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
     unreduced = [name for name, tensor in named if tensor.requires_grad and id(tensor) not in replica.reduced]
     module = replica.module()
-    import torch
+    # Parameters for which an optimizer holds an untrained tensor of that shape, from before a replacement.
+    used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
+    unused = [t for t in strays if unheld and t.grad is None and not any(t in state for state in used)]
+    idle, replaced = [(tensor.shape, tensor.dtype) for tensor in unused], []
+    for name, tensor in unheld:
+        if tensor.grad is not None and (tensor.shape, tensor.dtype) in idle:
+            idle.remove((tensor.shape, tensor.dtype))
+            replaced.append(name[:MAX_NAME])
 
     from .fingerprint import fingerprints
 
@@ -330,7 +327,7 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
         "dropout": any(isinstance(m, kind) and m.training and m.p > 0 for m in parts),
         "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
-        "stray": len(strays), "unheld": len(unheld), "replaced": _replaced(unheld, strays, optimizers),
+        "stray": len(strays), "unheld": len(unheld), "replaced": replaced[:MAX_NAMES],
         "own_steps": replica.own_steps, "through": replica.through, "join": replica.join, "hook": replica.hook,
     }  # fmt: skip
 
@@ -338,11 +335,10 @@ def model_values(replica: Any, named: List[Tuple[str, Any]], optimizers: List[An
 def optimizer_values(optimizer: Any) -> Values:
     """Return the values of an optimizer in its step: of later parameter groups, with a number, only what differs."""
     first = _plain_settings(optimizer.param_groups[0])
+    groups_after = enumerate(optimizer.param_groups[1:], 1)
+    later = [(number, *pair) for number, group in groups_after for pair in _plain_settings(group).items()]
     found = [[key, value] for key, value in first.items()]
-    for number, group in enumerate(optimizer.param_groups[1:], 1):
-        for key, value in _plain_settings(group).items():
-            if key == "lr" or first.get(key) != value:
-                found.append(["%d.%s" % (number, key), value])
+    found += [["%d.%s" % (n, key), value] for n, key, value in later if key == "lr" or first.get(key) != value]
     # The scale of the gradient scaler that is making this step. On a GPU it is not read.
     above = frames.outward(sys._getframe(1), frames.MAX_DEPTH)
     scalings = (f for f in above if f.f_code.co_name == "step" and f.f_code.co_filename.endswith(_SCALER_FILE))
@@ -359,8 +355,6 @@ def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
 
 def _text(value: Any) -> Optional[str]:
     """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is no plain value."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
     if value is False:
@@ -372,38 +366,37 @@ def _text(value: Any) -> Optional[str]:
     return repr(value)[:MAX_VALUE] if isinstance(value, (int, float)) else None
 
 
-def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
-    """Return parameters for which an optimizer holds an untrained tensor of that shape, from before a replacement."""
-    if not unheld:
-        return []
-    used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
-    idle = [_kind(stray) for stray in strays if stray.grad is None and not any(stray in state for state in used)]
-    found = []
-    for name, tensor in unheld:
-        if tensor.grad is not None and _kind(tensor) in idle:
-            idle.remove(_kind(tensor))
-            found.append(name[:MAX_NAME])
-    return found[:MAX_NAMES]
-
-
-def _kind(tensor: Any) -> Tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype
-
-
 # Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter.
 MAX_STREAMS = 4
 _OPTIMIZER_FILE = "optimizer.py"
 
 
-class Stepper(StepCounter):
-    """An optimizer that has stepped."""
+class Stepper:
+    """An optimizer that has stepped. It counts its steps, and says which of them are fingerprinted."""
 
     def __init__(self, optimizer: Any) -> None:
-        super().__init__()
+        self.steps, self._due, self._is_due = 0, 1, False
         self.optimizer = weakref.ref(optimizer)
         self.seen = -1  # the version of the set of models for which ``models`` was found
         self.models: List[StepFingerprints] = []
         self.more: List[Any] = []  # of ``more_of``
+
+    def begins(self) -> bool:
+        auto = chosen()
+        if auto is None:
+            self._is_due = self.steps + 1 == self._due
+        else:
+            auto.step(time.perf_counter())
+            self._is_due = schedule.is_between(self.steps, self.steps + 1)
+            auto.taken += self._is_due
+        return self._is_due
+
+    def ended(self) -> bool:
+        self.steps += 1
+        if self.steps >= self._due:
+            self._due = schedule.next_due(self.steps, schedule.fixed())
+        is_due, self._is_due = self._is_due, False
+        return is_due
 
 
 class _Thread(threading.local):
@@ -502,8 +495,6 @@ def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
 
 @guarded("replica forward")
 def forward_begins(ddp: Any) -> None:
-    import torch
-
     replica = replicas.find(ddp)
     if replica is None or not torch.is_grad_enabled():
         return

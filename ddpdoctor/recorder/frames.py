@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MAX_DEPTH = 200
 MAX_KEPT = 60
-
 _known: Dict[str, bool] = {}
 
 
@@ -82,18 +81,14 @@ def locals_of(thread: Optional[int], depth: int, code: CodeType) -> Dict[str, An
 def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
     """Return the values that the innermost frame of a thread uses by name: its variables and its module's globals."""
     found = _read(thread, "f_code", "f_globals", 0, 1)
-    variables = list(locals_of(thread, 0, code).values())
-    if not found or found[0][0] is not code:
-        return variables
-    return variables + [found[0][1][name] for name in code.co_names if name in found[0][1]]
+    known = found[0][1] if found and found[0][0] is code else {}
+    return [*locals_of(thread, 0, code).values(), *(known[name] for name in code.co_names if name in known)]
 
 
 def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
-    """Return two attributes of each frame of a thread in one step of the interpreter, using only C functions.
-
-    Between two steps that thread may get the GIL. If it then leaves a frame whose object we hold, that object can point
-    to memory that has been reused (CPython 3.11: SIGSEGV, or an int in place of a frame).
-    """
+    """Return two attributes of each frame of a thread in one step of the interpreter, using only C functions."""
+    # Between two steps that thread may get the GIL. If it then leaves a frame whose object we hold, that object can
+    # point to memory that has been reused (CPython 3.11: SIGSEGV, or an int in place of a frame).
     take: Any = dict.get
     follow: Any = getattr
     found: List[Any] = []
@@ -122,9 +117,7 @@ def describe_thread(thread: int) -> List[Dict[str, Any]]:
 
 def trim(frames: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Shorten a deep stack in its middle; the innermost frames matter most."""
-    if len(frames) <= MAX_KEPT:
-        return frames
-    return frames[:10] + frames[-(MAX_KEPT - 10) :]
+    return frames if len(frames) <= MAX_KEPT else frames[:10] + frames[-(MAX_KEPT - 10) :]
 
 
 def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:

@@ -34,7 +34,7 @@ WAITS = ("wait_tensor", "wait_tensors")
 WAITING_OPERATORS = (("_dtensor", "shard_dim_alltoall", "all_to_all_single"),)
 # Results that are remembered until they are waited for. Our choice: code that drops results must not fill memory.
 MAX_OUTPUTS = 4096
-
+_TENSORS = ("input", "inputs", "tensor", "tensors", "self")
 _plain: Tuple[Any, ...] = ()  # Tensor classes that hold their own data. Set once torch is imported.
 # Returns the number of active torch dispatch modes, such as tracing, which intercept a call.
 _modes: Callable[[], int] = int
@@ -47,8 +47,7 @@ class Function:
     __slots__ = ("original", "recorded")
 
     def __init__(self, original: Any, recorded: Callable[..., Any]) -> None:
-        self.original = original
-        self.recorded = recorded
+        self.original, self.recorded = original, recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.recorded(*args, **kwargs)
@@ -87,10 +86,14 @@ class _Operator(calls.Hook):
             return
         here.ring.returned(index)
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            _keep(tensor, index)
-
-
-_TENSORS = ("input", "inputs", "tensor", "tensors", "self")
+            key = tensor.untyped_storage()._cdata
+            # The record of a result that was dropped ends here: nobody waits for it, and its storage is used again.
+            dropped = _outputs.pop(key, 0)
+            if not dropped and len(_outputs) >= MAX_OUTPUTS:
+                dropped = _outputs.pop(next(iter(_outputs), 0), 0)
+            if dropped != index:
+                calls.ended(dropped)
+            _outputs[key] = index
 
 
 def _is_real(about: Any) -> bool:
@@ -98,17 +101,6 @@ def _is_real(about: Any) -> bool:
     if isinstance(about, (list, tuple)):
         about = about[0] if about else None
     return type(about) in _plain and not _modes()
-
-
-def _keep(tensor: Any, index: int) -> None:
-    """Remember whose result a tensor is. End the record of a result that was dropped, because nobody waits for it."""
-    key = tensor.untyped_storage()._cdata
-    dropped = _outputs.pop(key, 0)  # the storage of a dropped result is soon used again
-    if not dropped and len(_outputs) >= MAX_OUTPUTS:
-        dropped = _outputs.pop(next(iter(_outputs), 0), 0)
-    if dropped != index:
-        calls.ended(dropped)
-    _outputs[key] = index
 
 
 def record(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ import time
 from itertools import islice
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+import torch
+
 from .state import here, pass_on, shielded
 from .step_clock import is_capturing
 
@@ -26,8 +28,6 @@ _LEAVES = (str, bytes, int, float, type(None))
 
 def is_plain(tensor: Any) -> bool:
     """Return whether a sum can find inf or NaN in a tensor: it is dense, floating or complex, and no subclass."""
-    import torch
-
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return False
     if tensor.device.type not in ("cpu", "cuda"):
@@ -39,8 +39,6 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function of ours run without gradients, and hidden from torch function modes of the script."""
 
     def run(*args: Any) -> Any:
-        import torch
-
         # Not torch.no_grad: an exception from outside could end its Python code before it has restored the mode.
         had_gradients = torch.is_grad_enabled()
         try:
@@ -55,8 +53,6 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_observed() -> bool:
     """Return whether a dispatch mode sees each operation now, or torch compiles, or a CUDA graph is captured."""
-    import torch
-
     return bool(torch._C._len_torch_dispatch_stack()) or torch.compiler.is_compiling() or is_capturing()
 
 
@@ -83,42 +79,27 @@ def has_finite_sum(pieces: Iterable[List[Any]]) -> bool:
 
 
 def _sum_together(tensors: List[Any]) -> float:
-    import torch
-
-    if len(tensors) == 1:
-        return 0.0 if tensors[0] is None else _sum(tensors[0])
-    try:
-        return _sum(torch._C._nn.flatten_dense_tensors(tensors))
-    except TypeError as error:  # cheaper than checking each one for None
-        pass_on(error)
-        present = [tensor for tensor in tensors if tensor is not None]
-        return _sum_together(present) if present else 0.0
-
-
-def _sum(tensor: Any) -> float:
-    return float(abs(_sum_of(tensor).item()))
+    together = tensors[0]
+    if len(tensors) > 1:
+        try:
+            together = torch._C._nn.flatten_dense_tensors(tensors)
+        except TypeError as error:  # cheaper than checking each one for None
+            pass_on(error)
+            present = [tensor for tensor in tensors if tensor is not None]
+            return _sum_together(present) if present else 0.0
+    return 0.0 if together is None else float(abs(_sum_of(together).item()))
 
 
 def _sum_of(tensor: Any) -> Any:
-    import torch
-
-    if tensor.dtype is torch.float16:  # the sum of many soon exceeds the largest float16
-        return tensor.sum(dtype=torch.float32)
-    return tensor.sum()
+    # The sum of many soon exceeds the largest float16.
+    return tensor.sum(dtype=torch.float32) if tensor.dtype is torch.float16 else tensor.sum()
 
 
 def samples_of(tensors: Sequence[Any]) -> List[Any]:
-    """Return a number for each tensor, on its own device, that is inf or NaN if the tensor holds such.
-
-    On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
-    """
-    import torch
-
+    """Return a number for each tensor, on its own device, that is inf or NaN if the tensor holds such."""
+    # On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
     # For the maximum of an empty tensor torch would raise.
-    found = [
-        _sum_of(tensor) if not tensor.is_cuda else None if tensor.numel() else tensor.new_zeros(())
-        for tensor in tensors
-    ]
+    found = [_sum_of(t) if not t.is_cuda else None if t.numel() else t.new_zeros(()) for t in tensors]
     for indexes in _by_kind(tensors, [i for i, sample in enumerate(found) if sample is None]):
         for i, sample in zip(indexes, torch._foreach_norm([tensors[i] for i in indexes], math.inf)):
             found[i] = sample
@@ -149,18 +130,15 @@ def not_finite(tensors: Iterable[Any]) -> Iterator[int]:
 class Sound:
     """The parameters that were finite from the start. A script may have set others to inf on purpose."""
 
+    @quietly
     def __init__(self, named: List[Tuple[str, Any]]) -> None:
+        """Check all parameters. Results from GPUs are read later, on demand."""
         self._named = named
         self._at_first: Any = None
-        self._check()
-
-    @quietly
-    def _check(self) -> None:
-        """Check all parameters. Results from GPUs are read later, on demand."""
-        if any(tensor.is_cuda for _, tensor in self._named):
-            self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))
-        elif not has_finite_sum(pieces_of(tensor for _, tensor in self._named)):
-            self._named = [(name, tensor) for name, tensor in self._named if is_finite(tensor)]
+        if any(tensor.is_cuda for _, tensor in named):
+            self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in named]))
+        elif not has_finite_sum(pieces_of(tensor for _, tensor in named)):
+            self._named = [(name, tensor) for name, tensor in named if is_finite(tensor)]
 
     @quietly
     def first_ruined(self) -> Optional[str]:
@@ -175,8 +153,6 @@ class Maxima:
     """Samples of tensors (``samples_of``) on their way from GPUs to the host."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
-        import torch
-
         self.count = len(samples)
         # Indexes of samples, these in host memory, and the event after which they are there; None from the CPU.
         self._parts: List[Tuple[List[int], Any, Any]] = []
@@ -211,8 +187,6 @@ class Maxima:
 
 
 def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
-    import torch
-
     found: List[Tuple[str, Any]] = []
     nests = [(label, value)]
     for label, value in nests:  # noqa: PLR1704 - the items of each nest are appended to the list
@@ -228,8 +202,7 @@ def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
 
 
 ASKED = 8  # Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice.
-# Backwards that may leave out expected gradients before buckets are given up. Our choice: a model leaves out either the
-# same layers or different ones each time.
+# Backwards without all expected gradients before buckets are given up. Our choice: models leave out the same or others.
 MOST_FAILED = 2
 
 
@@ -237,8 +210,7 @@ class ArrivingGradients:
     """The gradients of some parameters, checked in each backward as they arrive."""
 
     def __init__(self, parameters: Dict[int, Any]) -> None:
-        self._parameters = parameters
-        self._asked = 0
+        self._parameters, self._asked = parameters, 0
         self._failed = 0  # backwards in which a bucket did not get all of its expected gradients
         self._buckets: List[List[int]] = []
         self._bucket_of: Dict[int, int] = {}
@@ -274,9 +246,8 @@ class ArrivingGradients:
         """Return the gradients with inf or NaN and whether it is NaN, and samples of the gradients on GPUs."""
         self.awake = False
         if any(self._left):
-            # Only the gradients that came are expected from now on, so that each bucket can be completed: DDP counts an
-            # unused parameter as ready. If that changes again, no buckets are expected at all. A gradient that comes
-            # unexpectedly is checked by itself.
+            # Only the gradients that came are expected from now on, so that buckets can be completed: DDP counts unused
+            # parameters as ready. If that changes again, none is expected. Unexpected ones are checked by themselves.
             self._failed += 1
             self._asked = ASKED
             came = [[i for i in bucket if i not in left] for bucket, left in zip(self._buckets, self._left)]
@@ -329,12 +300,9 @@ def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
 
 # Noted findings whose gradients were used, and as many whose were not. Our choice: users need mostly the first one.
 MAX_NOTED = 8
-# This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
-# halves the scale each time is then far below 1.
+# Scaled losses in a row without finite gradients that are noted. Our choice: 2**16, halved each time, is far below 1.
 LONG_ROW = 20
-
-INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"
-
+INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"  # what was not finite first
 _numbers = itertools.count(1)
 _noted = {False: 0, True: 0}
 
@@ -344,8 +312,7 @@ class Findings:
 
     def __init__(self, first_ruined: Callable[[], Optional[str]]) -> None:
         self.first_ruined = first_ruined
-        self._times = 0
-        self._in_a_row = 0
+        self._times = self._in_a_row = 0
         self._noted_row = False
         self._last: Dict[str, Any] = {}
         self.pending: Dict[str, Any] = {}  # the last finding for which it is not yet known whether it was used
@@ -407,16 +374,3 @@ class Findings:
         self._last = dict(entry, k="nonfinite", at=time.monotonic_ns())
         here.ring.note(self._last, vital=True)
         here.ring.set("nonfinite", sum(_noted.values()))
-
-
-def origin_of(inputs: Tuple[str, str], ruined: Optional[str], loss: float) -> Tuple[str, str]:
-    """Return what was not finite first, and a sentence. ``inputs``: an input's label and what is wrong, or empty."""
-    label, held = inputs
-    lost = not math.isfinite(loss)
-    if ruined is not None:
-        return PARAMETER, "%s was not finite before this backward" % ruined
-    if label and (lost or held.startswith("NaN")):
-        return INPUT, "%s holds %s" % (label, held)
-    if lost:
-        return LOSS, "the loss was %r" % loss
-    return GRADIENT, ""

@@ -17,7 +17,9 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
 
-from . import frames, hooks, replicas, schedule
+import torch
+
+from . import frames, gradient_checks, hooks, replicas, schedule
 from .gradient_checks import (
     ArrivingGradients,
     Findings,
@@ -28,7 +30,6 @@ from .gradient_checks import (
     is_observed,
     is_plain,
     not_finite,
-    origin_of,
     pieces_of,
     quietly,
     samples_of,
@@ -128,8 +129,6 @@ def _raise_first(errors: List[BaseException]) -> None:
 
 @guarded("gradients")
 def _begin(ddp: Any, given: Any) -> Any:
-    import torch
-
     replica = replicas.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
     if replica is None or _is_left_out(replica):
         return None
@@ -151,8 +150,6 @@ def _is_left_out(replica: Any) -> bool:
 
 @guarded("gradients")
 def _stand_by(watch: GradientWatch, result: Any) -> None:
-    import torch
-
     if not torch.is_grad_enabled():
         return
     outputs = [tensor for _, tensor in tensors_in(result, "") if tensor.requires_grad][:MAX_OUTPUTS]
@@ -201,17 +198,16 @@ def before_step(optimizer: Any, *unused: Any) -> None:
 @guarded("gradients")
 def settle_all(gone: Any = None) -> None:
     """Decide what is pending, because no training follows: of a model that is gone, or of all models."""
-    if gone is not None:
-        ended = [_kept.watches.pop(gone)] if gone in _kept.watches else []
-    else:
+    if gone is None:
         ended = list(_kept.watches.values()) if replicas.is_recorded() else []
+    else:
+        ended = [_kept.watches.pop(gone)] if gone in _kept.watches else []
     for watch in ended:
         watch.end()
 
 
 here.on_end.append(settle_all)
 replicas.on_gone.append(settle_all)
-
 MAX_INPUTS = 32  # Inputs that are remembered until a backward. Our choice: those of a few forwards.
 # Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked.
 MAX_AHEAD_BYTES = 2**18
@@ -261,7 +257,11 @@ class GradientWatch:
         self.off = not all(map(is_plain, self._parameters))
         if getattr(ddp, "_use_python_reducer", False) or getattr(ddp, "mixed_precision", None) is not None:
             self.off = True  # DDP's C++ reducer does not reduce them, or not in their own dtype
-        early = _reduced_in_place(ddp, self._parameters) if not self.off else {}
+        # Those that DDP reduces in place: views of its buckets, and sparse ones.
+        lookups = (m for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)))
+        sparse = {id(module.weight) for module in lookups if module.sparse}
+        in_place = [not self.off and (ddp.gradient_as_bucket_view or id(p) in sparse) for p in self._parameters]
+        early = {i: parameter for i, parameter in enumerate(self._parameters) if in_place[i]}
         self._arrivals = ArrivingGradients(early) if early else None
         self._late = [i for i in range(len(named)) if i not in early]
         self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
@@ -279,18 +279,15 @@ class GradientWatch:
                 watch.begin_backward(_kept.backwards[-1])
 
         self._checks = shielded("gradients", check)
-        # What to call in a backward, before the first gradient. On a GPU several threads may call it, and none of them
-        # is the main thread, which signal handlers interrupt.
+        # Called in a backward, before the first gradient; on a GPU not in the main thread, which signals interrupt.
         self.at_output: Any = guarded("gradients")(begins) if self.on_gpu else shielded("gradients", begins)
         self._inputs: List[_Input] = []
         self._losses: List[Any] = []  # samples of the losses of backwards that were skipped
         self._reduces = True
         # Whether gradients accumulate over several backwards, so that checking the last one covers all of them.
-        self._waits_for_last = False
+        self._waits_for_last = self._spoilt = False
         self._task = -1
-        self._spoilt = False
-        # Checks of gradients on GPUs whose result is on its way to the host: the gradients' positions, the inputs, and
-        # what a finding begins with.
+        # Checks whose result is on its way from a GPU: the gradients' positions, the inputs, a finding's beginning.
         self._ahead: Deque[Tuple[Maxima, List[int], List[_Input], Dict[str, Any]]] = collections.deque()
         self.findings = Findings(Sound([] if self.off else named).first_ruined)
 
@@ -310,14 +307,11 @@ class GradientWatch:
 
     def begin_backward(self, backward: Backward) -> None:
         """Queue a check for when all gradients are there. Call it from within a backward, before the first gradient."""
-        import torch
-
         task = torch._C._current_graph_task_id()
         ddp = self._ddp()
         if self.off or task == self._task or ddp is None or self.findings.are_enough or is_observed():
             return
-        self._task = task
-        self._spoilt = False
+        self._task, self._spoilt = task, False
         if self.on_gpu and self._waits_for_last and not self._reduces:
             # They still accumulate, and are checked in the backward that reduces them.
             self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]
@@ -372,27 +366,31 @@ class GradientWatch:
         return [(i, grad) for i, grad in found if grad is not None]
 
     def _entry(self, backward: Backward) -> Dict[str, Any]:
-        replica = self.replica()
-        step, model, group = (0, 0, "")
-        if replica is not None:
-            step, model, group = replica.reductions + 1, replica.number, replica.group
+        known = self.replica()
+        step, model, group = (0, 0, "") if known is None else (known.reductions + 1, known.number, known.group)
         return {
             "step": step, "model": model, "group": group, "of": len(self._names), "scaled": int(backward.scaled),
             "used": 0, "reduces": self._reduces, "frame": frames.describe_user(backward.frame),
         }  # fmt: skip
 
-    def _judge(
-        self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]
-    ) -> None:
+    def _judge(self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Any) -> None:
         """Record which gradients are not finite (``bad``: whether NaN) and where it began. ``loss`` is 0 if finite."""
         reduces = entry.pop("reduces")
         if not bad:
             self.findings.saw_finite(reduces)
             return
         found = ((known.label, known.holds(value)) for known, value in inputs)
-        wrong = next((pair for pair in found if pair[1]), ("", ""))
+        label, held = next((pair for pair in found if pair[1]), ("", ""))
         ruined = None if self.on_gpu else self.findings.first_ruined()
-        origin, note = origin_of(wrong, ruined, loss)
+        lost = not math.isfinite(loss)
+        if ruined is not None:
+            origin, note = gradient_checks.PARAMETER, "%s was not finite before this backward" % ruined
+        elif label and (lost or held.startswith("NaN")):
+            origin, note = gradient_checks.INPUT, "%s holds %s" % (label, held)
+        elif lost:
+            origin, note = gradient_checks.LOSS, "the loss was %r" % loss
+        else:
+            origin, note = gradient_checks.GRADIENT, ""
         order = sorted(bad, reverse=True)
         entry.update(
             tensors=[self._names[i][:MAX_NAME] for i in order[:MAX_NAMES]], count=len(bad), nan=int(any(bad.values())),
@@ -440,16 +438,6 @@ class GradientWatch:
         held = (p.grad for group in optimizer.param_groups for p in group["params"] if id(p) in own)
         if next(not_finite(held), None) is not None:
             self.findings.was_used()
-
-
-def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
-    import torch
-
-    if ddp.gradient_as_bucket_view:
-        return dict(enumerate(parameters))
-    lookups = (m for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)))
-    sparse = {id(module.weight) for module in lookups if module.sparse}
-    return {i: parameter for i, parameter in enumerate(parameters) if id(parameter) in sparse}
 
 
 @quietly

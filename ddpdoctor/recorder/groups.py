@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .state import guarded, here, pass_on
 from .step_clock import is_capturing
@@ -28,14 +28,14 @@ class KnownGroup:
     __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
 
     def __init__(self, group: Any, device: str = "") -> None:
-        # The entry goes with the group, because a script may make thousands. C code alone: Python would print what a
-        # signal handler raises in a callback of ours.
+        # The entry goes with the group: there may be thousands. C alone: Python would print what a signal raises here.
         self.reference = weakref.ref(group, functools.partial(_known.pop, id(group)))
         self.device = device  # In ``aside``: the device whose backend has its own counter. Empty otherwise.
         self.name = str(group.group_name) + (":gloo" if device else "")
-        # The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
-        # which does not move with Gloo's calls.
-        self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if not device and _is_mixed(group) else None
+        # The Gloo part of a group with NCCL too, like a group of its own: torch shows NCCL's counter, which stays then.
+        config = str(getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group) or "").split(",")
+        is_mixed = "cpu:gloo" in config and any(part.partition(":")[2].startswith("nccl") for part in config)
+        self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if is_mixed and not device else None
         # The description given at creation. A device mesh puts the name of its dimension here.
         self.desc = str(getattr(group, "group_desc", None) or "")
         self.moved = 0  # how much point-to-point calls have moved the backend's sequence number
@@ -48,12 +48,6 @@ def known(group: Any) -> KnownGroup:
     if found is None:
         found = _known[id(group)] = KnownGroup(group)
     return found
-
-
-def _is_mixed(group: Any) -> bool:
-    config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
-    parts = str(config or "").split(",")
-    return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
 
 
 def begun_by(found: KnownGroup) -> int:
@@ -172,28 +166,32 @@ def flight_entries_now() -> Any:
     names = [str(name) for name in c10d._world.pg_names.values()]
     entries: List[Any] = []
     blocking = _is_on(_BLOCKING)
-    for source, dump in _sources(native):
+    # For each recorder of this build what it is for, and how to dump it. Completed entries are included, because only
+    # they show that a batch is done. Gloo's is left out, because its entries never complete. Whether a function serves
+    # several is read from its signature: torch 2.14 has the hook, and keeps what it records with that of Gloo.
+    own, hooked = getattr(native, "_dump_nccl_trace_json", None), getattr(native, "_dump_fr_trace_json", None)
+    dumps: List[Tuple[str, Any]] = [("nccl", own)] if own is not None else []
+    if hooked is not None and hasattr(native, "FlightRecorderHook"):
+        if "backend:" in (hooked.__doc__ or "").partition("->")[0]:
+            dumps += [(backend, functools.partial(hooked, backend=backend)) for backend in flight.HOOKED]
+        else:
+            dumps.append((" and ".join(flight.HOOKED), hooked))
+    for source, dump in dumps:
         try:
             entries += flight.chosen(json.loads(dump()).get("entries"), names, newest=blocking)
         except Exception as error:  # noqa: BLE001 - the recorder's wall: what another recorder holds is not lost
             here.failed("flight recorder of " + source, error)
     found = {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
     if any(map(flight.is_untold, entries)):
-        found["idle"] = _are_idle()
+        found["idle"] = None  # whether this process's devices are done
+        cuda, torch_c = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
+        if cuda is not None and torch_c is not None and cuda.is_initialized() and not is_capturing():
+            used = filter(torch_c._cuda_hasPrimaryContext, range(cuda.device_count()))  # asking others makes a context
+            try:
+                found["idle"] = int(all(cuda.default_stream(device).query() for device in used))
+            except Exception as error:  # noqa: BLE001 - the device has failed, and the script gets its own error
+                pass_on(error)
     return found
-
-
-def _are_idle() -> Any:
-    """Return whether this process's devices are done; None if unknown. Only those with a context: asking makes one."""
-    cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
-    if cuda is None or native is None or not cuda.is_initialized() or is_capturing():
-        return None
-    used = filter(native._cuda_hasPrimaryContext, range(cuda.device_count()))
-    try:
-        return int(all(cuda.default_stream(device).query() for device in used))
-    except Exception as error:  # noqa: BLE001 - the device has failed, and the script gets its own error
-        pass_on(error)
-        return None
 
 
 def is_timed() -> bool:
@@ -214,23 +212,3 @@ def note_device_times() -> None:
         for entry in flight_entries_now().get("entries", ()) if entry["state"] == "completed"
     ]  # fmt: skip
     here.note("device_times", rows=rows)
-
-
-def _sources(native: Any) -> Iterator[Tuple[str, Callable[[], bytes]]]:
-    """Yield what each recorder of this build is for, and how to dump it.
-
-    Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
-    its entries never complete. Whether one function serves several recorders is read from its signature: torch 2.14
-    has the hook, and keeps what it records with that of Gloo.
-    """
-    own = getattr(native, "_dump_nccl_trace_json", None)
-    if own is not None:
-        yield "nccl", own
-    hooked = getattr(native, "_dump_fr_trace_json", None)
-    if hooked is None or not hasattr(native, "FlightRecorderHook"):
-        return
-    if "backend:" not in (hooked.__doc__ or "").partition("->")[0]:
-        yield " and ".join(flight.HOOKED), hooked
-        return
-    for backend in flight.HOOKED:
-        yield backend, functools.partial(hooked, backend=backend)

@@ -71,15 +71,11 @@ def write() -> None:
 
 def entry(since: int = 0) -> Dict[str, Any]:
     fresh = list(_found.items())[since:]
-    return {
-        "k": "hooks",
-        "found": [hook for hook, found in fresh if found],
-        "lacks": [hook for hook, found in fresh if not found],
-    }
+    lacks = [hook for hook, found in fresh if not found]
+    return {"k": "hooks", "found": [hook for hook, found in fresh if found], "lacks": lacks}
 
 
 here.on_start.append(write)
-
 patches: Dict[str, Callable[[Any], None]] = {}  # by module: the function that patches it once it is imported
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import hashlib
 import operator
 import os
 import sys
@@ -17,7 +18,7 @@ import zlib
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from . import data, hooks
-from .state import check_every, describers, guarded, here, pass_on, sealed, wall
+from .state import check_every, guarded, here, pass_on, sealed, wall
 from .wrappers import hide_own_frames, wraps
 
 MAX_PASSES = 16  # Passes of each loader that are noted at their end. The last pass is also noted when the job ends.
@@ -31,9 +32,7 @@ class Loader:
     """A DataLoader that was used."""
 
     def __init__(self, number: int, loader: Any) -> None:
-        self.number = number
-        self.owner = weakref.ref(loader)
-        self.passes = 0
+        self.number, self.owner, self.passes = number, weakref.ref(loader), 0
         self.trained = 0  # batches of earlier passes after which a backward ran
         self.is_noted = False
         self.samples: Optional[int] = None
@@ -52,8 +51,7 @@ class Book:
         self.reported: List[Loader] = []  # the few loaders that are reported: those that still exist, and the latest
         # Passes that have delivered batches, with gradients on, after which no backward has run yet.
         self.fresh: List[LoaderPass] = []
-        self.count = 0
-        self.bytes = 0
+        self.count = self.bytes = 0
 
 
 book = Book()
@@ -97,54 +95,46 @@ def patch(module: Any) -> None:
     here.on_end.append(settle_all)
     os.register_at_fork(after_in_child=book.under_way.clear)
     # The last pass of each loader. The training thread may change it meanwhile.
-    describers["loaders"] = lambda: [
-        _entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None
-    ]
+    here.describers["loaders"] = lambda: [_entry(k, k.last) for k in list(book.reported) if k.is_noted and k.last]
 
 
 @guarded("loaders")
 def _begin(loader: Any) -> Any:
     """Begin a pass, and end the previous one. A persistent iterator prefetches before it is returned."""
     for broken in book.reported:  # off, if its iterator is gone
-        one = broken.last
-        if one is not None and one.iterator is not None and one.iterator() is None:
-            _end(broken, one)
-    known = book.loaders.get(loader) or _meet(loader)
+        last = broken.last
+        if last is not None and last.iterator is not None and last.iterator() is None:
+            _end(broken, last)
+    known = book.loaders.get(loader)
+    if known is None:
+        book.count += 1
+        known = book.loaders[loader] = Loader(book.count, loader)
+        reported = [*book.reported, known]
+        if len(reported) > MAX_REPORTED:  # drop one that is gone or was not used for training
+            trained = {old.number for old in reported if old.trained or (old.last is not None and old.last.backwards)}
+            left_out = min(reported, key=lambda old: (old.owner() is not None, old.number in trained))
+            reported.remove(left_out)
+            if left_out.last is not None and left_out.owner() is None:  # something may still hold its iterator
+                _end(left_out, left_out.last)
+        book.reported = reported
+        entry = data.describe_loader(loader, known.number)
+        known.samples = entry["N"]
+        known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     if known.last is not None:
         _end(known, known.last)
         known.trained += known.last.backwards
     known.passes += 1
-    is_early = known.passes <= EARLY_PASSES
     given = data.attributes(loader)
-    mapped = is_early and bool(given.get("in_order", True))
+    mapped = known.passes <= EARLY_PASSES and bool(given.get("in_order", True))
     # All ranks take digests of the same samples.
     samples = (known.samples or 0) if mapped else 0
     count = min(samples, SAMPLES)
     probes = frozenset(i * samples // count for i in range(count))
-    found = LoaderPass(known.passes, data.epoch_of(loader), probes, mapped)
-    known.last = found
+    known.last = LoaderPass(known.passes, data.epoch_of(loader), probes, mapped)
+    begun = book.opening[_thread.get_ident()] = (known, known.last)
     if given.get("_iterator") is not None:
-        _register(given["_iterator"], (known, found))
-    book.opening[_thread.get_ident()] = (known, found)
-    return known, found
-
-
-def _meet(loader: Any) -> Loader:
-    """Note a loader. If too many are reported, drop one that is gone or was not used for training."""
-    book.count += 1
-    known = book.loaders[loader] = Loader(book.count, loader)
-    reported = [*book.reported, known]
-    if len(reported) > MAX_REPORTED:
-        trained = {one.number for one in reported if one.trained or (one.last is not None and one.last.backwards)}
-        left_out = min(reported, key=lambda one: (one.owner() is not None, one.number in trained))
-        reported.remove(left_out)
-        if left_out.last is not None and left_out.owner() is None:  # something may still hold its iterator
-            _end(left_out, left_out.last)
-    book.reported = reported
-    entry = data.describe_loader(loader, known.number)
-    known.samples = entry["N"]
-    known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
-    return known
+        _register(given["_iterator"], begun)
+    return begun
 
 
 @guarded("loaders")
@@ -247,14 +237,11 @@ class LoaderPass:
     """What is known so far about one pass over a loader."""
 
     def __init__(self, number: int, epoch: Optional[int], probes: FrozenSet[int], mapped: bool) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.probes = probes
+        self.number, self.epoch, self.probes = number, epoch, probes
         self.mapped = mapped  # whether batches are delivered in the order in which their indices were drawn
         self.begun_ns = time.monotonic_ns()
         self.ended_ns: Optional[int] = None
-        self.complete = False
-        self.joined = False
+        self.complete = self.joined = self.whole = False
         self.batches = self.draws = self.backwards = 0
         self.pending = 0  # delivered batches, with gradients on, after which no backward has run yet
         # The counted and the waiting indices. They are replaced together, so that no thread counts an index twice.
@@ -267,7 +254,6 @@ class LoaderPass:
         self.shapes: Dict[Tuple[int, ...], None] = {}
         # Elements of the largest delivered leaves, and of those that forwards of DDP have taken.
         self.given = self.taken = 0
-        self.whole = False
         self.noted: Any = None  # its batches and end time when it was last noted
         self.iterator: Any = None  # a weak reference to its iterator, once there is one
 
@@ -331,17 +317,12 @@ class LoaderPass:
 
 
 def _digest(order: Tuple[int, ...]) -> str:
-    import hashlib
-
-    if not order:
-        return ""
-    return hashlib.blake2b(",".join(map(str, order)).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(",".join(map(str, order)).encode(), digest_size=6).hexdigest() if order else ""
 
 
 # First indices that are kept for the digest of their order. ``rules/data/shared.py`` has the same number.
 MAX_ORDER = 4096
 BULK = 4096  # The most indices that wait to be counted. Our choice: 32 KiB.
-
 _WORDS = frozenset({str, bytes, int, tuple})
 
 
@@ -360,9 +341,7 @@ def counted(so_far: IndexCounts, waiting: List[Any]) -> IndexCounts:
     if not waiting:
         return so_far
     numbers, total, worded = numbers_of(waiting[:])
-    order = so_far.order
-    if len(order) < MAX_ORDER:
-        order += tuple(numbers[: MAX_ORDER - len(order)])
+    order = so_far.order + tuple(numbers[: MAX_ORDER - len(so_far.order)])
     highest = max(so_far.highest, max(numbers))  # noqa: PLW3301 - thousands of arguments are too many
     xor = functools.reduce(operator.xor, numbers, so_far.xor)
     worded = so_far.worded or worded
@@ -377,23 +356,19 @@ def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
             return indices, total, False
     except TypeError as error:  # some are no numbers
         pass_on(error)
-    found = [_number(index) for index in indices]
-    numbers = [code if number is None else number for number, code in found]
-    return numbers, sum(numbers), any(number is None for number, _ in found)
-
-
-def _number(index: Any) -> Tuple[Any, int]:
-    """Return an index as a number and 0; or, if it is no number, None and a hash of it."""
-    try:
-        return int(operator.index(index)), 0
-    except TypeError as error:
-        pass_on(error)
-        return None, zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0
+    numbers, worded = [], False
+    for index in indices:
+        try:
+            numbers.append(int(operator.index(index)))
+        except TypeError as error:  # a hash of it counts instead
+            pass_on(error)
+            numbers.append(zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0)
+            worded = True
+    return numbers, sum(numbers), worded
 
 
 FETCH_MODULE = "torch.utils.data._utils.fetch"
 FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
-
 _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns
 

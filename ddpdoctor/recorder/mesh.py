@@ -7,7 +7,6 @@ that did not change between the first two steps are fingerprinted once, and what
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import sys
@@ -23,23 +22,18 @@ from .wrappers import around
 
 # The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted.
 Sharing = Tuple[str, Tuple[int, ...]]
-
 # Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts.
 MAX_MODULES = 4096
-
 # Tensors made by ``to_empty`` that are kept. Our choice: more than models have that are not sharded.
 MAX_EMPTIED = 2**16
 MAX_UNWRITTEN = 8  # Names of tensors without a value that are noted. Our choice: layers of a model count as one.
-
 FULLY_SHARD, PARALLELIZE, FSDP1 = "fully_shard", "parallelize_module", "FullyShardedDataParallel"
 # By the last part of a module's name: its function that distributes modules over a mesh.
 _PLACES = {"_fully_shard": FULLY_SHARD, "api": PARALLELIZE, "_api": "distribute_module"}
 _OF_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Buffers of BatchNorm. Each rank has its own, also in a branch or a mode in which they do not change.
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-
-# Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
-# ``Sharing``; None stands for the mesh of all ranks.
+# Weak references to distributed modules, each with the function that did it, and its mesh or ``Sharing``; None: all.
 _modules: List[Tuple[Any, str, Any]] = []
 _looked_at: Any = weakref.WeakSet()  # outermost modules whose constants were collected
 # By id: a weak reference to a tensor that ``to_empty`` made, and its mark at that time.
@@ -156,11 +150,9 @@ fingerprinting.more_of.append(shares_of)
 
 
 def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
-    """Return the ranks that hold the same tensor, or None if it cannot be compared.
-
-    Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
-    tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
-    """
+    """Return the ranks that hold the same tensor, or None if it cannot be compared."""
+    # Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
+    # tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
     on_cpu = tensor.device.type == "cpu"
     if is_placed(tensor):
         return sharing_of(tensor) if on_cpu or any(placement.is_shard() for placement in tensor.placements) else None
@@ -177,11 +169,9 @@ def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
 
 
 def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
-    """Yield buffers and frozen plain parameters of a module with the ranks that should hold the same.
-
-    The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
-    shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
-    """
+    """Yield buffers and frozen plain parameters of a module with the ranks that should hold the same."""
+    # The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
+    # shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
     passed: Dict[int, Dict[bool, Tuple[str, Any]]] = {}
     for reference, how, mesh in _modules:
         module = reference()
@@ -229,7 +219,22 @@ def _local(rows: Rows) -> Rows:
 def patch(module: Any) -> None:
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
     owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
-    hooks.put(owner, called, around(then=functools.partial(_note, name or FSDP1)))
+    how = name or FSDP1
+
+    @guarded("mesh module")
+    def note(unused: Any, /, *args: Any, **kwargs: Any) -> None:
+        if not check_every():
+            return
+        given: Any = args[0] if args else kwargs.get("module")
+        mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
+        if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
+            mesh = ()  # the mesh has other dimensions too, or is not known
+        for part in given if isinstance(given, (list, tuple)) else [given]:
+            if how == FSDP1:
+                ranks = tuple(sorted(groups.c10d.get_process_group_ranks(part.process_group)))
+                mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
+            if hasattr(part, "named_parameters") and len(_modules) < MAX_MODULES:
+                _modules.append((weakref.ref(part), how, mesh))
 
     @guarded("to_empty")
     def note_empty(unused: Any, module: Any, /, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
@@ -238,26 +243,11 @@ def patch(module: Any) -> None:
             if mark is not None:
                 _emptied[id(tensor)] = (weakref.ref(tensor), mark)
 
+    hooks.put(owner, called, around(then=note))
     own = sys.modules["torch"].nn.Module
     if not getattr(own.to_empty, "_ddpdoctor", False):
         hooks.put(own, "to_empty", around(then=note_empty))
         own.to_empty._ddpdoctor = True
-
-
-@guarded("mesh module")
-def _note(how: str, unused: Any, /, *args: Any, **kwargs: Any) -> None:
-    if not check_every():
-        return
-    given: Any = args[0] if args else kwargs.get("module")
-    mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
-    if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
-        mesh = ()  # the mesh has other dimensions too, or is not known
-    for module in given if isinstance(given, (list, tuple)) else [given]:
-        if how == FSDP1:
-            ranks = tuple(sorted(groups.c10d.get_process_group_ranks(module.process_group)))
-            mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
-        if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
-            _modules.append((weakref.ref(module), how, mesh))
 
 
 def sharing_of(tensor: Any) -> Optional[Sharing]:

@@ -13,6 +13,8 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
+import torch
+
 from . import frames, groups, steps
 from .state import check_every, guarded, here, pass_on, shielded
 from .step_clock import in_backward
@@ -23,7 +25,6 @@ from .storage.fingerprint_file import compact, packed
 MARKS = 4
 # Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
 MAX_UNFINISHED_NOTES = 16
-
 on_gone: List[Callable[[Replica], None]] = []  # called with a model that ends, while its module still exists
 
 
@@ -161,8 +162,6 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
 
 @guarded("replica forward")
 def forward_ended(ddp: Any) -> None:
-    import torch
-
     replica = find(ddp)
     if replica is None or not torch.is_grad_enabled():
         return
@@ -225,7 +224,6 @@ MAX_MODELS = 4
 # Frames above the step that are searched for the model. Our choice: trainers call their optimizers ten or so deep.
 MAX_DEPTH = 24
 MAX_VALUES = 200  # Variables of a frame that are searched for modules. Our choice.
-
 Named = List[Tuple[str, Any]]
 
 
@@ -272,14 +270,25 @@ class Unwrapped(Model):
 
 def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     """Make a model of an optimizer's tensors that are not in ``known``, the ids of DDP's; None if not recorded."""
-    import torch
-
     kept = _kept_here()
     own = [tensor for tensor in tensors if id(tensor) not in known]
     plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in own)
     if not own or not plain or len(kept.unwrapped) >= MAX_MODELS:
         return None
-    named = _with_names(own)
+    # Their names: the script's variable and the path in its module, or else their position.
+    names: Dict[int, str] = {}
+    wanted = {id(tensor) for tensor in own}
+    for frame in frames.outward(sys._getframe(1), MAX_DEPTH):
+        if len(names) == len(wanted):
+            break
+        # Its variables, and the attributes of the object whose method it runs.
+        spaces = [frame.f_locals, getattr(frame.f_locals.get("self"), "__dict__", {})]
+        pairs = [pair for space in spaces for pair in list(space.items())[:MAX_VALUES]]
+        modules = [(v, m) for v, m in pairs if isinstance(m, torch.nn.Module) and v != "self"]
+        for name, tensor in (pair for variable, module in modules for pair in module.named_parameters(variable)):
+            if id(tensor) in wanted:
+                names.setdefault(id(tensor), name)
+    named = [(names.get(id(tensor), "parameter %d" % i), tensor) for i, tensor in enumerate(own)]
     found = Unwrapped(named, len(kept.unwrapped) + 1)
     kept.unwrapped = [*kept.unwrapped, found]
     if here.ring is not None:  # as many as fit in a quarter of what a DDP model gets
@@ -288,33 +297,11 @@ def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     return found
 
 
-def _with_names(tensors: List[Any]) -> Named:
-    """Return parameters with names: the script's variable and the path in its module, or else their position."""
-    import torch
-
-    names: Dict[int, str] = {}
-    wanted = {id(tensor) for tensor in tensors}
-    for frame in frames.outward(sys._getframe(1), MAX_DEPTH):
-        if len(names) == len(wanted):
-            break
-        # Its variables, and the attributes of the object whose method it runs.
-        values = [frame.f_locals, getattr(frame.f_locals.get("self"), "__dict__", {})]
-        pairs = [pair for known in values for pair in list(known.items())[:MAX_VALUES]]
-        for variable, module in pairs:
-            if not isinstance(module, torch.nn.Module) or variable == "self":
-                continue
-            for name, tensor in module.named_parameters(variable):
-                if id(tensor) in wanted:
-                    names.setdefault(id(tensor), name)
-    return [(names.get(id(tensor), "parameter %d" % i), tensor) for i, tensor in enumerate(tensors)]
-
-
 # Constructions of DDP that are noted. Our choice: with digests alone they take 64 KiB of the journal's 512.
 MAX_MODEL_NOTES = 256
 # Room for the rows of one model. Our choice: 2,000 parameters named as in a transformer take about 8 KiB.
 MAX_ROWS_BYTES = 48 * 1024
 MAX_ALL_ROWS_BYTES = 192 * 1024  # Room for the rows of all models of a process. Later models get only a digest.
-
 _model_digests: Set[str] = set()
 _models_noted = 0
 _rows_bytes = 0

@@ -16,7 +16,7 @@ import sys
 import time
 
 from . import frames
-from .state import describers, guarded, here, pass_on, queries, raise_late
+from .state import guarded, here, pass_on, raise_late
 from .storage import ring_layout
 from .storage.files import is_short_of_files, map_file, open_new, open_plain
 from .storage.ring_writing import to_json
@@ -25,6 +25,8 @@ from .wrappers import around, wraps
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+    Line = Tuple[str, int, str]  # file, number, function
 
 RANK_INTERVAL_S = 0.1
 CHILD_INTERVAL_S = 0.4
@@ -41,7 +43,6 @@ _IMPORTING = "<frozen importlib"
 _MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 # Functions remembered between two calls. The limit is for scripts that make functions at run time.
 MAX_FUNCTIONS = 1024
-
 _current: Optional[Sampler] = None
 
 
@@ -51,9 +52,7 @@ class LineTable:
     def __init__(self) -> None:
         self.entries: Dict[Any, List[int]] = {}  # by line and phase: the entry in the ring's table, and the count
 
-    def count(
-        self, ring: Any, clock: Any, line: Tuple[str, int, str], caller: Optional[Tuple[str, int, str]] = None
-    ) -> None:
+    def count(self, ring: Any, clock: Any, line: Line, caller: Optional[Line] = None) -> None:
         """Count one sample of a line, and of the line that called the model. A rank counts from its second step on."""
         if here.is_rank and (clock.waiting or not clock.number):
             return
@@ -75,7 +74,7 @@ class LineTable:
             ring.line(entry[0], site, key[1], entry[1])
 
 
-def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:
+def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Line]:
     """Return the user's line that called the model or the library in which the user's innermost line ran, or None."""
     outer = [i for i, (code, _) in enumerate(stack) if code.co_filename.endswith(_MODULE_FILE)]
     start, own = len(stack), False
@@ -107,9 +106,8 @@ class Sampler:
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
-        self.wake = _thread.allocate_lock()
+        self.wake, self.gone = _thread.allocate_lock(), _thread.allocate_lock()
         self.wake.acquire()
-        self.gone = _thread.allocate_lock()
         self.gone.acquire()
         self.control: Any = None
         try:
@@ -120,15 +118,11 @@ class Sampler:
                 os.close(fd)
         except (OSError, ValueError) as error:
             pass_on(error)
-        self.answered = 0
+        self.answered = self.changes = self.calls_seen = self.modules = self.cores_due_ns = 0
         self.answer_path = ""
         self.lines = LineTable()
         self.last_function: Optional[Tuple[str, str, int]] = None
         self.seen: Set[Tuple[str, str, int]] = set()
-        self.changes = 0
-        self.calls_seen = 0
-        self.modules = 0
-        self.cores_due_ns = 0
         self.first_core_times: Optional[Tuple[int, ...]] = None
 
     def run(self) -> None:
@@ -234,12 +228,12 @@ class Sampler:
 
         samples = [take_sample()]
         self.write(request, samples, {})
-        extra = described(describers)
+        extra = described(here.describers)
         self.rests(LOOKS_APART_S)
         samples.append(take_sample())
         self.write(request, samples, extra)
         if here.is_rank:  # in a rank's forked child the locks of torch and CUDA may be held forever
-            extra.update(described(queries))
+            extra.update(described(here.queries))
         self.write(request, samples, dict(extra, complete=1))
 
     def write(self, request: int, samples: List[Any], extra: Dict[str, Any]) -> None:
@@ -313,11 +307,9 @@ def start() -> None:
             _thread.stack_size(usual)
 
 
-# The lowest descriptors that our files get, the first that the limit on open files allows. Our choice: below 1,024, the
-# usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
-# after closing all its files.
+# The lowest descriptors of our files, the first that the limit allows. Our choice: below 1,024, the usual limit, as the
+# kernel's table grows with the highest, and above those that a script soon reuses after closing all its files.
 HIGH_NUMBERS = (1000, 240, 48)
-
 _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
 _disable = faulthandler.disable
@@ -340,7 +332,38 @@ def register() -> None:
     if not _is_enabled():
         _enable(file=fd, all_threads=True)
         _has_fatal = True
-    _yield_to_script()
+
+    # ``faulthandler`` answers a script as it would without us, and what the script enables replaces ours.
+    def enabled(*unused: Any, **also_unused: Any) -> None:
+        global _has_fatal
+        _has_fatal = False
+
+    @wraps(_disable)
+    def disable() -> bool:
+        return False if _has_fatal else bool(_disable())
+
+    @wraps(_is_enabled)
+    def is_enabled() -> bool:
+        return bool(_is_enabled()) and not _has_fatal
+
+    def registered(unused: Any, signum: Any, *also_unused: Any, **given: Any) -> None:
+        if signum == _signal.SIGURG:
+            _note_signal(False)
+
+    @guarded("limit")
+    def note_limit(unused: Any, timeout: Any = 0, *options: Any, **given: Any) -> None:
+        """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
+        exits = options[2] if len(options) > 2 else given.get("exit")
+        if here.ring is not None:
+            here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout) * 1e9) if exits else 0)
+
+    for function in (disable, is_enabled):
+        setattr(faulthandler, function.__name__, function)
+    for name, then in (
+        ("enable", enabled), ("register", registered), ("dump_traceback_later", note_limit),
+        ("cancel_dump_traceback_later", note_limit),
+    ):  # fmt: skip
+        setattr(faulthandler, name, around(then=then)(getattr(faulthandler, name)))
 
 
 def check() -> None:
@@ -404,61 +427,23 @@ def _open_high(suffix: str, flags: int) -> int:
     return fd
 
 
-def _yield_to_script() -> None:
-    """Make ``faulthandler`` answer a script as it would without us, and let what the script enables replace ours."""
-
-    def enabled(*unused: Any, **also_unused: Any) -> None:
-        global _has_fatal
-        _has_fatal = False
-
-    @wraps(_disable)
-    def disable() -> bool:
-        return False if _has_fatal else bool(_disable())
-
-    @wraps(_is_enabled)
-    def is_enabled() -> bool:
-        return bool(_is_enabled()) and not _has_fatal
-
-    def registered(unused: Any, signum: Any, *also_unused: Any, **given: Any) -> None:
-        if signum == _signal.SIGURG:
-            _note_signal(False)
-
-    for function in (disable, is_enabled):
-        setattr(faulthandler, function.__name__, function)
-    for name, then in (
-        ("enable", enabled), ("register", registered), ("dump_traceback_later", _note_limit),
-        ("cancel_dump_traceback_later", _note_limit),
-    ):  # fmt: skip
-        setattr(faulthandler, name, around(then=then)(getattr(faulthandler, name)))
-
-
-@guarded("limit")
-def _note_limit(unused: Any, timeout: Any = 0, *options: Any, **given: Any) -> None:
-    """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
-    exits = options[2] if len(options) > 2 else given.get("exit")
-    if here.ring is not None:
-        here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout) * 1e9) if exits else 0)
-
-
 @guarded("dump on SIGTERM")
 def register_sigterm() -> None:
-    """Make SIGTERM write the main thread's stack, unless this process or its parent has decided what SIGTERM does.
-
-    The handler is faulthandler's, in C. So Python's own table still says that nobody handles SIGTERM, a handler that
-    the script installs replaces it, and it works even if the main thread is blocked in a collective.
-    """
+    """Make SIGTERM write the main thread's stack, unless this process or its parent has decided what SIGTERM does."""
+    # The handler is faulthandler's, in C. So Python's own table still says that nobody handles SIGTERM, a handler that
+    # the script installs replaces it, and it works even if the main thread is blocked in a collective.
     if _fds or is_short_of_files() or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     _fds.append(_open_high("term", os.O_APPEND))
-    os.register_at_fork(after_in_child=_forked)
+
+    @guarded("dump after fork")
+    def forked() -> None:
+        """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
+        if _fds:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, _fds.pop(), inheritable=False)
+            os.close(nowhere)
+
+    os.register_at_fork(after_in_child=forked)
     # Only the main thread, which runs the handler: faulthandler must not read a stack that another thread changes.
     _register(_signal.SIGTERM, file=_fds[0], all_threads=False, chain=True)
-
-
-@guarded("dump after fork")
-def _forked() -> None:
-    """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
-    if _fds:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, _fds.pop(), inheritable=False)
-        os.close(nowhere)

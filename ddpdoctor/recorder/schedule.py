@@ -20,9 +20,8 @@ from .storage.files import map_file
 from .storage.fingerprint_file import MAX_BYTES as MAX_FILE_BYTES
 from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 
-# The part of the training time that comparing may take by our own count, so that it takes less than 1 %: with Gloo on
-# two cores, a comparison made its step and the next one longer by up to 1.5 times what was counted, because ranks wait
-# for each other (``python -m tests.bench.check_every``).
+# The part of the time that comparing may take by our count, so that it takes less than 1 %: with Gloo on 2 cores, steps
+# got longer by 1.5 times the count, because ranks wait for each other (``python -m tests.bench.check_every``).
 SHARE = 0.005
 # What comparing may take even if that is more. Our choice: jobs of less than 50 s are compared a few times more.
 ALLOWANCE_S = 0.25
@@ -58,14 +57,12 @@ class AutoDistance:
 
     def __init__(self, wishes: Wishes) -> None:
         self._wishes = wishes
-        self.steps = 0
         self.exponent = 1  # numbers after ``LEAST`` are due if they are multiples of 2**exponent
         self._next_block = 4
         self._is_odd = False
-        self.taken = 0
-        self.spent_s = 0.0
+        self.steps = self.taken = 0
+        self.spent_s = self._began_s = 0.0
         self._cost_s = 0.0  # of one comparison
-        self._began_s = 0.0
         self._then = (0, 0.0, 0, 0.0)  # steps, time, comparisons and what they had cost when the last wish was written
 
     def step(self, now_s: float) -> None:
@@ -79,22 +76,19 @@ class AutoDistance:
             self._is_odd = not self._is_odd
             self._next_block = block_after(self.steps)
         elif self.steps > 2 and block_after(self.steps - 2) == self.steps - 1:
-            self._wishes.write(self._is_odd, self._wish(now_s))
+            # As many comparisons are to be due in the next block as can be afforded by its end.
+            steps, then_s, taken, spent_s = self._then
+            step_s = max(now_s - then_s - (self.spent_s - spent_s), 0.0) / (self.steps - steps)
+            if self.taken > taken:
+                self._cost_s = (self.spent_s - spent_s) / (self.taken - taken)
+            length = block_after(self._next_block) - self._next_block
+            end_s = now_s - self._began_s + step_s * (self._next_block + length - self.steps)
+            still_due = (self._next_block - 1 >> self.exponent) - (self.steps - 1 >> self.exponent)
+            left_s = max(ALLOWANCE_S, SHARE * end_s) - self.spent_s - still_due * self._cost_s
+            most = max(1, length // LEAST)
+            count = most if most * self._cost_s <= left_s else int(left_s / self._cost_s)
+            self._wishes.write(self._is_odd, (length // count - 1).bit_length() if count > 0 else _NEVER)
             self._then = (self.steps, now_s, self.taken, self.spent_s)
-
-    def _wish(self, now_s: float) -> int:
-        """Return the exponent for the next block: as many comparisons are due in it as can be afforded by its end."""
-        steps, then_s, taken, spent_s = self._then
-        step_s = max(now_s - then_s - (self.spent_s - spent_s), 0.0) / (self.steps - steps)
-        if self.taken > taken:
-            self._cost_s = (self.spent_s - spent_s) / (self.taken - taken)
-        length = block_after(self._next_block) - self._next_block
-        end_s = now_s - self._began_s + step_s * (self._next_block + length - self.steps)
-        still_due = (self._next_block - 1 >> self.exponent) - (self.steps - 1 >> self.exponent)
-        left_s = max(ALLOWANCE_S, SHARE * end_s) - self.spent_s - still_due * self._cost_s
-        most = max(1, length // LEAST)
-        count = most if most * self._cost_s <= left_s else int(left_s / self._cost_s)
-        return (length // count - 1).bit_length() if count > 0 else _NEVER
 
 
 def next_due(number: int, every: int) -> int:
@@ -131,9 +125,7 @@ def is_between(last: int, number: int) -> bool:
         return True
     if auto is None or not auto.steps:
         return number >= next_due(last, fixed())
-    if number <= LEAST:
-        return number >= next_due(last, 2 * LEAST)
-    return number >> auto.exponent > last >> auto.exponent
+    return number >= next_due(last, 2 * LEAST) if number <= LEAST else number >> auto.exponent > last >> auto.exponent
 
 
 def distance() -> int:
@@ -148,45 +140,16 @@ def spend(began_s: float) -> None:
         auto.spent_s += time.perf_counter() - began_s
 
 
-class StepCounter:
-    """Counts the steps of an optimizer, and says which of them are fingerprinted."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self._due = 1
-        self._is_due = False
-
-    def begins(self) -> bool:
-        auto = chosen()
-        if auto is None:
-            self._is_due = self.steps + 1 == self._due
-        else:
-            auto.step(time.perf_counter())
-            self._is_due = is_between(self.steps, self.steps + 1)
-            auto.taken += self._is_due
-        return self._is_due
-
-    def ended(self) -> bool:
-        self.steps += 1
-        if self.steps >= self._due:
-            self._due = next_due(self.steps, fixed())
-        is_due, self._is_due = self._is_due, False
-        return is_due
-
-
 os.register_at_fork(after_in_child=chosen.cache_clear)
 os.register_at_fork(after_in_child=fixed.cache_clear)
-
 FOLDER = "prints"
 MAX_FILES = 128  # Per process. Our choice: enough for forty models that are trained one after another.
 # Our choice: optimizer state appears with the first steps, and more with each part of a model that is unfrozen.
 MAX_FILES_A_STREAM = 6
 # All files of a process together. Our choice: with the ring, a rank's part of the run folder stays below 32 MiB.
 MAX_ALL_BYTES = 24 * 2**20
-
 _ring: Any = None
-_files = 0
-_bytes = 0
+_files = _bytes = 0
 _has_given_up = False
 
 
@@ -194,38 +157,28 @@ class FingerprintFiles:
     """The files of one stream. ``about`` is its table without rows."""
 
     def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
-        self._about = about
-        self._most_records = most_records
-        self._rows = 0  # A hash of the rows. The rows themselves would take hundreds of KiB.
+        self._about, self._most_records = about, most_records
+        self._rows = self._made = 0  # a hash of the rows, which would take hundreds of KiB; how many files there are
         self._writer: Optional[FingerprintWriter] = None
-        self._made = 0
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], fingerprints: bytes) -> None:
         """Add a record. If there is no space for a file with these rows, nothing is written."""
+        global _ring, _files, _bytes, _has_given_up
         key = hash(tuple(rows))
         if self._writer is None or key != self._rows:
-            self._rows = key
-            self._writer = self._next_writer(rows)
-        if self._writer is not None:
-            self._writer.write(number, text, fingerprints)
-
-    def _next_writer(self, rows: List[Any]) -> Optional[FingerprintWriter]:
-        global _ring, _files, _bytes, _has_given_up
-        if _ring is not here.ring:  # a forked child starts at zero
-            _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
-        space = MAX_ALL_BYTES - _bytes
-        least = fingerprint_file.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
-        if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > space:
-            if not _has_given_up:
-                _has_given_up = here.note("prints_end", files=_files, bytes=_bytes)
-            return None
-        folder, pid = os.path.join(here.folder, FOLDER), os.getpid()
-        name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
-        table = dict(self._about, rows=rows)
-        most_bytes = min(space, MAX_FILE_BYTES)
-        writer = FingerprintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
-        here.kept.append(writer)
-        _files += 1
-        self._made += 1
-        _bytes += writer.total_bytes
-        return writer
+            self._rows, self._writer = key, None
+            if _ring is not here.ring:  # a forked child starts at zero
+                _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
+            space = MAX_ALL_BYTES - _bytes
+            least = fingerprint_file.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
+            if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > space:
+                _has_given_up = _has_given_up or here.note("prints_end", files=_files, bytes=_bytes)
+                return
+            folder, pid, table = os.path.join(here.folder, FOLDER), os.getpid(), dict(self._about, rows=rows)
+            name, most_bytes = "%d-%d-%d.prints" % (pid, here.ticks, _files), min(space, MAX_FILE_BYTES)
+            self._writer = FingerprintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
+            here.kept.append(self._writer)
+            _files += 1
+            self._made += 1
+            _bytes += self._writer.total_bytes
+        self._writer.write(number, text, fingerprints)

@@ -12,16 +12,7 @@ import sys
 
 from . import hooks
 from .settings import read_settings
-from .state import (
-    AGENT_VARIABLE,
-    MASTER_VARIABLE,
-    RANK_PID_VARIABLE,
-    describers,
-    guarded,
-    here,
-    is_below_trainer,
-    store_address,
-)
+from .state import AGENT_VARIABLE, MASTER_VARIABLE, RANK_PID_VARIABLE, guarded, here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,13 +66,24 @@ def hook_in() -> None:
     sys.meta_path.insert(0, hooks.PatchingFinder)
     for name, patch in list(hooks.patches.items()):
         hooks.when_there(name, patch)
-    os.register_at_fork(after_in_child=_forked)
+
+    @guarded("fork")
+    def forked() -> None:
+        """Give a forked child its own ring; only the parent writes to the parent's ring."""
+        former, here.main_thread = here.put_aside(), _thread.get_ident()  # this thread is the one that forked
+        if former is not None:
+            from . import sampler
+
+            sampler.forget()
+            start_helper()
+
+    os.register_at_fork(after_in_child=forked)
 
 
 def start_rank() -> None:
     os.environ[RANK_PID_VARIABLE] = str(os.getpid())
     os.environ[GIVEN_VARIABLE] = given_number()
-    os.environ[MASTER_VARIABLE] = store_address()
+    os.environ[MASTER_VARIABLE] = here.store_address()
     here.start(is_rank=True)
 
 
@@ -92,11 +94,9 @@ def start_helper() -> None:
 
 
 def is_rank() -> bool:
-    """Return whether this very process was started as a rank.
-
-    A rank is the first Python with a number that a launcher gave it. Its children inherit the number but are not ranks.
-    If no launcher gave a number, the rank is the command that ``wrap`` was given, provided it runs a script.
-    """
+    """Return whether this very process was started as a rank."""
+    # A rank is the first Python with a number that a launcher gave it. Its children inherit the number but are not
+    # ranks. If no launcher gave a number, the rank is the command that ``wrap`` was given, provided it runs a script.
     if os.environ.get(RANK_PID_VARIABLE) == str(os.getpid()):
         return True
     given = os.environ.get(GIVEN_VARIABLE, "")
@@ -144,17 +144,6 @@ def _arguments() -> List[str]:
     return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
 
 
-@guarded("fork")
-def _forked() -> None:
-    """Give a forked child its own ring; only the parent writes to the parent's ring."""
-    former, here.main_thread = here.put_aside(), _thread.get_ident()  # this thread is the one that forked
-    if former is not None:
-        from . import sampler
-
-        sampler.forget()
-        start_helper()
-
-
 def _register_patches() -> None:
     hooks.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("agent.patch", "agent.patch_inner")
     hooks.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("agent.patch_meetings")
@@ -169,7 +158,7 @@ def _register_patches() -> None:
         "torch.optim.optimizer": "training.patch_optimizer",
         "torch.utils.data.dataloader": "training.patch_loader",
         "torch.multiprocessing.spawn": "training.patch_spawn",
-        "multiprocessing.popen_fork": "training.patch_popen",
+        "multiprocessing.popen_fork": "errors.patch_popen",
         "torch._dynamo.trace_rules": "training.patch_dynamo",
         "signal": "wrappers.patch_signal",
         "torch.serialization": "training.patch_saves",
@@ -197,7 +186,7 @@ def _register_patches() -> None:
         functions["torch.serialization"] = "tune_trial.patch_saves"
     hooks.patches.update({module: _later(names) for module, names in functions.items()})
     asked = {"helpers": "waits.lost", "lock": "waits.lock", "store": "waits.store", "handled": "errors.handled_now"}
-    describers.update({key: _later(name) for key, name in asked.items()})
+    here.describers.update({key: _later(name) for key, name in asked.items()})
 
 
 def _later(names: str) -> Callable[..., Any]:
@@ -219,7 +208,7 @@ def _by_agent(name: str, inner: str = "") -> Callable[[Any], None]:
     """Return a patch of ``agent`` for a process that may be the job's agent, and another for one inside of a rank."""
 
     def patch(module: Any) -> None:
-        _later(inner if os.environ.get(AGENT_VARIABLE) or is_below_trainer() else name)(module)
+        _later(inner if os.environ.get(AGENT_VARIABLE) or here.is_below_trainer() else name)(module)
 
     return patch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
 import _thread
 import os
 import sys
@@ -29,11 +30,6 @@ _LAUNCH_VARIABLES = (
     "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES",
 )  # fmt: skip
 
-# Functions that the hooks register to add to the evidence, by key. They must not call torch.
-describers: Dict[str, Callable[[], Any]] = {}
-# Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return.
-queries: Dict[str, Callable[[], Any]] = {}
-
 
 class Recorder:
     """The state that all hooks share. Each process has one, ``here``."""
@@ -43,14 +39,16 @@ class Recorder:
         self.ring: Optional[Ring] = None
         # Whether this process is recorded as a rank, or as one that belongs to a rank.
         self.is_rank = self.is_child = False
-        # When this process started, in clock ticks since boot. With the pid it identifies the process uniquely.
-        self.ticks = 0
+        self.ticks = self.failures = 0  # ``start_ticks``, and how many failures of ours there were
         threading = sys.modules.get("threading")
         # If nobody has imported ``threading`` yet, this is the main thread.
         self.main_thread = _thread.get_ident() if threading is None else threading.main_thread().ident
-        self.failures = 0
         self.on_start: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []  # called when the script's own code has ended
+        # Functions that the hooks register to add to the evidence, by key. They must not call torch.
+        self.describers: Dict[str, Callable[[], Any]] = {}
+        # Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return.
+        self.queries: Dict[str, Callable[[], Any]] = {}
         self.clock: Any = None  # The ``step_clock.StepClock``; None until the training hooks are loaded.
         self.in_backward = False  # whether the main thread is in a backward that runs our hooks
         # By thread, what came from outside where it could not be let go on: see ``shielded``. What came in a backward
@@ -91,6 +89,14 @@ class Recorder:
     def note(self, k: str, *, vital: bool = False, **fields: Any) -> bool:
         """Write a note to the journal, with the time. Return False if there is no ring, or no room."""
         return self.ring is not None and self.ring.note({"k": k, **fields, "at": time.monotonic_ns()}, vital=vital)
+
+    @staticmethod
+    def store_address() -> str:
+        return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+
+    @staticmethod
+    def is_below_trainer() -> bool:
+        return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
 
     def promote(self) -> None:
         """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
@@ -161,14 +167,6 @@ def check_every() -> int:
     return read_settings(os.environ).check_every
 
 
-def store_address() -> str:
-    return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-
-
-def is_below_trainer() -> bool:
-    return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
-
-
 def start_ticks(pid: Any = "self") -> int:
     """Return when a process started, in clock ticks since boot. With the pid that identifies it uniquely."""
     try:
@@ -180,34 +178,27 @@ def start_ticks(pid: Any = "self") -> int:
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise an exception again unless our own code raised it, or something that our own code called.
-
-    Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
-    instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
-    this, also one for a single class: a handler's TimeoutError is an OSError. Where a call of the script passes, the
-    ``except`` asks ``sealed`` instead.
-    """
+    """Raise an exception again unless our own code raised it, or something that our own code called."""
+    # Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
+    # instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
+    # this, also one for a single class: a handler's TimeoutError is an OSError. Where a call of the script passes, the
+    # ``except`` asks ``sealed`` instead.
     if not isinstance(error, Exception) or came_from_outside(error):
         raise error
 
 
-# Exceptions that C code raises without a text.
-_WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
+_WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)  # C code raises them without a text
 
 
-# The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
-# takes a file descriptor, and there may be none left.
+# The instruction of ``raise``, where no other thread's exception comes. ``opcode`` would take a file descriptor.
 _RAISE = set(compile("raise", "", "exec").co_code[::2]) - set(compile("pass", "", "exec").co_code[::2])
-
 _is_loading = False
 
 
 def came_from_outside(error: BaseException) -> bool:
-    """Return whether an exception's traceback shows that somebody else's code interrupted what ran.
-
-    A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has no
-    frame. Only its class is given, and Python makes it without a text.
-    """
+    """Return whether an exception's traceback shows that somebody else's code interrupted what ran."""
+    # A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has
+    # no frame. Only its class is given, and Python makes it without a text.
     global _is_loading
     if _is_loading:  # our own import hook failed at the import below
         return False
@@ -229,9 +220,14 @@ def came_from_outside(error: BaseException) -> bool:
             if any(type(one) is type(frame) and one in interrupted for one in given):
                 return True
         interrupted.append(frame)
-    handlers = _handlers() if foreign else ()
-    if last is None or any(code is handler for code in foreign for handler in handlers):
-        return last is not None
+    if last is None:
+        return False
+    if foreign:  # or the script's own signal handlers: functions, methods, objects, ``functools.partial``
+        for handler in map(script_handler, {_signal.getsignal(number) for number in range(1, _signal.NSIG)}):
+            inside = getattr(handler, "func", handler)  # functools.partial
+            called = vars(type(inside)).get("__call__")  # an object
+            if any(getattr(part, "__code__", None) is code for part in (inside, called) for code in foreign):
+                return True
     if last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISE:
         return False
     kind = type(error)
@@ -239,18 +235,6 @@ def came_from_outside(error: BaseException) -> bool:
     if kind.__module__ == "__main__" or (file and frames.is_user_file(file)):
         return True
     return not error.args and kind not in _WITHOUT_TEXT
-
-
-def _handlers() -> List[Any]:
-    """Return the code of the script's signal handlers, also of methods, objects and ``functools.partial``."""
-    import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
-
-    found = []
-    for handler in map(script_handler, {_signal.getsignal(number) for number in range(1, _signal.NSIG)}):
-        inside = getattr(handler, "func", handler)  # functools.partial
-        called = vars(type(inside)).get("__call__")  # an object
-        found += [one.__code__ for one in (inside, called) if hasattr(one, "__code__")]
-    return found
 
 
 def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -410,8 +394,6 @@ def script_handler(handler: Any) -> Any:
 
 def run_waiting(frame: Any) -> None:
     """Call the handlers of the signals that came in hooks of ours in a backward, as if they came now in this frame."""
-    import _signal
-
     while here.waiting:
         number = here.waiting[0]
         del here.waiting[0]

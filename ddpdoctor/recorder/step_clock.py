@@ -17,7 +17,6 @@ from .storage import ring_layout
 from .wrappers import around
 
 MOST_US = 2**32 - 1
-
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns
@@ -57,20 +56,17 @@ class StepClock:
     def __init__(self) -> None:
         self.step = ClockStep()
         self.spent, self.waits = self.step.spent, self.step.waits
-        self.cpu_since_ns = 0
-        self.loading = False
+        self.cpu_since_ns = self.since_ns = self.number = 0
+        self.loading = self.waiting = False
         self.workers: Optional[int] = None  # of the loader that training takes batches from
         self.phase = ring_layout.BEFORE
-        self.since_ns = 0
         # Called when a phase begins, in steps that are measured on a GPU too.
         self.on_phase: Optional[Callable[[int], None]] = None
-        self.waiting = False
         # How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``).
         self.phases = 0
         self.level = -1
         self.closer: Any = None
         self.seen: Set[Any] = set()
-        self.number = 0
         self.group = 0  # the interned name of the group in which DDP reduced last
         self.unknown = False  # whether a wait of this step could not be measured
         # Returns how long Python's garbage collector took in the main thread since the last call.
@@ -230,9 +226,7 @@ def _clear() -> None:
 
 
 def in_backward() -> bool:
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
 
 
 # The methods that end a capture. In torch 2.15 the first is a part of the second.

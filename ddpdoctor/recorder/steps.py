@@ -8,9 +8,12 @@ reduction is read from DDP's own timers (4 microseconds a step, no hook in autog
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
+from itertools import islice
+from traceback import walk_tb
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from . import device_times, frames, groups, hooks, surroundings
@@ -23,10 +26,8 @@ from .wrappers import around, wraps
 
 # Containers around forward's first tensor that are opened. Our choice: a batch is a dictionary or a list.
 MAX_NESTED = 3
-
 # A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward.
 _reducing: Any = None
-
 # The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then.
 _optimizing: Any = (None, 0, 0)
 
@@ -69,38 +70,34 @@ def patch_ddp(ddp: Any) -> None:
         end_wait(since, counts=True)
         clock.step.buffers += clock.waits[clock.phase] - waits
 
+    @guarded("steps")
+    def note_input(given: Any) -> None:
+        """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
+        for _ in range(MAX_NESTED):
+            shape = getattr(given, "shape", None)
+            if shape is not None:
+                clock.step.rows += shape[0] if len(shape) else 1
+                clock.step.numel += shape.numel()
+                return
+            values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
+            given = next(iter(values), None)
+
+    def forward_begins(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not sys.modules["torch"].is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
+            return None
+        _enter(ring_layout.FORWARD)
+        note_input(args[0] if args else next(iter(kwargs.values()), None))
+        return ddp
+
     if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
         hooks.put(ddp, "__init__", around(after=time_every_step))
-    hooks.put(ddp, "forward", around(before=_forward_begins, last=_forward_ended))
+    hooks.put(ddp, "forward", around(before=forward_begins, last=_forward_ended))
     hooks.put(ddp, "_sync_buffers", around(before=lambda *_: (begin_wait(), clock.waits[clock.phase]), last=waited))
 
 
 @guarded("steps")
 def _enter(phase: int) -> int:
     return clock.enter(phase)
-
-
-def _forward_begins(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
-    import torch
-
-    if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
-        return None
-    _enter(ring_layout.FORWARD)
-    _note_input(args[0] if args else next(iter(kwargs.values()), None))
-    return ddp
-
-
-@guarded("steps")
-def _note_input(given: Any) -> None:
-    """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
-    for _ in range(MAX_NESTED):
-        shape = getattr(given, "shape", None)
-        if shape is not None:
-            clock.step.rows += shape[0] if len(shape) else 1
-            clock.step.numel += shape.numel()
-            return
-        values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
-        given = next(iter(values), None)
 
 
 @guarded("steps")
@@ -114,6 +111,18 @@ def _forward_ended(ddp: Any) -> None:
 
 
 def measured_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @guarded("steps")
+    def ended(began_ns: int) -> None:
+        global _reducing
+        clock.enter(ring_layout.BEFORE)
+        clock.step.backwards += 1
+        model, _reducing = (_reducing, None)
+        ddp = model() if model is not None else None
+        if ddp is not None:
+            model_reduced(ddp, began_ns, clock.since_ns)
+        if clock.ends_step(ring_layout.STEP_BACKWARD if ddp is None else ring_layout.STEP_REDUCED, id(ddp)):
+            end_step()
+
     def backward(*args: Any, **kwargs: Any) -> Any:
         nested = clock.phase == ring_layout.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:
@@ -124,27 +133,13 @@ def measured_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             sealed[wall.gi_running][_enter, ring_layout.BEFORE]
             raise
-        _backward_ended(began)
+        ended(began)
         return result
 
     return wraps(original)(backward)
 
 
-@guarded("steps")
-def _backward_ended(began_ns: int) -> None:
-    global _reducing
-    clock.enter(ring_layout.BEFORE)
-    clock.step.backwards += 1
-    model, _reducing = (_reducing, None)
-    ddp = model() if model is not None else None
-    if ddp is not None:
-        model_reduced(ddp, began_ns, clock.since_ns)
-    if clock.ends_step(ring_layout.STEP_BACKWARD if ddp is None else ring_layout.STEP_REDUCED, id(ddp)):
-        end_step()
-
-
 here.clock = clock
-
 FIRST_STEPS = 64
 # The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
 # Our choice: of the last 256 steps about 64 are known, the same ones on all ranks.
@@ -155,8 +150,7 @@ class Reduction:
     """The reduction at the end of a backward. It is kept until DDP's timers for it can be read."""
 
     def __init__(self, ddp: Any, backward_ns: int, ended_ns: int) -> None:
-        self.backward_ns = backward_ns
-        self.ended_ns = ended_ns
+        self.backward_ns, self.ended_ns = backward_ns, ended_ns
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.step = clock.step
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
@@ -253,19 +247,16 @@ def _write_held() -> None:
 
 
 here.on_end.append(settle_all)
-
 MAX_NAMES = 8
 MAX_NAME = 120
 # Nodes of autograd's graph that are searched for a variable. Our choice: noting an error must not take seconds.
 MAX_NODES = 4096
 MAX_VARIABLES = 64
-
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _TWICE = "Expected to mark a variable ready only once"
 _STATIC = "not compatible with static_graph set to True"
 _NUMBERS = "Parameter indices which did not receive grad for rank "
 _AT_NUMBER = "Parameter at index "
-
 # By model: the names of its parameters, in the order of the reducer's numbers.
 _names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
 _to_reduce: Any = None  # a weak reference to the model whose forward ran last with a reduction to follow
@@ -292,12 +283,9 @@ def complaint(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     if not text.startswith((_UNFINISHED, _TWICE)):
         return None
     what = "twice" if text.startswith(_TWICE) else "static" if _STATIC in text else "unfinished"
-    ddp, traceback = None, error.__traceback__
-    while traceback is not None:  # to the innermost model in whose code it was raised
-        itself = traceback.tb_frame.f_locals.get("self")
-        ddp = itself if "reducer" in getattr(itself, "__dict__", ()) else ddp
-        traceback = traceback.tb_next
-    ddp = ddp or model_to_reduce()
+    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    models = [owner for owner in owners if "reducer" in getattr(owner, "__dict__", ())]
+    ddp: Any = models[-1] if models else model_to_reduce()  # the innermost model in whose code it was raised
     names = _numbered(ddp, text)
     entry = _about_parameters(names, ddp, what)
     if names and what != "twice":
@@ -319,38 +307,26 @@ def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
 
 
 def _about_parameters(names: List[str], ddp: Any, what: str) -> Dict[str, Any]:
-    return {
-        "what": what,
-        "names": [name[:MAX_NAME] for name in names[:MAX_NAMES]],
-        "count": len(names),
-        "of": len(_names.get(ddp, ())) if ddp is not None else 0,
-    }
+    of = len(_names.get(ddp, ())) if ddp is not None else 0
+    return {"what": what, "names": [name[:MAX_NAME] for name in names[:MAX_NAMES]], "count": len(names), "of": of}
 
 
 def _numbered(ddp: Any, text: str) -> List[str]:
     known = _names.get(ddp, []) if ddp is not None else []
-    if _NUMBERS in text:
-        listed = text.split(_NUMBERS, 1)[1].partition(":")[2].partition("\n")[0]
-    else:
-        listed = text.partition(_AT_NUMBER)[2].partition(" ")[0]
+    several, single = text.partition(_NUMBERS)[2].partition(":")[2], text.partition(_AT_NUMBER)[2]
+    listed = several.partition("\n")[0] if _NUMBERS in text else single.partition(" ")[0]
     numbers = sorted(int(word) for word in listed.split() if word.isdigit())
     return [known[number] for number in numbers if number < len(known)]
 
 
 def _variables_of(traceback: Any, wanted: Set[int]) -> List[str]:
     """Return the script's first variable that was computed from ``wanted`` parameters. The loss did not use it."""
-    visited = 0
-    while traceback is not None and wanted:
-        frame = traceback.tb_frame
-        if frames.is_user_file(frame.f_code.co_filename):
-            for name, value in list(frame.f_locals.items()):
-                for label, tensor in tensors_in(value, name):
-                    visited += 1
-                    if visited > MAX_VARIABLES:
-                        return []
-                    if tensor.grad_fn is not None and _comes_from(tensor.grad_fn, wanted):
-                        return [label[:MAX_NAME]]
-        traceback = traceback.tb_next
+    own = (frame for frame, _ in walk_tb(traceback) if frames.is_user_file(frame.f_code.co_filename))
+    variables = (variable for frame in own for variable in list(frame.f_locals.items()))
+    labeled = (found for name, value in variables for found in tensors_in(value, name))
+    for label, tensor in islice(labeled, MAX_VARIABLES if wanted else 0):
+        if tensor.grad_fn is not None and _comes_from(tensor.grad_fn, wanted):
+            return [label[:MAX_NAME]]
     return []
 
 

@@ -1,8 +1,7 @@
 """Records what a rank's speed depends on besides its steps, and where the script logs.
 
 The sampling thread cannot see the line of a garbage collection, which keeps the GIL until it is over. What Python calls
-at its start and end is C code alone: in a function of ours a signal handler of the script could run, and Python would
-only print what it raises there.
+at its start and end is C code alone: in a function of ours Python would only print what a signal handler raises.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ FRAMEWORKS = {
     "transformers": ("transformers.trainer",),
     "accelerate": ("accelerate.accelerator",),
 }
-
 _built_at: Any = weakref.WeakKeyDictionary()  # by DataParallel that has not trained yet: the line that built it
 
 
@@ -43,32 +41,24 @@ def patch_data_parallel(module: Any) -> None:
         if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
             _built_at[model] = frames.describe_user(sys._getframe())
 
+    @guarded("data parallel")
+    def used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
+        """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
+        frame = _built_at.get(model)
+        if frame is not None and model.training and sys.modules["torch"].is_grad_enabled() and here.ring is not None:
+            del _built_at[model]
+            here.note("data_parallel", devices=len(getattr(model, "device_ids", ()) or ()), frame=frame)
+
     owner = hooks.part(module, "DataParallel")
     hooks.put(owner, "__init__", around(after=built))
-    hooks.put(owner, "forward", around(before=_used))
-
-
-@guarded("data parallel")
-def _used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
-    """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
-    import torch
-
-    frame = _built_at.get(model)
-    if frame is None or here.ring is None or not torch.is_grad_enabled() or not model.training:
-        return
-    del _built_at[model]
-    here.note("data_parallel", devices=len(getattr(model, "device_ids", ()) or ()), frame=frame)
+    hooks.put(owner, "forward", around(before=used))
 
 
 @guarded("surroundings")
 def note_surroundings() -> None:
-    if here.ring is None:
-        return
-    import torch
-
     loaded = [name for name, modules in FRAMEWORKS.items() if any(module in sys.modules for module in modules)]
-    cores = len(os.sched_getaffinity(0))
-    here.note("surroundings", threads=torch.get_num_threads(), cores=cores, frameworks=loaded)
+    threads, cores = sys.modules["torch"].get_num_threads(), len(os.sched_getaffinity(0))
+    here.note("surroundings", threads=threads, cores=cores, frameworks=loaded)
 
 
 LONG_NS = 1_000_000  # Lines of shorter collections are not counted. Our choice: those of young objects take far less.
@@ -77,7 +67,6 @@ MAX_COLLECTIONS = 4096  # collections of one step that are counted, the latest
 MAX_FRAMES = 1024  # frames of its long collections that are kept, the latest
 # The step after which the line is noted first. It is noted again after four times as many, and at the end.
 FIRST_NOTE = 8
-
 _began: Deque[int] = deque([0], 1)  # when the last collection began
 # Thread and nanoseconds of each collection since the last step.
 _took: Deque[Tuple[int, int]] = deque(maxlen=MAX_COLLECTIONS)
@@ -91,15 +80,10 @@ _callback: Any = None
 
 def watch_collections() -> None:
     global _callback
-    if _callback is None:
-        _callback = _made_of_c()
-        clock.collected = _count
-    if _callback not in gc.callbacks:
-        gc.callbacks.append(_callback)
-
-
-def _made_of_c() -> Any:
-    """Return a C function that takes a phase ("start" or "stop") and any second argument."""
+    if _callback is not None:
+        if _callback not in gc.callbacks:
+            gc.callbacks.append(_callback)
+        return
     now, last = partial(iter, time.monotonic_ns), partial(map, getitem)
     thread: Iterator[int] = iter(_thread.get_ident, None)
     to_keep, to_judge = tee(map(sub, now(None), last(repeat(_began), repeat(-1))))
@@ -116,7 +100,9 @@ def _made_of_c() -> Any:
         start = property(partial(next, map(_began.append, now(None))))
         stop = property(partial(next, zip(map(_took.append, zip(thread, to_keep)), keep_if_long)))
 
-    return partial(getattr, Marks())
+    _callback = partial(getattr, Marks())  # It takes a phase ("start" or "stop") and any second argument.
+    clock.collected = _count
+    gc.callbacks.append(_callback)
 
 
 def _count() -> int:
@@ -155,7 +141,6 @@ WATCHED_AFTER = 3  # The step after this many steps is looked at. Our choice: on
 REDUCTIONS = frozenset({"all_reduce", "reduce"})
 MAX_CALLS = 4096
 MIN_GRADIENTS = 2
-
 _reduced: List[Tuple[int, Any]] = []  # the address and the shape of each tensor that all_reduce was given in the step
 _reduced_at: Optional[Any] = None
 
@@ -189,14 +174,6 @@ def hand_made_step(optimizer: Any) -> None:
 
 # The loggers that were noted, at their first use: TensorBoard's ``add_hparams`` makes a writer for each call.
 _noted: Set[str] = set()
-
-
-def patch_logger(module: Any) -> None:
-    logger, name, function = _LOGGERS[module.__name__]
-    owner = getattr(module, name, None) if name else module
-    hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)
-
-
 # By module: the logger, its class, if it is a method, and the function that begins a run.
 _LOGGERS = {
     "torch.utils.tensorboard.writer": ("tensorboard", "SummaryWriter", "__init__"),
@@ -204,6 +181,12 @@ _LOGGERS = {
     "mlflow.tracking.client": ("mlflow", "MlflowClient", "create_run"),  # which frameworks use
     "mlflow.tracking.fluent": ("mlflow", "", "start_run"),
 }
+
+
+def patch_logger(module: Any) -> None:
+    logger, name, function = _LOGGERS[module.__name__]
+    owner = getattr(module, name, None) if name else module
+    hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)
 
 
 def _note(logger: str, run: Any, *args: Any, **kwargs: Any) -> None:

@@ -11,31 +11,13 @@ from typing import Any, Callable, Dict
 
 from . import calls, detail, fingerprinting, frames, gradients, groups, hooks, loaders, replicas, steps, surroundings
 from .errors import noting_errors
-from .state import (
-    JOINED_VARIABLE,
-    MASTER_VARIABLE,
-    check_every,
-    guarded,
-    here,
-    is_below_trainer,
-    pass_on,
-    queries,
-    sealed,
-    store_address,
-    wall,
-)
+from .state import JOINED_VARIABLE, MASTER_VARIABLE, check_every, guarded, here, pass_on, sealed, wall
 from .step_clock import clock, enter_phase, leave_phase
-from .storage import ring_layout
 from .wrappers import around, hide_own_frames, wraps
-
-# Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
-MAX_BAD_ENDS = 64
 
 # After what ``gradients`` and ``steps`` do then.
 replicas.on_gone.append(fingerprinting.model_ended)
 here.on_end.append(fingerprinting.group_ends)
-
-_bad_ends = 0
 _steps = itertools.count(1)
 # Optimizers that step as a part of another optimizer; their steps are not counted.
 _inner: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -90,14 +72,26 @@ def phase(op: str, *, waits: bool = False, before: Any = None, after: Any = None
 
 
 def patch_groups(module: Any) -> None:
-    queries["groups"] = calls.groups_now
-    queries["flight_recorder"] = groups.flight_entries_now
+    def before_destroy(group: Any = None) -> None:
+        is_default = group is None or group is groups.default()
+        if is_default:
+            groups.note_device_times()
+        fingerprinting.group_ends(group)
+        loaders.settle_all()
+        gradients.settle_all()
+        steps.settle_all()
+        detail.forget_helpers(group)
+        if here.is_rank and is_default:
+            os.environ.pop(JOINED_VARIABLE, None)
+            here.note("destroyed")
+
+    here.queries.update(groups=calls.groups_now, flight_recorder=groups.flight_entries_now)
     detail.make_safe(module)
     calls.patch(module)
     init = phase("init_process_group", waits=True, before=before_init, after=after_init)
     hooks.put(module, "init_process_group", init)
     hooks.put(module, "new_group", phase("new_group", waits=True))
-    hooks.put(module, "destroy_process_group", phase("destroy_process_group", before=_before_destroy))
+    hooks.put(module, "destroy_process_group", phase("destroy_process_group", before=before_destroy))
     # A hook that waits for a module that this torch does not have would otherwise wait unnoticed.
     root = os.path.dirname(str(sys.modules["torch"].__file__))
     for name in hooks.patches if os.path.isdir(root) else ():  # else torch comes from an archive
@@ -112,62 +106,41 @@ def patch_groups(module: Any) -> None:
     hooks.note("flight recorder", any(hasattr(native, name) for name in groups.FLIGHT_RECORDERS))
 
 
-def _before_destroy(group: Any = None) -> None:
-    if group is None or group is groups.default():
-        groups.note_device_times()
-    fingerprinting.group_ends(group)
-    loaders.settle_all()
-    gradients.settle_all()
-    steps.settle_all()
-    detail.forget_helpers(group)
-    if here.is_rank and (group is None or group is groups.default()):
-        os.environ.pop(JOINED_VARIABLE, None)
-        here.note("destroyed")
-
-
 def before_init(*args: Any, **kwargs: Any) -> None:
     names = ("backend", "init_method", "timeout", "world_size", "rank")
     given = {**dict(zip(names, args)), **kwargs}
-    address = store_address()
+    address = here.store_address()
     init_method = given.get("init_method")
     if isinstance(init_method, str) and init_method.startswith("tcp://"):
         address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
     launched = os.environ.get(MASTER_VARIABLE, address)
     is_own = launched.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
     if not here.is_rank and not is_own:
-        # A script starts its own ranks at its own address, and one of them is to create a store there. The agent's
-        # ranks know from their environment that the agent has the store. Their children inherit that, and would wait
-        # forever for a store that nobody creates.
+        # A script starts its own ranks at its own address, and one of them is to create a store there. They inherit
+        # from the agent's rank that the agent has the store, and would wait forever for one that nobody creates.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    if not is_below_trainer():
+    if not here.is_below_trainer():
         here.promote()
     groups.turn_on_flight_recorders()
     if here.ring is None:
         return
     place: Dict[str, Any] = {}
     for name in ("world_size", "rank"):
-        place[name] = given.get(name)
-        if not isinstance(place[name], int) or place[name] < 0:
-            text = os.environ.get(name.upper(), "")
-            place[name] = int(text) if text.isdigit() else None
+        text, value = os.environ.get(name.upper(), ""), given.get(name)
+        place[name] = value if isinstance(value, int) and value >= 0 else int(text) if text.isdigit() else None
     # The script's, else torch's own for the backend.
     of_nccl = getattr(groups.c10d, "default_pg_nccl_timeout", None) if given.get("backend") == "nccl" else None
     timeout = given.get("timeout") or of_nccl or getattr(groups.c10d, "default_pg_timeout", None)
     seconds = getattr(timeout, "total_seconds", None)
     timeout_s = float(seconds()) if seconds is not None else None
-    here.note("init", **place, meeting=_meeting_file(init_method), timeout_s=timeout_s)
-
-
-def _meeting_file(init_method: Any) -> Any:
-    """Return path and size of the file in which ranks meet, before this one opens it; None if they use none."""
-    if not isinstance(init_method, str) or not init_method.startswith("file://"):
-        return None
-    path = init_method[len("file://") :].partition("?")[0]
-    try:
-        return {"path": path, "size_bytes": os.stat(path).st_size}
-    except OSError as error:
-        pass_on(error)
-        return {"path": path, "size_bytes": 0}
+    meeting: Any = None  # the file in which ranks meet, before this one opens it
+    if isinstance(init_method, str) and init_method.startswith("file://"):
+        meeting = {"path": init_method[len("file://") :].partition("?")[0], "size_bytes": 0}
+        try:
+            meeting["size_bytes"] = os.stat(meeting["path"]).st_size
+        except OSError as error:
+            pass_on(error)
+    here.note("init", **place, meeting=meeting, timeout_s=timeout_s)
 
 
 def after_init(*args: Any, **kwargs: Any) -> None:
@@ -205,29 +178,28 @@ def patch_ddp(module: Any) -> None:
         fingerprinting.buffers_synced(ddp)
         clock.leave_out(began_ns)
 
+    def before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        began_ns = time.monotonic_ns()
+        fingerprinting.forward_begins(ddp)
+        loaders.forward_begins(ddp, args, kwargs)
+        clock.leave_out(began_ns)
+        if ddp.training and ddp.require_backward_grad_sync:
+            steps.will_reduce(ddp)
+        return "ddp_forward" if torch.is_grad_enabled() and ddp.training else "ddp_forward_no_grad", ddp.process_group
+
     steps.patch_ddp(ddp)
     surroundings.watch_collections()
     gradients.patch_ddp(ddp)
     hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=after))
-    hooks.put(ddp, "forward", phase("ddp_forward", before=_before_forward))
+    hooks.put(ddp, "forward", phase("ddp_forward", before=before_forward))
     hooks.put(ddp, "_post_forward", around(after=replicas.forward_ended))
     hooks.put(ddp, "_sync_buffers", around(after=buffers_synced))
     # What is called on DDP's reducer and timers, which are C++.
     native = sys.modules["torch._C._distributed_c10d"]
     hooks.has(native.Reducer, "_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static")
     hooks.has(native.Logger, "_get_ddp_logging_data", "set_runtime_stats_and_log")
-
-
-def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
-    import torch
-
-    began_ns = time.monotonic_ns()
-    fingerprinting.forward_begins(ddp)
-    loaders.forward_begins(ddp, args, kwargs)
-    clock.leave_out(began_ns)
-    if ddp.training and ddp.require_backward_grad_sync:
-        steps.will_reduce(ddp)
-    return "ddp_forward" if torch.is_grad_enabled() and ddp.training else "ddp_forward_no_grad", ddp.process_group
 
 
 def patch_autograd(module: Any) -> None:
@@ -336,28 +308,6 @@ def patch_spawn(module: Any) -> None:
     hooks.put(module, "_wrap", noting)
 
 
-def patch_popen(module: Any) -> None:
-    """Note how children of multiprocessing ended. Only their parent learns that."""
-    running = around(before=lambda child, *_, **also: child if child.returncode is None else None, last=_child_polled)
-    module.Popen.poll = running(module.Popen.poll)
-
-
-@guarded("child ends")
-def _child_polled(child: Any) -> None:
-    """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
-    global _bad_ends
-    pid, code = child.pid, child.returncode
-    if here.ring is None or code is None:
-        return
-    rings = os.path.join(here.folder, "rings")
-    own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
-    if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
-        _bad_ends += code != 0
-        if code == 0 or _bad_ends > MAX_BAD_ENDS:
-            return
-    here.note("child_end", pid=pid, code=code)
-
-
 def patch_dynamo(module: Any) -> None:
     """Make torch.compile skip the recorder's frames, as it skips torch's own."""
     if hooks.has(module, "SKIP_DIRS", "_recompile_re"):
@@ -371,23 +321,21 @@ def patch_saves(module: Any) -> None:
     def is_file(f: Any) -> bool:  # what is saved into a buffer may be meant for another rank
         return isinstance(f, (str, os.PathLike)) or hasattr(f, "name")
 
-    def begins(obj: Any, f: Any, *unused: Any, **also_unused: Any) -> Any:
-        return _note_save("save_began_ns", "save_ended_ns") if is_file(f) else None
-
-    def saved(result: Any, obj: Any, f: Any, *unused: Any, **also_unused: Any) -> None:
-        if is_file(f):
-            _note_save()
-
-    hooks.put(module, "save", around(before=begins, last=_note_save, then=saved))
-
-
-@guarded("save")
-def _note_save(moment: str = "", following: str = "") -> str:
-    """Note when a save began or ended; without a moment, that it was made. Return the moment to note next."""
-    if here.ring is not None and here.is_rank:
-        if moment:
+    @guarded("save")
+    def note(moment: str) -> None:
+        if here.ring is not None and here.is_rank:
             here.ring.set(moment, time.monotonic_ns())
-        else:
+
+    def begins(obj: Any, f: Any, *unused: Any, **also_unused: Any) -> Any:
+        if not is_file(f):
+            return None
+        note("save_began_ns")
+        return "save_ended_ns"
+
+    @guarded("save")
+    def saved(result: Any, obj: Any, f: Any, *unused: Any, **also_unused: Any) -> None:
+        if is_file(f) and here.ring is not None and here.is_rank:
             here.ring.set("saves", here.ring.get("saves") + 1)
             here.ring.set("saved_steps", here.ring.get("steps"))
-    return following
+
+    hooks.put(module, "save", around(before=begins, last=note, then=saved))

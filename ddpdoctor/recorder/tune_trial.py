@@ -17,6 +17,8 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+import torch
+
 from . import device_times, hooks
 from .settings import read_settings
 from .state import guarded, here, pass_on
@@ -83,7 +85,6 @@ NEEDED = (
     "_bucket_config", "_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper",
     "_comm_hooks", "forward_sync_buffers",
 )  # fmt: skip
-
 # The settings that the script gave to DDP, and that a switch changes.
 GIVEN = ("_bucket_config", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "forward_sync_buffers")
 
@@ -174,9 +175,7 @@ _loaders: List[int] = []  # for each loader with other workers than the script g
 
 def settings_at_start(models: List[Any]) -> List[str]:
     """Return the settings to try from the start, by what the steps so far showed: caps for the largest model."""
-    largest = max(
-        models, key=lambda ddp: sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
-    )
+    largest = max(models, key=lambda m: sum(p.numel() * p.element_size() for p in m.parameters() if p.requires_grad))
     found: Dict[str, None] = {}
     for ddp in models:
         late: List[str] = []
@@ -211,7 +210,13 @@ def patch_loader(module: Any) -> None:
     setting = read_settings(os.environ).tune_setting
 
     def arguments_of(given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
-        if not here.is_rank or not _has_batches(given):
+        from torch.utils.data import IterableDataset
+
+        dataset, batches, sampler = given["dataset"], given.get("batch_sampler"), given.get("sampler")
+        if not here.is_rank or isinstance(dataset, IterableDataset):  # workers would read a stream twice
+            return {}
+        drawn = dataset if sampler is None else sampler
+        if (len(drawn) <= (given.get("batch_size", 1) or 1)) if batches is None else len(batches) <= 1:
             return {}
         count = int(setting[len(WORKERS) :])
         _loaders.append(count)
@@ -221,22 +226,7 @@ def patch_loader(module: Any) -> None:
         hooks.put(module.DataLoader, "__init__", functools.partial(_changing, arguments_of))
 
 
-def _has_batches(given: Dict[str, Any]) -> bool:
-    """Return whether a loader draws several batches of a dataset by index: workers would read a stream twice."""
-    from torch.utils.data import IterableDataset
-
-    data, batches = given["dataset"], given.get("batch_sampler")
-    if isinstance(data, IterableDataset):
-        return False
-    if batches is not None:
-        return len(batches) > 1
-    drawn = data if given.get("sampler") is None else given["sampler"]
-    return len(drawn) > (given.get("batch_size", 1) or 1)
-
-
 def why_without_effect(setting: str) -> str:
-    import torch
-
     if setting.startswith(WORKERS) and not _loaders:
         return "the script has no DataLoader that draws several batches by index"
     if setting.startswith(THREADS) and torch.get_num_threads() != int(setting[len(THREADS) :]):
@@ -270,8 +260,7 @@ def _changing(arguments_of: Callable[..., Dict[str, Any]], original: Any) -> Any
 
 
 WARM_UP = 10  # our choice: steps before the first switch, in which caches fill and libraries choose their algorithms
-# Our choice: after so many training forwards and no step of a torch optimizer, the trial ends. Scripts accumulate
-# gradients over a few dozen.
+# Our choice: after so many training forwards and no optimizer step the trial ends. Scripts accumulate a few dozen.
 FORWARDS_WITHOUT_STEP = 512
 # Our choice: after so many optimizer steps and no training forward of a DDP model, the trial ends.
 STEPS_WITHOUT_MODEL = 64
@@ -282,17 +271,13 @@ class SettingsTrial:
 
     def __init__(self, rounds: int, only: str, setting: str = "") -> None:
         device_times.reads_all = True
-        self.rounds = rounds
-        self.only = only
+        self.rounds, self.only = rounds, only
         self.models: List[Any] = []  # weak references to the DDP models that the script has made
-        self.steps = 0
-        self.optimizer_steps = 0
-        self.forwards = 0
+        self.steps = self.optimizer_steps = self.forwards = 0
         self.in_step = 0  # training forwards in this step so far
         # Of the steps before the first switch: their numbers of training forwards that reduce, 0 if one does not.
         self.per_step: set[int] = set()
-        self.has_stepped = False
-        self.has_autocast = False
+        self.has_stepped = self.has_autocast = False
         self.given: Any = None  # what the script gave to DDP, once settings are switched: ``GIVEN``
         self.fixed = setting  # the setting that this launch has from its start, if it has one
         self.end: Dict[str, Any] = {"end": "done"}  # how the rank says that it has ended, if it keeps its settings
@@ -300,15 +285,12 @@ class SettingsTrial:
         self.refused = ""  # why this rank could not try the setting
         self.blocks: List[Tuple[int, str]] = []
         self.has_late = False  # the settings that could stop the job are being tried: all others are done
-        # In all steps so far the same parameters had gradients; all of them had. Only known with
-        # ``find_unused_parameters``.
+        # In all steps so far the same parameters, and all, had gradients. Known with ``find_unused_parameters``.
         self.same_used = self.all_used = True
         # When each step that is measured began, in nanoseconds. In a block it begins with the second step.
         self.began: List[int] = []
 
     def forward_begins(self, ddp: Any) -> None:
-        import torch
-
         self.forwards += 1
         if self.has_stepped:
             self.has_stepped = False
@@ -347,7 +329,9 @@ class SettingsTrial:
     def _time_step(self, ddp: Any, left_out: int, count: int) -> List[int]:
         """Note that a step begins. Return what ``count`` steps after the first ones took once all have ended."""
         began = self.began
-        began.append(now_ns(ddp, is_edge=len(began) + 1 in (left_out, left_out + count)))
+        if ddp.device_type == "cuda" and len(began) + 1 in (left_out, left_out + count):
+            torch.cuda.synchronize()  # the host waits for it where measuring begins and ends, and nowhere between
+        began.append(time.monotonic_ns())
         took = [after - before for before, after in zip(began[left_out - 1 :], began[left_out:])]
         return took if len(took) == count else []
 
@@ -457,18 +441,8 @@ class SettingsTrial:
         return bool(late)
 
 
-def now_ns(ddp: Any, *, is_edge: bool) -> int:
-    """Return the time. On a GPU the host waits for it where measuring begins and where it ends, and nowhere between."""
-    if ddp.device_type == "cuda" and is_edge:
-        import torch
-
-        torch.cuda.synchronize()
-    return time.monotonic_ns()
-
-
 def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
     """Return for each flag whether any rank has it. The group is asked directly, past the recorder's hooks."""
-    import torch
     import torch.distributed as dist
 
     device = next(ddp.parameters()).device
@@ -481,8 +455,7 @@ def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
 
 FOLDER = "tuning"
 LEFT = "left"  # a file in that folder, made by the first rank of this host that leaves
-# Our choice: how long a rank waits for the others of its host to come to their end. If one goes first, the last
-# reduction of another may still read from its connection.
+# Our choice: how long a rank waits for its host's others to end. Their last reduction may read from its connection.
 TOGETHER_S = 5.0
 LOOK_EVERY_S = 0.05
 GRACE_S = 2.0  # our choice: a rank that is not stuck comes to its own end within this time after another has left
@@ -543,8 +516,6 @@ def patch_optimizer(module: Any) -> None:
     """Note steps of torch's optimizers, and set torch's threads: it may have been loaded without our environment."""
     setting = read_settings(os.environ).tune_setting
     if setting.startswith(THREADS):
-        import torch
-
         torch.set_num_threads(int(setting[len(THREADS) :]))
 
     @guarded("tuning")
@@ -560,7 +531,6 @@ def patch_optimizer(module: Any) -> None:
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
     from torch.utils._pytree import tree_map
 
     @wraps(original)
@@ -616,17 +586,16 @@ def patch_saves(module: Any) -> None:
 
         return save
 
+    def is_move_of_save(src: Any, dst: Any, *unused: Any, **also_unused: Any) -> bool:
+        """Scripts save under another name first. An older file of that name must not take the checkpoint's place."""
+        if not _thrown_away or _full(src) not in _thrown_away:
+            return False
+        _thrown_away.add(_full(dst))
+        return True
+
     hooks.put(module, "save", diverted)
     for name in ("replace", "rename"):
-        hooks.put(os, name, unless(_is_move_of_save))
-
-
-def _is_move_of_save(src: Any, dst: Any, *unused: Any, **also_unused: Any) -> bool:
-    """Scripts save under another name first. An older file of that name must not take the checkpoint's place."""
-    if not _thrown_away or _full(src) not in _thrown_away:
-        return False
-    _thrown_away.add(_full(dst))
-    return True
+        hooks.put(os, name, unless(is_move_of_save))
 
 
 def _full(path: Any) -> str:

@@ -153,11 +153,9 @@ _kept: Deque[Dict[str, Any]] = deque(maxlen=MOST_KEPT)
 
 @guarded("awaited line")
 def awaited(thread: int) -> Frames:
-    """Return the frames of the coroutines that a thread's event loop waits for, outermost first.
-
-    They belong below the frames of the thread itself. The list is empty if it runs no loop, or the loop is at work. A
-    loop that runs until it is stopped waits for its oldest task that no other task awaits.
-    """
+    """Return the frames of the coroutines that a thread's event loop waits for, outermost first."""
+    # They belong below the frames of the thread itself. The list is empty if it runs no loop, or the loop is at work. A
+    # loop that runs until it is stopped waits for its oldest task that no other task awaits.
     stack = frames.of_thread(thread)
     if not stack or not any(part in stack[0][0].co_filename for part in _IN_LOOP):
         return []
@@ -235,10 +233,8 @@ def _all_tasks(module: Any) -> List[Any]:
 
 
 def _entry(who: str, task: Any, error: BaseException) -> Dict[str, Any]:
-    if type(error.__cause__).__name__ in ("_RemoteTraceback", "RemoteTraceback"):  # of a process in a pool
-        raised_at = read_frames(str(error.__cause__))
-    else:
-        raised_at = frames_of(error.__traceback__)
+    in_process = type(error.__cause__).__name__ in ("_RemoteTraceback", "RemoteTraceback")  # of a pool
+    raised_at = read_frames(str(error.__cause__)) if in_process else frames_of(error.__traceback__)
     return {
         "who": who, "name": str(task.get_name())[:80] if hasattr(task, "get_name") else "",
         "type": type(error).__name__, "text": text_of(error)[:2000], "at": time.monotonic_ns(),

@@ -35,9 +35,7 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def around(
-    before: Any = None, after: Any = None, then: Any = None, last: Any = None, failed: Any = None
-) -> Callable[[Any], Any]:
+def around(before: Any = None, after: Any = None, then: Any = None, last: Any = None, failed: Any = None) -> Any:
     """Return a decorator for a method or a function that calls more. What it calls must not raise.
 
     ``before`` gets all arguments, ``after`` the method's object, or ``failed`` if it raises, ``then`` the result and
@@ -98,11 +96,9 @@ def _is_ours(traceback: TracebackType) -> bool:
 
 
 def patch_signal(module: Any) -> None:
-    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends.
-
-    Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
-    the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
-    """
+    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends."""
+    # Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
+    # the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
     set_handler, get_handler = module.signal, module.getsignal
 
     def waiting(handler: Any) -> Any:

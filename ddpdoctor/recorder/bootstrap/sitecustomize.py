@@ -1,21 +1,10 @@
-"""Python imports this at its start because ``wrap`` puts this folder on PYTHONPATH.
+"""Loads the recorder by file path, then the ``sitecustomize`` that this one hides: PYTHONPATH has this folder first.
 
-It loads the recorder by file path, because a rank's Python may not have ddpdoctor installed. Then it loads the
-``sitecustomize`` that this one hides. Every Python of a job runs this file, so it imports only what it must.
+Every Python of a job runs this file, installed packages or not, so it imports only what it must.
 """
 
 import os
 import sys
-
-
-def _load_recorder():
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    package = type(sys)("_ddpdoctor_recorder")
-    package.__path__ = [home]
-    sys.modules["_ddpdoctor_recorder"] = package
-    from _ddpdoctor_recorder import start
-
-    start.install()
 
 
 def _load_hidden():
@@ -33,7 +22,11 @@ def _load_hidden():
 
 if os.environ.get("DDPDOCTOR_RUN"):
     try:
-        _load_recorder()
+        package = sys.modules["_ddpdoctor_recorder"] = type(sys)("_ddpdoctor_recorder")
+        package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        from _ddpdoctor_recorder import start
+
+        start.install()
     except Exception as error:  # a recorder that fails must never keep a rank from running
         wanted = os.environ.get("DDPDOCTOR_DETAIL")
         gpus = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")

@@ -17,7 +17,6 @@ PRIVATE_FOLDER = 0o700
 MAX_FILE_BYTES = 64 * 2**20
 # Our choice: a parsed value takes up to 120 bytes, however short its text. A report of 1,024 ranks has about 100,000.
 MAX_JSON_VALUES = 2**20
-
 # Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -36,9 +35,7 @@ def open_plain(path: Any, flags: int) -> int:
     return fd
 
 
-# Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
-#
-# A rank opens about ten, and a few more for each other rank.
+# Our choice: in a process that may open fewer files, none is opened that only some evidence needs. A rank opens ten.
 FEW_FILES = 64
 
 
@@ -49,8 +46,7 @@ def is_short_of_files() -> bool:
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
-# C's function, looked up once: ``CDLL`` calls ``dlopen``, which ends a forked child if a thread of its parent was just
-# loading a library.
+# C's function, looked up once: ``dlopen`` ends a forked child if a thread of its parent was just loading a library.
 _mmap: Any = None
 
 

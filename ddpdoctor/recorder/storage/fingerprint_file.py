@@ -35,7 +35,6 @@ HEADER_SIZE = 128
 IDENTITY = struct.Struct("<8sIIQQQQQQ")
 WRITTEN_OFFSET = 120
 NUMBER = struct.Struct("<Q")
-
 # number of the record from 1 (0: being written), number of the point, time_ns, size of the text.
 RECORD_HEAD = struct.Struct("<QQQI4x")
 TEXT_SIZE = 1984  # Room for the text of a record. Our choice: enough for two dozen groups of hyperparameters.
@@ -43,7 +42,6 @@ FINGERPRINT_SIZE = 16
 ABSENT = bytes(FINGERPRINT_SIZE)
 # The fingerprint of a tensor that could not be read on this rank. It is not compared.
 UNKNOWN = b"\xff" * FINGERPRINT_SIZE
-
 # The first field of a row in the table: ``[what, name, part, shape, dtype]``.
 PARAMETER, GRADIENT, BUFFER, STATE = "p", "g", "b", "s"
 STEP, FORWARD, SYNC, END = "step", "forward", "sync", "end"  # clocks of streams in the table
@@ -148,17 +146,12 @@ class FingerprintFile:
             self.table = parse_json(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
         except (zlib.error, ValueError) as error:
             raise ValueError("%s is damaged: %s" % (path, error)) from error
-        if not isinstance(self.table, dict) or not isinstance(self.table.get("rows"), list):
-            raise ValueError("%s is damaged" % path)  # noqa: TRY004 - the file is wrong, not a caller
-        self.path = path
-        self.pid = int(pid)
-        self.start_ticks = int(ticks)
-        self.rows: List[Any] = self.table["rows"]
-        self.head_bytes = int(slots_at)
-        self.record_bytes = int(size)
-        self._slots = slots
-        if len(self.rows) != rows:
+        found = self.table.get("rows") if isinstance(self.table, dict) else None
+        if not isinstance(found, list) or len(found) != rows:
             raise ValueError("%s is damaged" % path)
+        self.path, self.rows = path, found
+        self.pid, self.start_ticks = int(pid), int(ticks)
+        self.head_bytes, self.record_bytes, self._slots = int(slots_at), int(size), slots
 
     def read_since(self, index: int, most: Optional[int] = None) -> List[FingerprintRecord]:
         """Return the complete records after ``index`` that are not yet overwritten, oldest first, at most ``most``."""
@@ -169,25 +162,20 @@ class FingerprintFile:
             for wanted in range(max(index + 1, written - self._slots + 1), written + 1):
                 if most is not None and len(found) >= most:
                     break
-                record = self._read(file, wanted)
-                if record is not None:
-                    found.append(record)
+                at = self.head_bytes + (wanted - 1) % self._slots * self.record_bytes
+                file.seek(at)
+                data = file.read(self.record_bytes)
+                file.seek(at)
+                if len(data) < self.record_bytes or file.read(NUMBER.size) != data[: NUMBER.size]:
+                    continue
+                number_read, number, time_ns, size = RECORD_HEAD.unpack_from(data)
+                if number_read != wanted or size > TEXT_SIZE:
+                    continue
+                start = RECORD_HEAD.size
+                try:
+                    text = parse_json(data[start : start + size] or b"{}")
+                except ValueError:
+                    continue
+                if isinstance(text, dict):
+                    found.append(FingerprintRecord(wanted, number, time_ns, text, data[start + TEXT_SIZE :]))
         return found
-
-    def _read(self, file: Any, wanted: int) -> Any:
-        at = self.head_bytes + (wanted - 1) % self._slots * self.record_bytes
-        file.seek(at)
-        data = file.read(self.record_bytes)
-        file.seek(at)
-        if len(data) < self.record_bytes or file.read(NUMBER.size) != data[: NUMBER.size]:
-            return None
-        index, number, time_ns, size = RECORD_HEAD.unpack_from(data)
-        if index != wanted or size > TEXT_SIZE:
-            return None
-        start = RECORD_HEAD.size
-        try:
-            text = parse_json(data[start : start + size] or b"{}")
-        except ValueError:
-            return None
-        fingerprints = data[start + TEXT_SIZE :]
-        return FingerprintRecord(index, number, time_ns, text, fingerprints) if isinstance(text, dict) else None

@@ -11,8 +11,7 @@ import pickletools
 import struct
 from typing import Any, Container, Dict, List, Optional, Tuple
 
-# Backends of torch 2.15 that do not record themselves. torch keeps a recorder for each, by name. There "nccl" means the
-# first one, unless ``TORCH_DIST_USE_NCCL2=0``.
+# Backends of torch 2.15 with a recorder each. There "nccl" means the first one, unless ``TORCH_DIST_USE_NCCL2=0``.
 HOOKED = ("nccl2", "nccl-lazy")
 # Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled".
 DEVICE_BACKENDS = ("nccl", *HOOKED)
@@ -38,10 +37,9 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
     ours = [entry for entry in sound if groups is None or entry["process_group"][0] in groups]
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
     untold = max(filter(is_untold, ours), key=lambda entry: int(entry["time_created_ns"]), default=None)
-    kept = _pending(_settled(ours), newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
-    tells_completion = any(
-        backend_of(entry) in HOOKED and (entry["state"] == "completed" or not entry.get("retired")) for entry in ours
-    )
+    kept = _pending(ours, newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
+    hooked = [entry for entry in ours if backend_of(entry) in HOOKED]
+    tells_completion = any(entry["state"] == "completed" or not entry.get("retired") for entry in hooked)
     kept += [untold] if untold is not None and not tells_completion else []
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in kept]
 
@@ -78,37 +76,26 @@ def _is_sound(entry: Dict[str, Any]) -> bool:
     return backend_of(entry) in DEVICE_BACKENDS
 
 
-def _settled(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Give the parts of a batch the state of its end, which alone has events: a part stays "scheduled" forever."""
+def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
+    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
+    # The parts of a batch get the state of its end, which alone has events: a part stays "scheduled" forever.
     parts: Dict[Any, Any] = {}
     found = []
     for entry in entries:
+        p2p = entry["is_p2p"]  # sends and receives have their own counter
+        batch = (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
         if op_of(entry) != COALESCED:
             found.append(entry)
             if is_pending(entry):
-                parts.setdefault(_batch(entry), []).append(entry)
-            continue
-        batch = parts.pop(_batch(entry), ())
-        for part in batch:
-            part.update(state=entry["state"], retired=entry.get("retired"))
-        if not batch:
+                parts.setdefault(batch, []).append(entry)
+        elif batch in parts:
+            for part in parts.pop(batch):
+                part.update(state=entry["state"], retired=entry.get("retired"))
+        else:
             found.append(entry)
-    return found
-
-
-def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
-    """Return a key that the parts of a batch and its end share. Sends and receives have their own counter."""
-    p2p = entry["is_p2p"]
-    return (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
-
-
-def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
-    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too.
-
-    What was chosen before has completed entries behind the pending ones: their times say which came first.
-    """
+    # What was chosen before has completed entries behind the pending ones: their times say which came first.
     oldest: Dict[Tuple[str, str, str], Dict[str, Any]] = {}
-    for entry in entries:
+    for entry in found:
         # What completes in order: a group's collectives, or one pair of ranks on one stream.
         lane = (entry["process_group"][0], backend_of(entry), op_of(entry) if entry["is_p2p"] else "")
         if entry["state"] == "completed":
@@ -214,13 +201,11 @@ def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> N
 
 def _taken(stack: list[Any], count: int | None) -> list[Any]:
     """Pop ``count`` values off the stack. None pops everything above the last mark, and the mark itself."""
+    marks = 0 if count is not None else 1
     if count is None:
         count = next(at for at, value in enumerate(reversed(stack)) if value is _MARK)
-        values = stack[len(stack) - count :]
-        del stack[len(stack) - count - 1 :]
-        return values
-    values = stack[-count:]
-    if len(values) < count:
+    elif len(stack) < count:
         raise IndexError
-    del stack[-count:]
+    values = stack[len(stack) - count :]
+    del stack[len(stack) - count - marks :]
     return values

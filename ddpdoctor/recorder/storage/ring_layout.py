@@ -37,13 +37,10 @@ MAGIC = b"DDPDOCR\n"
 VERSION = 4
 READ_VERSIONS = (2, 3, VERSION)
 HEADER_SIZE = 4096
-# magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
-# steps, lines and kept steps.
+# magic, version, role, journal offset and size, slots offset, size, count, pid, ticks, counts of steps, lines and kept.
 IDENTITY = struct.Struct("<8sIIQQQQQQQQQQ")
-
 ROLE_RANK = 1
 ROLE_CHILD = 2
-
 CELLS_OFFSET = 128
 CELL = struct.Struct("<Q")
 TWO_CELLS = struct.Struct("<QQ")
@@ -59,7 +56,6 @@ CELL_NAMES = (
 )  # fmt: skip
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
-
 PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
@@ -91,7 +87,6 @@ FLAG_MAIN = 4
 FLAG_P2P = 8
 
 # What else a step record holds, after its phases.
-#
 # ``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
 # backward's computation to its end, the reduction that nothing hides. ``optimizer_us``: optimizer steps without waits.
 # ``own_us``: the recorder's own looks at replicas, which are in no phase. ``gc_us``: Python's garbage collector.
@@ -111,10 +106,8 @@ OLD_STEP = struct.Struct("<QQII8I")  # the record of a step up to version 3
 STEP_COLLECTIVE, STEP_BACKWARD, STEP_REDUCED, STEP_OPTIMIZER = range(4)
 STEP_KIND = 3
 STEP_WAIT_UNKNOWN = 4  # flag: the wait for other ranks in backward could not be measured
-
 # The phases of a step: from the previous step to forward, forward, from there to backward, backward with reduction.
 BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
-
 # site, phase, number of samples outside calls that need other ranks. Site 0 marks an unused entry.
 LINE = struct.Struct("<III")
 CALLS_MODULE = 4  # added to the phase of a line that was not the innermost one, but called a module of torch
@@ -149,11 +142,7 @@ class RingShape:
     def __init__(
         self, journal_bytes: int, slots: int, steps: int = 0, lines: int = 0, kept: int = 0, step: int = STEP_SIZE
     ) -> None:
-        self.journal_bytes = journal_bytes
-        self.slots = slots
-        self.steps = steps
-        self.lines = lines
-        self.kept = kept
+        self.journal_bytes, self.slots, self.steps, self.lines, self.kept = journal_bytes, slots, steps, lines, kept
         self.slots_at = HEADER_SIZE + journal_bytes
         self.steps_at = self.slots_at + slots * SLOT_SIZE
         self.lines_at = self.steps_at + steps * step
@@ -164,7 +153,6 @@ class RingShape:
 
 RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256, kept=SAMPLED_STEPS + LONGEST_STEPS)
 CHILD_SHAPE = RingShape(journal_bytes=24 * 1024, slots=32, lines=32)
-
 PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
 
@@ -178,11 +166,9 @@ _WORD = 0xFFFFFFFF
 
 
 def is_sampled(number: int, bits: int) -> bool:
-    """Return whether a step belongs to the sample of one step in ``2 ** bits``.
-
-    Multiplicative hashing (Knuth, The Art of Computer Programming, 6.4) spreads the sample evenly, also over steps that
-    come back every N-th time, such as an evaluation. A sample of every 8th step might have all of them, or none.
-    """
+    """Return whether a step belongs to the sample of one step in ``2 ** bits``."""
+    # Multiplicative hashing (Knuth, The Art of Computer Programming, 6.4) spreads the sample evenly, also over steps
+    # that come back every N-th time, such as an evaluation. A sample of every 8th step might have all of them, or none.
     return not (number * _GOLDEN & _WORD) >> (32 - min(bits, 32))
 
 
@@ -241,8 +227,4 @@ def parts_of(phases_us: Any, waits_us: Any, inside: Any, flags: int) -> List[int
 DEVICE_PHASES = ("before", "forward", "between", "backward", "optimizer")
 OPTIMIZER = 4
 HOST_COLUMNS = ("number", "data_us", "data_cpu_us", "gc_us", "rows", "numel", "reductions", "backwards", "behind")
-DEVICE_COLUMNS = (
-    *HOST_COLUMNS,
-    *("gpu_%s_us" % phase for phase in DEVICE_PHASES),
-    *("host_%s_us" % phase for phase in DEVICE_PHASES),
-)
+DEVICE_COLUMNS = (*HOST_COLUMNS, *("%s_%s_us" % (on, phase) for on in ("gpu", "host") for phase in DEVICE_PHASES))

@@ -90,9 +90,7 @@ def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:
         return None
     start = ring_layout.PLACE_OFFSET + ring_layout.PLACE_HEAD.size
     parts = bytes(data[start : start + length]).decode("utf-8", "replace").split("\0")
-    if len(parts) != 3 or not parts[0].isdigit():
-        return None
-    return parts[2], int(parts[0]), parts[1]
+    return (parts[2], int(parts[0]), parts[1]) if len(parts) == 3 and parts[0].isdigit() else None
 
 
 def uses_nccl(data: Any) -> bool:
@@ -104,14 +102,9 @@ def uses_nccl(data: Any) -> bool:
 
 
 def read_ring_file(path: Any) -> RingContent:
-    """Decode the ring in a file, which may be written, truncated or deleted meanwhile.
-
-    Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader.
-
-    Raises:
-        DamagedRingError: see ``read_identity``. Single damaged lines and slots are skipped.
-        OSError: the file cannot be read.
-    """
+    """Decode the ring in a file that may change meanwhile. Raises OSError, or DamagedRingError (``read_identity``)."""
+    # Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader.
+    # Single damaged lines and slots are skipped.
     fd = open_plain(path, os.O_RDONLY)
     try:
         header = os.pread(fd, ring_layout.HEADER_SIZE, 0)
@@ -155,7 +148,20 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
     strings: Dict[int, str] = {0: ""}
     sites: Dict[int, Dict[str, Any]] = {}
     notes: List[Dict[str, Any]] = []
-    for entry in _read_entries(text.split(b"\n")):
+    # All lines are parsed at once, which is faster. If that fails, each is, and the damaged ones are skipped.
+    lines = [line for line in text.split(b"\n") if line]
+    try:
+        entries = list(parse_group_json(b"[%s]" % b",\n".join(lines)))
+    except ValueError:
+        entries = []
+    if len(entries) != len(lines):
+        entries = []
+        for line in lines:
+            try:
+                entries.append(parse_group_json(line))
+            except ValueError:
+                continue
+    for entry in entries:
         if not isinstance(entry, dict):
             continue
         if isinstance(entry.get("s"), int):
@@ -165,24 +171,6 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
         elif isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS):
             notes.append(entry)
     return strings, sites, notes
-
-
-def _read_entries(lines: List[bytes]) -> List[Any]:
-    """Parse lines of JSON all at once, which is faster. If that fails, parse each and skip the damaged ones."""
-    written = [line for line in lines if line]
-    try:
-        entries = parse_group_json(b"[%s]" % b",\n".join(written))
-    except ValueError:
-        entries = []
-    if len(entries) == len(written):
-        return list(entries)
-    entries = []
-    for line in written:
-        try:
-            entries.append(parse_group_json(line))
-        except ValueError:
-            continue
-    return [entry for entry in entries if entry is not None]
 
 
 def _columns(rows: Iterable[Tuple[int, ...]]) -> List[array[int]]:
@@ -247,9 +235,7 @@ def bytes_used(claimed: int, count: int) -> int:
     return min(claimed + MORE_CLAIMED, count) * ring_layout.SLOT_SIZE
 
 
-def read_slots(
-    data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
-) -> Slots:
+def read_slots(data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Any]) -> Slots:
     """Decode the records of a ring of ``count`` slots. What is empty or in the slot of another number is skipped."""
     written = data[: bytes_used(claimed, count)].rstrip(b"\0")
     whole = written + bytes(-len(written) % ring_layout.SLOT_SIZE)

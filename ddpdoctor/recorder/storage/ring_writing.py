@@ -21,7 +21,6 @@ MAX_INTERNED = 8192
 # The end of the journal, at most half of it, is reserved for entries that a verdict needs. Our choice: room for eight
 # exceptions of the greatest length, and for the end of a process.
 VITAL_BYTES = 96 * 1024
-
 _CLAIMED = ring_layout.CELL_OFFSETS["slots_claimed"]
 _DONE = ring_layout.CELL_OFFSETS["calls_done"]
 _STEPS = ring_layout.CELL_OFFSETS["steps_recorded"]
@@ -79,11 +78,9 @@ class Ring:
         return int(ring_layout.CELL.unpack_from(self._map, ring_layout.CELL_OFFSETS[cell])[0])
 
     def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
-        """Append a line to the journal. Return False if there is no room.
-
-        No thread waits for another: what comes while one writes is left to that one, which looks again before it goes.
-        The reserved end is only for ``vital`` entries. A process must make few of those.
-        """
+        """Append a line to the journal. Return False if there is no room."""
+        # No thread waits for another: what comes while one writes is left to that one, which looks again before it
+        # goes. The reserved end is only for ``vital`` entries. A process must make few of those.
         text = to_json(entry).encode("ascii") + b"\n"
         if self._used + len(text) > (self._shape.journal_bytes if vital else self._space):
             return self._drop()
@@ -105,9 +102,7 @@ class Ring:
 
     def intern(self, text: str) -> int:
         """Return the number of a string; 0 for the empty string, or if there was no room."""
-        if not text:
-            return 0
-        return self._ids.get(text) or self._remember(text, "s", {"v": text})
+        return (self._ids.get(text) or self._remember(text, "s", {"v": text})) if text else 0
 
     def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
         return self._remember(key, "c", site)

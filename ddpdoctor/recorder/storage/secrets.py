@@ -77,9 +77,8 @@ _OPTION = re.compile(
     r"(\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|[^\s\"',;&]{1,2048})"
 )
 _SPOKEN = re.compile(
-    r"\b((?:wandb\s{1,8}login|(?:api|access|secret|auth|license)[ _-]?key|secret|password|passphrase|token)"
-    r"(?:\s{1,8}(?:is|was|provided))?(?:\s{0,2}[:=])?\s{0,8}[\"']?)(?<=[\s\"':=])([A-Za-z0-9_\-+/=.]{16,})",
-    re.IGNORECASE,
+    r"(?i)\b((?:wandb\s{1,8}login|(?:api|access|secret|auth|license)[ _-]?key|secret|password|passphrase|token)"
+    r"(?:\s{1,8}(?:is|was|provided))?(?:\s{0,2}[:=])?\s{0,8}[\"']?)(?<=[\s\"':=])([A-Za-z0-9_\-+/=.]{16,})"
 )
 # Commands within a text, with a password that has no name, and Kaggle's file.
 _PROGRAM = re.compile(
@@ -124,8 +123,7 @@ _HASHED = re.compile(
 _NEAR = 32  # our choice: so many characters before such a number tell what it is
 # Matches every text that can hold a secret. Most texts do not match, and need no more work.
 _SOME = re.compile(
-    r"[:=@\"'|\u2502\u2503]|%3[Dd]|\.{3}|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic",
-    re.IGNORECASE,
+    r"(?i)[:=@\"'|\u2502\u2503]|%3[Dd]|\.{3}|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic"
 )
 
 
@@ -136,7 +134,14 @@ def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
     program = ""
     for word in command:
         if option and not word.startswith("--"):
-            shown.append(_value_shown(option, word, program))
+            user, colon, _ = word.partition(":")
+            if option in {"-p", "-P"}:
+                hides = program or not (_NOT_PASSWORDS.fullmatch(word) or _PATH.fullmatch(word))
+                shown.append(HIDDEN if hides else word)
+            elif option == "-u" and colon and "/" not in word:  # curl and similar programs: user:password
+                shown.append(f"{user}:{HIDDEN}")
+            else:
+                shown.append(hide_value(option, word))
             option = ""
             continue
         takes_secret = word in {"-p", "-P"} or (word == "-u" and program == "") or _strength(word) > 0
@@ -191,10 +196,8 @@ def hide_value(name: str, value: str) -> str:
 
 
 def _hide_wandb_keys(line: str, before: str) -> str:
-    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash.
-
-    A line is also about W&B if it is a key alone, below one that names W&B: what was pasted at its prompt.
-    """
+    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash."""
+    # A line is also about W&B if it is a key alone, below one that names W&B: what was pasted at its prompt.
     is_answer = _WANDB.search(before) and _WANDB_KEY.fullmatch(line.strip())
     if not _WANDB.search(line) and not is_answer:
         return line
@@ -205,15 +208,6 @@ def _hide_wandb_keys(line: str, before: str) -> str:
         return found[0] if _HASHED.search(text[max(0, start - _NEAR) : start]) else HIDDEN
 
     return _WANDB_KEY.sub(shown, line)
-
-
-def _value_shown(option: str, value: str, program: str) -> str:
-    if option in {"-p", "-P"}:
-        return HIDDEN if program or not (_NOT_PASSWORDS.fullmatch(value) or _PATH.fullmatch(value)) else value
-    if option == "-u":  # curl and similar programs: user:password
-        user, colon, _ = value.partition(":")
-        return f"{user}:{HIDDEN}" if colon and "/" not in value else hide_in_text(value)
-    return HIDDEN if _is_secret(option, value) else hide_in_text(value)
 
 
 def _option_shown(found: re.Match[str]) -> str:
@@ -267,9 +261,7 @@ def _strength(option: str) -> int:
             return 2
         if word == "pass" and (before in _OWNERS or before in {"", "user", "smtp", "root", "login", "mail"}):
             return 1
-    if _WEAK.intersection(words) and not _OF_TEXTS.intersection(words):
-        return 1
-    return 0
+    return 1 if _WEAK.intersection(words) and not _OF_TEXTS.intersection(words) else 0
 
 
 def _words(option: str) -> list[str]:
@@ -291,10 +283,8 @@ def _is_mixed(value: str) -> bool:
 
 
 def _is_random(run: str) -> bool:
-    """Return whether letters and digits alternate as if drawn at random, which names never do.
-
-    Commits, checksums and UUIDs use only hex digits, and are not random here. CamelCaseNames42 change case once a word.
-    """
+    """Return whether letters and digits alternate as if drawn at random, which names never do."""
+    # Commits, checksums and UUIDs have hex digits only, and are not random here. CamelCaseNames42 change once a word.
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", run) or run.startswith(("ZN", "ZNK")):
         return False
     kinds = ["d" if char.isdigit() else "u" if char.isupper() else "l" for char in run]

@@ -5,7 +5,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from _ddpdoctor_recorder.state import queries
+from _ddpdoctor_recorder.state import here
 from place import DEVICE, DRY, join, leave, settle
 from torch._C import _distributed_c10d as native
 
@@ -30,7 +30,7 @@ def told_by(dump):
 
 
 def reported():
-    return {"torch": {name: told_by(dump) for name, dump in DUMPS.items()}, "ours": queries["flight_recorder"]()}
+    return {"torch": {name: told_by(dump) for name, dump in DUMPS.items()}, "ours": here.queries["flight_recorder"]()}
 
 
 def main():

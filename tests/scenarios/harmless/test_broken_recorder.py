@@ -18,9 +18,7 @@ SCRIPT = (str(Path(__file__).with_name("scripts.py")), "lists_threads")
 TRAINS = Path(__file__).parent / "trains.py"
 AT_START = ("start", "storage/ring_writing", "hooks", "state", "frames", "wrappers", "errors", "sampler")
 """The files that a rank loads before its script begins."""
-WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "wraps", "apply"}) | {
-    "pass_on", "came_from_outside", "_handlers"
-}  # fmt: skip
+WALLS = frozenset({"Recorder.failed", "guarded", "wraps", "apply", "pass_on", "came_from_outside"})
 """What stands between a failure and the script. There must be something that does not fail."""
 BREAKS = "\n\ndef _broken(*args, **kwargs):\n    raise {error}('broken on purpose')\n\n\n{name} = {value}\n"
 MOST_HOOKS = 60

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 torch.set_num_threads(1)
-WALLS = {"failed", "_noted_defect", "guarded", "wraps", "apply", "begin_wait", "end_wait", "_forward_ended"}
-WALLS |= {"enter_phase", "leave_phase", "_write_wait", "_clear", "pass_on", "came_from_outside", "_handlers"}
+WALLS = {"failed", "guarded", "wraps", "apply", "begin_wait", "end_wait", "_forward_ended"}
+WALLS |= {"enter_phase", "leave_phase", "_write_wait", "_clear", "pass_on", "came_from_outside"}
 """What stands between a failure and the script, or is one try statement itself."""
 CALLERS = {"run", "wake_up", "rests", "_forget"}
 """What makes the script's own call, or is called by nobody that the script could notice."""

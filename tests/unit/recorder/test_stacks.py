@@ -653,7 +653,7 @@ from ddpdoctor.recorder import sampler
 from ddpdoctor.recorder.storage import ring_layout
 state.here.is_rank = True
 one = sampler.Sampler(0.1)
-state.queries["groups"] = lambda: os._exit(7)  # as a query that never comes back
+state.here.queries["groups"] = lambda: os._exit(7)  # as a query that never comes back
 one.answer(1)
 """
 

@@ -520,13 +520,13 @@ NEWER = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
 """Modules of the standard library that came after Python 3.8."""
 BUILT_IN_GENERICS = {"dict", "frozenset", "list", "set", "tuple", "type"}
 SCRIPT = """
-import importlib, os, threading
+import importlib, os, sys, threading, types
 import _ddpdoctor_recorder
 home = _ddpdoctor_recorder.__path__[0]
+sys.modules["torch"] = types.ModuleType("torch")  # as early as where hooks load what imports it
 for folder, _, files in os.walk(home):
     for file in [] if folder.endswith("bootstrap") else files:
-        needs_torch = file.endswith(".py") and "import torch" in open(os.path.join(folder, file)).read().splitlines()
-        if file.endswith(".py") and file != "__init__.py" and not needs_torch:
+        if file.endswith(".py") and file not in ("__init__.py", "fingerprint.py"):  # its constants are torch's
             name = os.path.relpath(os.path.join(folder, file), home)[:-3].replace(os.sep, ".")
             importlib.import_module("_ddpdoctor_recorder." + name)
 thread = threading.Thread(target=print, args=("trained",))
