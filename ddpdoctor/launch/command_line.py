@@ -212,8 +212,7 @@ class TorchrunSettings:
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.words, self.env = words, env
-        self.given: dict[str, str] = {}
-        """Each long option with its last value; flags have an empty one."""
+        self.given: dict[str, str] = {}  # each long option with its last value; flags have an empty one
         rest = iter(words)
         for word in rest:
             name, attached, value = word.partition("=")

@@ -88,13 +88,12 @@ class EvidenceTaker:
             os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
         with os.fdopen(open_plain(folder / CONTROL, os.O_RDWR), "r+b") as file:
             self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
-        self.unsaved: dict[str, str] = {}
-        """Texts that could not be written to the folder, by file name."""
+        self.unsaved: dict[str, str] = {}  # texts that could not be written to the folder, by file name
         self._copy: Path | None = None
         self.request = 0
         self.dumps: dict[int, list[tuple[int, int, int]]] = {}
+        # By pid, the time of the last heartbeat before a process's last dump, and that dump.
         self._last_dumps: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
-        """By pid, the time of the last heartbeat before a process's last dump, and that dump."""
 
     def closing_ns(self) -> int:
         """Return since when the launcher waits to stop its ranks, or 0 if it does not."""

@@ -68,8 +68,7 @@ class MembersHeard:
         self._pulses: dict[int, messages.Pulse] = {}
         self._received: dict[int, int] = {}
         self._packed: dict[int, bytes] = {}
-        self.gathered: set[int] = set()
-        """The members whose records are in the run folder."""
+        self.gathered: set[int] = set()  # the members whose records are in the run folder
 
     def hear(self, heard: Mapping[str, Heard]) -> None:
         """Record the meeting's heartbeats; the keys are member numbers as text."""
@@ -257,8 +256,8 @@ class FirstNode:
         self._roster: Any = None
         self._asked_at = 0.0
         self._further_after_s = further_after_s
+        # None once the ways besides the own port are served: only when a member is missing, to spare the store.
         self._folder: Path | None = folder
-        """None once the ways besides the own port are served: only when a member is missing, to spare the store."""
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)

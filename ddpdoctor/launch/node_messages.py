@@ -217,8 +217,7 @@ def pack_folder(folder: Path) -> bytes:
         left -= sizes[path]
         if sizes[path] <= MAX_FILE_BYTES and left >= 0:
             files.append(path)
-    rows: list[tuple[str, int, list[int]]] = []
-    """Name, size, and the numbers of the pieces that are not all zeros."""
+    rows: list[tuple[str, int, list[int]]] = []  # name, size, and the numbers of the pieces that are not all zeros
     pieces: list[bytes] = []
     zeros = bytes(_PIECE_BYTES)
     for path in files:

@@ -57,10 +57,9 @@ class OtherNode:
         silent_ns: int = SILENT_NS,
     ) -> None:  # fmt: skip
         self.failure: Exception | None = None
-        self.number = placement.number
-        """If it was started without a number, this is None until the meeting assigns one."""
+        self.number = placement.number  # if it was started without a number, this is None until the meeting assigns one
+        # The first member's last verdict, until ``take_verdict`` takes it.
         self.verdict: messages.JobVerdict | None = None
-        """The first member's last verdict, until ``take_verdict`` takes it."""
         self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
         self._found: FoundMeeting | None = None
@@ -76,8 +75,7 @@ class OtherNode:
         self._clocks_at = 0.0
         self._clocks_keep_s, self._silent_ns = clocks_keep_s, silent_ns
         self._searches = 0
-        self._why = ""
-        """Why the meeting has not been found yet."""
+        self._why = ""  # why the meeting has not been found yet
         self._lock = threading.Lock()
         self._began_ns = time.monotonic_ns()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

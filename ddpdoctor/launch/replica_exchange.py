@@ -53,8 +53,7 @@ class SharedReplicas:
         self._index: NodeIndex | None = None
         self._comparer: Comparer | None = None
         self._joint: Joint | None = None
-        self._turn = 0
-        """The number of the last request for contents that this node has answered."""
+        self._turn = 0  # the number of the last request for contents that this node has answered
         self._sent: RootsReport | None = None
         self._word: RootsRequest | None = None
         self._ended = threading.Event()
@@ -185,10 +184,8 @@ class LiveComparison:
         self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None
     ) -> None:
         """Take the recorders' folder and what is shared with other nodes. With ``check_every`` 0, comparing is off."""
-        self.has_news = False
-        """Whether a difference was found that has not been reported yet."""
-        self.failure: Exception | None = None
-        """The error that ended the comparing."""
+        self.has_news = False  # whether a difference was found that has not been reported yet
+        self.failure: Exception | None = None  # the error that ended the comparing
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
@@ -196,8 +193,7 @@ class LiveComparison:
         self._attempt = -1
         self._comparer: Comparer | None = None
         self._is_off = check_every == 0
-        self._saved: Consistency | None = None
-        """What was saved last of this attempt."""
+        self._saved: Consistency | None = None  # what was saved last of this attempt
         self._next_save_s = 0.0
 
     def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:

@@ -219,8 +219,8 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
 
     Raises ``UserError`` if it holds another run or is not writable.
     """
+    # The label in this member's file names: empty for the first, else its number, or its host without one.
     label = str(placement.number)
-    """The label in this member's file names: empty for the first, else its number, or its host without one."""
     if placement.alone or placement.number == 0:
         label = ""
     elif placement.number is None:

@@ -143,23 +143,17 @@ class Session:
         self.run_dir = options.report_dir.resolve()
         self.folder = folder or choose_folder(self.run_dir)
         self.started_at = now()
-        self.signals: list[tuple[signal.Signals, int]] = []
-        """The ending signals that the watcher received, and when."""
+        self.signals: list[tuple[signal.Signals, int]] = []  # the ending signals that the watcher received, and when
+        # The same for signals passed on to the launcher, with which a batch system may warn of the coming end.
         self.warnings: list[tuple[signal.Signals, int]] = []
-        """The same for signals passed on to the launcher, with which a batch system may warn of the coming end."""
         self.answered_warnings = 0
-        self.hang: Judgment | None = None
-        """The hang for which the job was stopped."""
-        self.reported: Judgment | None = None
-        """The hang that was reported and still holds, while the job continues."""
-        self.reported_causes: set[Cause] = set()
-        """All hangs that were reported."""
+        self.hang: Judgment | None = None  # the hang for which the job was stopped
+        self.reported: Judgment | None = None  # the hang that was reported and still holds, while the job continues
+        self.reported_causes: set[Cause] = set()  # all hangs that were reported
         self.attempt = 0
         self.shown: set[tuple[str, tuple[int, ...]]] = set()
-        self.said: set[str] = set()
-        """Codes of findings about replicas and gradients that were said while the job runs."""
-        self.nonfinite = 0
-        """How often gradients were found not to be finite."""
+        self.said: set[str] = set()  # codes of findings about replicas and gradients that were said while the job runs
+        self.nonfinite = 0  # how often gradients were found not to be finite
         self.has_reported_crash = False
         self.failure: Exception | None = None
         self.launched_ns = time.monotonic_ns()
@@ -483,10 +477,8 @@ class JoinedSession(Session):
         super().__init__(options, load_judge, notifier, record)
         self.meeting = meeting
         self.attendance = Attendance()
-        self.failed = 0
-        """How many processes had left with an error at the last check."""
-        self.shown_cause: Cause | None = None
-        """What was shown last, apart from hangs of a job that goes on."""
+        self.failed = 0  # how many processes had left with an error at the last check
+        self.shown_cause: Cause | None = None  # what was shown last, apart from hangs of a job that goes on
         self.closed = False
         self._deadline = time.monotonic() + COME_LIMIT_S
 

@@ -211,8 +211,8 @@ class JobWatch:
         self.stopping_since_ns: int | None = None
         self.interrupted_by: str | None = None
         self.interrupted_ns: int | None = None
+        # How long the launcher may wait beyond the hang timeout before it starts its ranks again.
         self.restart_patience_s = 0.0
-        """How long the launcher may wait beyond the hang timeout before it starts its ranks again."""
         self.below: dict[int, tuple[proc.Process, ...]] = {}
         self._poller = select.poll()
         self._pidfds: dict[int, int] = {}
