@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.config import read_declared
-from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, load_verb
+from ddpdoctor.cli.options import PANELS, VERBS, Argument, load_verb
 from ddpdoctor.model.errors import MEANINGS, UserError
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command with the options that its module declares, or None if the name is unknown."""
         if cmd_name not in VERBS:
+            self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]  # Typer suggests similar names of these
             return None
         module, verb = load_verb(cmd_name), VERBS[cmd_name]
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -215,11 +216,6 @@ class Verbs(TyperGroup):
             context_settings={"help_option_names": ["--help", "-h"]},
         )(_callback(module, read_declared(cmd_name, module.Options, says=not ctx.resilient_parsing)))  # fmt: skip
         return get_command(alone)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Let Typer suggest commands with similar names."""
-        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]
-        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, VERBS))
@@ -244,40 +240,34 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
         options = module.Options(**{name: value for name, value in values.items() if value is not None})
         ctx.obj.append((module.run, options))
 
-    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    parameters += [_parameter(option) for option in declared]
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("ctx", by_name, annotation=typer.Context)]
+    for declaration in declared:
+        option, default = declaration.option, declaration.default
+        kind, text = declaration.type, option.help
+        if isinstance(option, Argument):
+            note = typer.Argument(metavar=option.metavar, help=text, show_default=option.shows_default)
+        else:
+            note = typer.Option(
+                *declaration.names,
+                help=f"{text} {', '.join(get_args(kind))}" if text.endswith(":") else text,
+                metavar=option.metavar,
+                envvar=option.variable,
+                show_envvar=False,
+                parser=declaration.parse if option.parse else None,
+                min=option.min,
+                max=option.max,
+                case_sensitive=not option.ignores_case,
+                rich_help_panel=option.panel,
+            )
+            kind = str if option.parse else kind
+        kind = list[kind] if declaration.is_repeatable else kind
+        annotation: Any = Annotated[kind | None if default is None else kind, note]
+        default = inspect.Parameter.empty if default is MISSING else default
+        parameters.append(inspect.Parameter(declaration.field, by_name, default=default, annotation=annotation))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
     return call
-
-
-def _parameter(one: Declared) -> inspect.Parameter:
-    kind: Any = str if isinstance(one.option, Option) and one.option.parse else one.type
-    kind = list[kind] if one.is_repeatable else kind
-    default = inspect.Parameter.empty if one.default is MISSING else one.default
-    note = (
-        typer.Argument(metavar=one.option.metavar, help=one.option.help, show_default=one.option.shows_default)
-        if isinstance(one.option, Argument)
-        else typer.Option(
-            *one.names,
-            help=(
-                f"{one.option.help} {', '.join(get_args(one.type))}"
-                if one.option.help.endswith(":")
-                else one.option.help
-            ),
-            metavar=one.option.metavar,
-            envvar=one.option.variable,
-            show_envvar=False,
-            parser=one.parse if one.option.parse else None,
-            min=one.option.min,
-            max=one.option.max,
-            case_sensitive=not one.option.ignores_case,
-            rich_help_panel=one.option.panel,
-        )
-    )
-    kind = kind | None if default is None else kind
-    annotation = Annotated[kind, note]
-    return inspect.Parameter(one.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _print_version(wanted: bool) -> None:
