@@ -316,16 +316,22 @@ def check_script(script: str) -> bytes | None:
     return content
 
 
-def refuse_launcher(split: SplitCommand) -> None:
-    """Raise ``UserError`` if the script is a command that starts ranks, which belongs after ``--``."""
+def read_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
+    """Check what is to run; return the script's source, or None if there is none to find. Raises ``UserError``."""
+    if split.is_command or split.no_python:
+        check_command(split.script, env.get("PATH"))
+        return None
+    if split.is_module:
+        found = locate_module(split.script, ("", *sys.path))
+        return None if found is None else check_script(str(found))
     name = Path(split.script).name
-    if name not in LAUNCHERS or Path(name).is_file():
-        return
-    words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
-    raise UserError(
-        f"{split.script} is a command, not a training script",
-        help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`",
-    )
+    if name in LAUNCHERS and not Path(name).is_file():
+        words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
+        raise UserError(
+            f"{split.script} is a command, not a training script",
+            help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`",
+        )
+    return check_script(split.script)
 
 
 def check_command(command: str, path: str | None) -> None:

@@ -225,22 +225,23 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
         label = ""
     elif placement.number is None:
         label = re.sub(r"[^\w.-]", "_", starter.host)
+    own_folder, report_name = (Path(NODES, label), f"node-{label}.json") if label else (Path(), REPORT_NAME)
     if asked is None and placement.batch_job:
         # The default folder of a Slurm step is the same for all members, unless an older job used it.
         stem = name_stem(starter.script, is_module=starter.is_module)
         base = PARENT / f"slurm-{placement.batch_job}-{stem}"
-        former = _read_run(_own(base, label))
+        former = _read_run(base / own_folder)
         asked = base if former is None or _is_former_start(former, starter) else None
     if asked is None:
         folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
-        return folder, folder / _report_name(label)
+        return folder, folder / report_name
     # Members that share the folder arrive at any time. So they must not move the files of an earlier start of the job,
     # and all must choose the same new folder in it.
     base = asked
-    if any(run and _is_former_start(run, starter) for run in (_read_run(asked), _read_run(_own(asked, label)))):
+    if any(run and _is_former_start(run, starter) for run in (_read_run(asked), _read_run(asked / own_folder))):
         restarts = number(starter.env, "SLURM_RESTART_COUNT")
         bases = (asked / f"restart-{i}" for i in (itertools.repeat(restarts) if restarts else itertools.count(1)))
-        base = next(base for base in bases if restarts or _read_run(_own(base, label)) is None)
+        base = next(base for base in bases if restarts or _read_run(base / own_folder) is None)
     if not label or (placement.one_host and placement.number is None and _claim(base)):
         return make_report_dir(base), base / REPORT_NAME
     run, job = _read_run(base), starter.env.get("SLURM_JOB_ID")
@@ -251,19 +252,10 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
         )
     make_private(base)
     make_private(base / NODES)
-    own = label
     if placement.number is None:  # its host, with a suffix if another member there uses that
         names = (label if i == 1 else f"{label}-{i}" for i in itertools.count(1))
-        own = next(name for name in names if _claim(base / NODES / name))
-    return make_report_dir(base / NODES / own), base / _report_name(own)
-
-
-def _report_name(label: str) -> str:
-    return f"node-{label}.json" if label else REPORT_NAME
-
-
-def _own(base: Path, label: str) -> Path:
-    return base / NODES / label if label else base
+        label = next(name for name in names if _claim(base / NODES / name))
+    return make_report_dir(base / NODES / label), base / f"node-{label}.json"
 
 
 def _is_former_start(run: Run, starter: Starter) -> bool:
@@ -310,7 +302,13 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     environment = {**os.environ, **dict(placement.variables)}
     shape: dict[str, Any] = {}  # how many ranks are requested; a command starts as many as it likes
     if placement.style is Style.TORCHRUN:
-        shape = launch_shape(TorchrunSettings(options.split.torchrun, os.environ))
+        torchrun = TorchrunSettings(options.split.torchrun, os.environ)
+        nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
+        shape = {
+            "nproc": torchrun.number("--nproc-per-node"),
+            "nnodes": nnodes[0] if nnodes else None,
+            "node_rank": torchrun.number("--node-rank"),
+        }
     elif placement.style is Style.RANK:
         shape = {
             "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
@@ -330,16 +328,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
         watcher_pid=os.getpid(), watcher_ticks=own.start_ticks if own is not None else None, **shape,
     )  # fmt: skip
-    write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
-
-
-def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
-    nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
-    return {
-        "nproc": torchrun.number("--nproc-per-node"),
-        "nnodes": nnodes[0] if nnodes else None,
-        "node_rank": torchrun.number("--node-rank"),
-    }
+    write_whole(folder / RUN_NAME, json.dumps(encode(run), indent=1))
 
 
 def choose_folder(run_dir: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -13,23 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 from ddpdoctor.collect.run_files import save
 from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
+from ddpdoctor.launch import stopping
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
 from ddpdoctor.launch.evidence import EvidenceTaker
 from ddpdoctor.launch.hang import NOTHING_FOUND, Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, SharedReplicas
 from ddpdoctor.launch.run_folder import choose_folder, copy_back, refuse, write_run_file
-from ddpdoctor.launch.starting import job_mark, start_launcher
-from ddpdoctor.launch.stopping import (
-    GRACE_S,
-    STOP_GRACE_S,
-    Guardian,
-    is_in_foreground,
-    recorded,
-    stop_all,
-    stop_job,
-    stop_tree,
-)
+from ddpdoctor.launch.starting import start_launcher
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.facts import END_NAME, RECORD_NAME, JobEnd, RecordPlace, shell_status
@@ -168,21 +160,22 @@ class Session:
             raise refuse(self.folder, error) from error
 
     def run(self) -> JobOutcome:
-        guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
+        mark = {"DDPDOCTOR_RUN": str(self.folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
+        guardian = stopping.Guardian(self.folder, mark, partial(copy_back, self.folder, self.run_dir))
         try:
             with handling(ENDING_SIGNALS, self._note_signal):
-                self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
+                self.launcher = start_launcher(self.options, self.folder, mark, guardian.protect_self)
                 try:
                     with handling(OTHER_SIGNALS, self._note_signal):
                         self._prepare(self.launcher.pid)  # no rank waits for the rules to be imported
                         status = self._watch_to_the_end()
                 finally:
                     if self.launcher.poll() is None:
-                        stop_tree(self.launcher.pid, self.folder)
+                        stopping.stop_tree(self.launcher.pid, self.folder)
                     elif self.watch.interrupted_by is not None or self.launcher.returncode < 0:
                         # A shell that is asked to end leaves its ranks behind, and so does torchrun if a signal kills
                         # it.
-                        stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
+                        stopping.stop_tree(self.launcher.pid, self.folder, grace_s=stopping.STOP_GRACE_S)
         finally:
             guardian.dismiss()
         return self._end(status)
@@ -255,7 +248,7 @@ class Session:
         return self.launcher.poll()
 
     def _stop_hung(self) -> None:
-        stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
+        stopping.stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _report_crash(self, what: str) -> None:
         if not self.has_reported_crash and self._poll() is None:
@@ -397,11 +390,11 @@ class Session:
             # one would interrupt what a script does at the first, such as saving its last checkpoint.
             has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)
             by_terminal = number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN
-            if not has_heard and not (by_terminal and is_in_foreground()):
+            if not has_heard and not (by_terminal and stopping.is_in_foreground()):
                 self.launcher.send_signal(number)
             self._save_at_once()
         elif len(self.signals) > 1:
-            stop_tree(self.launcher.pid, self.folder)
+            stopping.stop_tree(self.launcher.pid, self.folder)
         self.watch.evidence.acknowledge()
 
     def _note_interruption(self, number: signal.Signals, at_ns: int) -> bool:
@@ -542,7 +535,7 @@ class JoinedSession(Session):
         """Show why, and stop the recorded processes. Their launcher then ends, and a batch system all that is left."""
         with self._job_goes_first():
             self._show_once(self._outcome(None))
-        stop_all(lambda _processes: recorded(self.folder), GRACE_S)
+        stopping.stop_all(lambda _processes: stopping.recorded(self.folder), stopping.GRACE_S)
 
     def _close_record(self, status: int) -> None:
         """Count those that have left as ended: what they do now is not watched."""

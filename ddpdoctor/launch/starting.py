@@ -49,8 +49,10 @@ GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # the drivers of NVIDIA and of AMD
 MAX_ANCESTORS = 100
 
 
-def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
-    """Start the launcher; recorders write to ``folder``. Streams are inherited.
+def start_launcher(
+    options: WrapOptions, folder: Path, mark: Mapping[str, str], in_child: Callable[[], None]
+) -> subprocess.Popen[bytes]:
+    """Start the launcher, with ``mark`` in its environment; recorders write to ``folder``. Streams are inherited.
 
     ``in_child`` runs in the new process before it becomes the launcher, and must not raise. Raises ``UserError`` if the
     system cannot run the command, for example a script without a ``#!`` line.
@@ -59,11 +61,9 @@ def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], No
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
     bootstrap = str(Path(__file__).resolve().parents[1] / "recorder" / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
-    environment |= dict(placement.variables)
+    environment |= {**dict(placement.variables), **mark, **options.ranks.variables()}
     if placement.style is Style.TORCHRUN:
         environment[OWN_VARIABLE] = "1"
-    environment |= job_mark(folder)
-    environment |= options.ranks.variables()
     environment |= nccl_log_environment(environment, folder)
     environment = debug_environment(environment, options.debug_level, is_command=placement.style is Style.COMMAND)
     try:
@@ -93,10 +93,6 @@ def launch_command(options: WrapOptions) -> list[str]:
     return [sys.executable, *safe_flags(), "-m", "torch.distributed.run", *split.torchrun, *flags, *script]
 
 
-def job_mark(folder: Path) -> dict[str, str]:
-    return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
-
-
 def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
     others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
     if level is None:
@@ -109,24 +105,20 @@ def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_comm
 
 
 def choose_debug_level(
-    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True, for_speed: bool = False
+    asked: ChosenLevel | None, env: Mapping[str, str], *, alone: bool, for_speed: bool = False
 ) -> ChosenLevel | None:
     """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting.
 
     ``for_speed``: steps are timed, and DETAIL would make small collectives take twice as long.
     """
-    if asked is not None:
+    if asked is not None or env.get(DEBUG_VARIABLE):
         return asked
-    if env.get(DEBUG_VARIABLE) or not has_space:
-        return None
+    if alone:  # nodes must agree on the level, so one with little room does not choose by itself
+        least = {resource.RLIMIT_NOFILE: MIN_FILES, resource.RLIMIT_AS: MIN_ADDRESS_SPACE_BYTES}
+        limits = {limit: resource.getrlimit(limit)[0] for limit in least}  # the ranks inherit them
+        if any(soft != resource.RLIM_INFINITY and soft < least[limit] for limit, soft in limits.items()):
+            return None
     return "OFF" if for_speed else "AUTO"
-
-
-def has_memory_for_detail() -> bool:
-    """Return whether the limits of this process, which its ranks inherit, leave room for DETAIL."""
-    least = {resource.RLIMIT_NOFILE: MIN_FILES, resource.RLIMIT_AS: MIN_ADDRESS_SPACE_BYTES}
-    limits = {limit: resource.getrlimit(limit)[0] for limit in least}
-    return all(soft == resource.RLIM_INFINITY or soft >= least[limit] for limit, soft in limits.items())
 
 
 def has_gpu_driver(system: System) -> bool:
