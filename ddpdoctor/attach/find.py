@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.process import SUDO
+from ddpdoctor.collect import proc
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import (
     LOCAL_RANK_VARIABLES,
@@ -19,16 +20,6 @@ from ddpdoctor.collect.launch import (
     read_local_rank,
     read_rank,
     text,
-)
-from ddpdoctor.collect.proc import (
-    descendants,
-    list_pids,
-    read_command,
-    read_environment,
-    read_link,
-    read_processes,
-    read_status,
-    read_text,
 )
 from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
@@ -98,22 +89,28 @@ class FoundJobs:
 
 
 def find_jobs() -> FoundJobs:
-    processes = read_processes()
+    processes = proc.read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
-    members = grouped((_identity(candidate), candidate) for candidate in chosen)
-    names = [identity.name for identity in members]
-    jobs = [  # two of one name get their port or parent added
-        _job(replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one, of_job)
-        for one, of_job in members.items()
-    ]
+    grouped_ranks = grouped((_identity(candidate), candidate) for candidate in chosen)
+    names, jobs = [identity.name for identity in grouped_ranks], list[FoundJob]()
+    for identity, members in grouped_ranks.items():
+        members.sort(key=lambda member: member.pid)
+        unknown = [member.pid for member in members if member.rank is None]
+        ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
+        # Two of one name get their port or parent added.
+        shown = replace(identity, name=_longer_name(identity)) if names.count(identity.name) > 1 else identity
+        environments = {member.pid: member.env for member in members}
+        jobs.append(FoundJob(identity=shown, ranks=tuple(ranks), environments=environments))
     return FoundJobs(
         jobs=tuple(sorted(jobs, key=lambda job: job.identity.name)),
         closed=tuple(
-            Closed(pid=process.pid, user=_user(process.pid), state=process.state, command=read_command(process.pid))
+            Closed(
+                pid=process.pid, user=_user(process.pid), state=process.state, command=proc.read_command(process.pid)
+            )
             for process in processes.values()
             if process.state not in "ZX"
-            and not read_environment(process.pid)
+            and not proc.read_environment(process.pid)
             and GROUP_THREADS & read_thread_names(process.pid)
         ),
         processes=processes,
@@ -126,7 +123,7 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
     if pid is not None:
         # The jobs with a rank that is this process, one above it, or one below it
         related = {pid, *_ancestors(pid, found.processes)}
-        related |= {descendant.pid for descendant in descendants(pid, dict(found.processes))}
+        related |= {descendant.pid for descendant in proc.descendants(pid, dict(found.processes))}
         itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
         jobs = itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
     if name is not None:
@@ -137,20 +134,15 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
     meant = list(jobs)
     if len(meant) == 1:
         return meant[0]
-    if meant or (found.jobs and not any(one.pid == pid for one in found.closed)):
-        raise _ambiguous(found, meant, pid, name)
-    raise _nothing(found, pid)
-
-
-def _ambiguous(found: FoundJobs, meant: list[FoundJob], pid: int | None, name: str | None) -> UserError:
-    listed = "\n".join(job.line() for job in meant or found.jobs)
-    if meant:
-        message = f"{count_of(len(meant), 'training job')} run on this machine: choose one"
-    elif name is not None:
+    if not meant and (not found.jobs or any(process.pid == pid for process in found.closed)):
+        raise _nothing(found, pid)
+    message = f"{count_of(len(meant), 'training job')} run on this machine: choose one"
+    if not meant and name is not None:
         message = f"{NO_JOB} named {name} runs on this machine"
-    else:
+    elif not meant:
         message = f"process {pid} does not belong to a training job"
-    return UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
+    listed = "\n".join(job.line() for job in meant or found.jobs)
+    raise UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
 
 
 def _nothing(found: FoundJobs, pid: int | None) -> UserError:
@@ -202,20 +194,13 @@ def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
 
 
-def _job(identity: JobIdentity, members: list[Candidate]) -> FoundJob:
-    members.sort(key=lambda member: member.pid)
-    unknown = [member.pid for member in members if member.rank is None]
-    ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
-    return FoundJob(identity=identity, ranks=tuple(ranks), environments={member.pid: member.env for member in members})
-
-
 def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
     """Return a rank. ``unknown`` are the pids of all whose variables do not say which one they are."""
     env, ordered = one.env, one.rank is None
     rank = unknown.index(one.pid) if ordered else one.rank
-    numbers = read_status(one.pid).get("NSpid", "").split()
+    numbers = proc.read_status(one.pid).get("NSpid", "").split()
     path = text(env, "DDPDOCTOR_RUN")
-    absolute = str(Path(read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
+    absolute = str(Path(proc.read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
     sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_slurm_step(env) and "RANK" not in env else ()
     return SeenRank(
         pid=one.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None, start_ticks=one.process.start_ticks,
@@ -224,7 +209,7 @@ def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
         world_size=(len(unknown) if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
         node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
         restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
-        parent_pid=one.process.ppid, command=read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
+        parent_pid=one.process.ppid, command=proc.read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
         variables=select_variables(env)[0],
     )  # fmt: skip
 
@@ -243,7 +228,7 @@ def _launcher(one: Candidate, *, ordered: bool) -> str:
 
 
 def _user(pid: int) -> str:
-    uid = (read_status(pid).get("Uid", "").split() or ["?"])[0]
+    uid = (proc.read_status(pid).get("Uid", "").split() or ["?"])[0]
     try:
         return pwd.getpwuid(int(uid)).pw_name
     except (KeyError, ValueError):
@@ -282,16 +267,18 @@ class Candidate:
 
     @cached_property
     def has_torch(self) -> bool:
-        return "libtorch" in read_text(PROC / str(self.pid) / "maps")
+        return "libtorch" in proc.read_text(PROC / str(self.pid) / "maps")
 
     @cached_property
     def is_spawned(self) -> bool:
         """Whether multiprocessing started it by spawn, and not as a loader's worker."""
-        return SPAWNED in read_text(PROC / str(self.pid) / "cmdline").encode() and LOADER_WORKER not in self.threads
+        return (
+            SPAWNED in proc.read_text(PROC / str(self.pid) / "cmdline").encode() and LOADER_WORKER not in self.threads
+        )
 
 
 def read_candidate(process: Process) -> Candidate:
-    pairs = (os.fsdecode(pair).partition("=") for pair in read_environment(process.pid))
+    pairs = (os.fsdecode(pair).partition("=") for pair in proc.read_environment(process.pid))
     env = {name: value for name, _, value in pairs if name}
     return Candidate(process=process, env=env, rank=read_rank(env))
 
@@ -299,7 +286,7 @@ def read_candidate(process: Process) -> Candidate:
 def read_thread_names(pid: int) -> frozenset[str]:
     """Return the names of a process's threads, which everybody may read."""
     tasks = PROC / str(pid) / "task"
-    return frozenset(read_text(tasks / str(tid) / "comm").strip() for tid in list_pids(tasks))
+    return frozenset(proc.read_text(tasks / str(tid) / "comm").strip() for tid in proc.list_pids(tasks))
 
 
 def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[Candidate]:
@@ -366,7 +353,7 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
     pythons = [
         candidate
         for candidate in family
-        if Path(read_link(PROC / str(candidate.pid) / "exe")).name.startswith("python")
+        if Path(proc.read_link(PROC / str(candidate.pid) / "exe")).name.startswith("python")
     ]
     best = next((python for python in pythons if python.has_torch), None)
     if best is None:

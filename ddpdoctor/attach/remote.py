@@ -103,9 +103,7 @@ class _Asked:
 
 
 def collector(python: str, job: str | None) -> tuple[str, ...]:
-    return (
-        python, "-m", "ddpdoctor", "attach", "--node-only", "--folder", "-", *(("--job", job) if job else ()),
-    )  # fmt: skip
+    return (python, "-m", "ddpdoctor", "attach", "--node-only", "--folder", "-", *(("--job", job) if job else ()))
 
 
 def ask_nodes(
