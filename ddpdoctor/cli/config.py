@@ -467,18 +467,19 @@ def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[S
 def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
     plain = {
         "files": [{"path": str(path), "exists": os.path.isfile(path)} for path in config.looked_for],  # noqa: PTH113
-        "left_out": [
-            {**asdict(note), "path": str(note.path)} for note in left_out
-        ],
+        "left_out": [{**asdict(note), "path": str(note.path)} for note in left_out],
         "options": [one._asdict() for one in shown],
         "ignored": [
             {
-                "code": ignored.code, "reason": ignored.reason, "until": ignored.until.isoformat(),
-                "expired": ignored.is_expired(config.today), "source": ignored.source,
+                "code": ignored.code,
+                "reason": ignored.reason,
+                "until": ignored.until.isoformat(),
+                "expired": ignored.is_expired(config.today),
+                "source": ignored.source,
             }
             for ignored in config.ignored
         ],
-    }  # fmt: skip
+    }
     return json.dumps(plain, indent=2) + "\n"
 
 

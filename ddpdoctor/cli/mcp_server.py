@@ -66,9 +66,7 @@ def make_server(limit_s: float) -> MCPServer[Any]:
         """Return what a job under `ddpdoctor wrap` does right now. The job is not asked, and pays nothing."""
         return _ask(limit_s, "status", run_dir=run_dir)
 
-    server: MCPServer[Any] = MCPServer(
-        "ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING"
-    )  # fmt: skip
+    server: MCPServer[Any] = MCPServer("ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     for tool in (report, analyze, explain, check_env, status):
         server.tool(annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))(tool)
     return server

@@ -79,9 +79,10 @@ class Quantity:
 
 
 parse_duration = Quantity(
-    units=_DURATION_UNITS, what="a duration above 0",
+    units=_DURATION_UNITS,
+    what="a duration above 0",
     help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
-)  # fmt: skip
+)
 parse_steps = Quantity(
     least=1, convert=int, what="a whole number of steps from 1 on",
     help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
@@ -94,9 +95,7 @@ parse_size = Quantity(
     units=_SIZE_UNITS, least=1, is_whole=True, convert=int, what="a size in whole bytes",
     help="Give bytes, or a unit: 4096, 1KiB, 64MiB.",
 )  # fmt: skip
-parse_share = Quantity(
-    units={"": 1.0, "%": 0.01}, most=1, what="a share up to 100%", help="Give a percentage: 90%."
-)  # fmt: skip
+parse_share = Quantity(units={"": 1.0, "%": 0.01}, most=1, what="a share up to 100%", help="Give a percentage: 90%.")
 parse_bandwidth = Quantity(  # in GB/s
     units=_RATE_UNITS, what="a bandwidth", help="Give gigabytes per second: 460, 460GB/s; or 400Gbit/s."
 )
@@ -228,9 +227,8 @@ PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the cu
 VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
 LIST = Option(names=("--list",), help="List them and exit.")
 ALLOW_DIFFERENT = Option(
-    names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
-    help="Tensors that may differ, such as 'expert.*'.",
-)  # fmt: skip
+    names=("--allow-different",), panel=REPLICAS, metavar="GLOB", help="Tensors that may differ, such as 'expert.*'."
+)
 BACKEND = Option(names=("--backend",), help="Process group backend.  [default: nccl on GPUs]")
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
@@ -247,9 +245,7 @@ EXCHANGE_PORT = Option(
     help="Port on the first node where the nodes meet.",
 )  # fmt: skip
 RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
-MODEL = Option(
-    names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
-)  # fmt: skip
+MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.")
 SAVED = Option(names=("--compare",), panel=COMPARE, metavar="REPORT", help="A saved run to compare with.")
 REFERENCE = Option(names=("--reference",), panel=COMPARE, help="What the result is compared with.")
 

@@ -40,9 +40,9 @@ NOTES: dict[str, str] = {
 
 NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
 # Errors for an exhausted resource of the machine. They are not defects of ddpdoctor.
-OUT_OF_MEANS = frozenset({
-    errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
-})  # fmt: skip
+OUT_OF_MEANS = frozenset(
+    {errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
+)
 # The message below the report of a hang, by the value of ``--on-hang``.
 GOES_ON = {
     "auto": "the job keeps running. It is stopped only if it can never continue (--on-hang kill stops it now)",

@@ -243,23 +243,17 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
     by_name = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", by_name, annotation=typer.Context)]
     for declaration in declared:
-        option, default = declaration.option, declaration.default
-        kind, text = declaration.type, option.help
+        option, text, default = declaration.option, declaration.option.help, declaration.default
+        kind: Any = declaration.type
         if isinstance(option, Argument):
             note = typer.Argument(metavar=option.metavar, help=text, show_default=option.shows_default)
         else:
             note = typer.Option(
-                *declaration.names,
+                *declaration.names, metavar=option.metavar, envvar=option.variable, show_envvar=False,
                 help=f"{text} {', '.join(get_args(kind))}" if text.endswith(":") else text,
-                metavar=option.metavar,
-                envvar=option.variable,
-                show_envvar=False,
-                parser=declaration.parse if option.parse else None,
-                min=option.min,
-                max=option.max,
-                case_sensitive=not option.ignores_case,
-                rich_help_panel=option.panel,
-            )
+                parser=declaration.parse if option.parse else None, min=option.min, max=option.max,
+                case_sensitive=not option.ignores_case, rich_help_panel=option.panel,
+            )  # fmt: skip
             kind = str if option.parse else kind
         kind = list[kind] if declaration.is_repeatable else kind
         annotation: Any = Annotated[kind | None if default is None else kind, note]

@@ -315,8 +315,9 @@ class FirstNode:
             until = self._began + JOIN_LIMIT_S  # some may still be on their way
             wait_until(
                 lambda: (time.monotonic() >= until or self.members.have_come()) and self.members.have_heard(number),
-                TELL_LIMIT_S, HEAR_EVERY_S,
-            )  # fmt: skip
+                TELL_LIMIT_S,
+                HEAR_EVERY_S,
+            )
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until all members' launchers have ended; then request the records of those still running."""

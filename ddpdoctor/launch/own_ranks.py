@@ -70,7 +70,12 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
     try:
         with _passing_on(ranks):
             for rank in range(count):
-                variables = _variables(env, rank, count, server.port, token)
+                variables = {
+                    "OMP_NUM_THREADS": "1", **env,  # as torchrun does, unless it is set
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
+                    "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+                    OWN_VARIABLE: str(os.getpid()), TOKEN_VARIABLE: token,
+                }  # fmt: skip
                 # In its own session, or Ctrl-C would reach it twice: from the terminal and from this process.
                 ranks.running.append(subprocess.Popen(command, env=variables, start_new_session=True))
             _wait(ranks)
@@ -132,22 +137,6 @@ class _Ranks:
         for process in self.living():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
-
-
-def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: str) -> dict[str, str]:
-    """Return a rank's environment: the variables that torchrun sets too, and the server's address."""
-    return {
-        "OMP_NUM_THREADS": "1",  # as torchrun does, unless it is set
-        **env,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        OWN_VARIABLE: str(os.getpid()),
-        TOKEN_VARIABLE: token,
-    }
 
 
 @contextmanager

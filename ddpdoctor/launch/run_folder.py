@@ -310,9 +310,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
             "node_rank": torchrun.number("--node-rank"),
         }
     elif placement.style is Style.RANK:
-        shape = {
-            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
-        }  # fmt: skip
+        shape = {"nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected}
     # Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too
     torch, version = find_spec("torch"), None
     with suppress(OSError, UnicodeDecodeError):

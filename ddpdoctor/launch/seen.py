@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -79,10 +80,6 @@ class WorkSeen:
         if then_ns is not None:
             over_s = (now_ns - then_ns) / 1e9
             self.work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
-
-    def busy_cores(self, pid: int) -> float | None:
-        work = self.work.get(pid)
-        return None if work is None else sum(one.cores for one in work.values())
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
         work = self.work.get(pid, {})
@@ -166,6 +163,7 @@ class CausesSeen:
 
     def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
         self._work.follow(rank, below, now_ns)
+        work = self._work.work.get(rank.pid)
         key = (rank.pid, rank.start_ticks)
         old = self._seen.get(key, ProcessCauses())
         used = sum(child.rss_bytes for child in below)
@@ -175,7 +173,7 @@ class CausesSeen:
             memory=_add(old.memory, rank.rss_bytes),
             children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
             children_count=len(below) if more else old.children_count,
-            busy_cores=self._work.busy_cores(rank.pid),
+            busy_cores=None if work is None else sum(done.cores for done in work.values()),
         )
 
     def follow_host(self, now_ns: int) -> None:
@@ -199,10 +197,9 @@ class CausesSeen:
         ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
         created when the check began.
         """
-        try:
+        spaces: set[str] = set()
+        with contextlib.suppress(OSError):
             spaces = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid, _ in alive}
-        except OSError:
-            spaces = set()
         # Read once if all ranks share one network namespace, as they do outside of containers
         shared = read_rows(next(iter(alive))[0]) if len(spaces) == 1 else ()
         locks = read_locks()
@@ -367,14 +364,10 @@ class Strangers:
     def rows(self) -> dict[str, dict[str, Any]]:
         return {
             str(pid): {
-                "ticks": ticks,
-                "state": s.state,
-                "ended_ns": s.ended_ns,
-                "unrecorded": s.environment,
-                "why": s.why,
+                "ticks": ticks, "state": s.state, "ended_ns": s.ended_ns, "unrecorded": s.environment, "why": s.why,
             }
             for (pid, ticks), s in self.found.items()
-        }
+        }  # fmt: skip
 
 
 def _look_at(process: proc.Process) -> Stranger | None:

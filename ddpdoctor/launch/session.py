@@ -384,8 +384,9 @@ class Session:
                 evidence, launcher = self.watch.evidence, self.launcher
                 wait_until(
                     lambda: evidence.has_closed_since(began_ns) or launcher.poll() is not None,
-                    LAUNCHER_TAKES_OVER_S, 0.02,
-                )  # fmt: skip
+                    LAUNCHER_TAKES_OVER_S,
+                    0.02,
+                )
             # The launcher needs no signal if it already stops its ranks, or got the terminal's Ctrl-C itself. A second
             # one would interrupt what a script does at the first, such as saving its last checkpoint.
             has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)

@@ -75,9 +75,10 @@ def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_
     quiet_checks = 0
     while quiet_checks < QUIET_CHECKS and time.monotonic() < limit + KILL_LIMIT_S:
         processes = proc.read_processes()
+        children = proc.by_parent(processes)
         known.update(find(processes))
         alive = {target for target in known if _is_alive(target, processes)}
-        alive.update(*(_targets(proc.descendants(pid, processes)) for pid, _ in tuple(alive)))
+        alive.update(*(_targets(proc.below(pid, children)) for pid, _ in tuple(alive)))
         alive = {target for target in alive if _is_alive(target, processes)}
         known |= alive
         if time.monotonic() < limit:

@@ -27,7 +27,7 @@ from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import open_plain, remove
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ddpdoctor.launch.replica_exchange import LiveComparison
@@ -138,35 +138,6 @@ class Suspicion(Enum):
     STRONG = 2  # others wait for a rank that makes no progress or has ended, or no rank makes progress
 
 
-def read_progress(
-    ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None, *, is_stopping: bool
-) -> NodeProgress:
-    """Return the progress of this node's ranks.
-
-    ``idle_s`` is how long a live launcher without ranks has been idle, else None. ``is_stopping`` says whether the
-    launcher has begun to stop its ranks.
-    """
-    alive = [rank for rank in ranks if rank.ended_ns is None]
-    waiting = [rank for rank in alive if rank.waits_since_ns]
-    still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
-    ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
-    ends = [(rank.cells.get("main_ended_ns", 0), rank.last_progress_ns) for rank in alive]
-    return NodeProgress(
-        alive=len(alive),
-        starting=idle_s is not None and idle_s <= limit_s,
-        never=idle_s is not None and idle_s > limit_s,
-        begun=any(rank.cells.get("initialized") for rank in alive),
-        waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
-        stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
-        nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
-        still=len(still),
-        stood=sum(rank.stands(now_ns, limit_s) for rank in ranks),
-        idle=any(not rank.waits_since_ns for rank in still),
-        ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
-        lives_on=any(end and now_ns - max(end, moved) > limit_s * 1e9 for end, moved in ends),
-    )
-
-
 def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
     """Return whether the job may hang, so that evidence should be taken. This is a cheap check; the rules decide.
 
@@ -204,7 +175,6 @@ class JobWatch:
         self.folder = evidence.folder
         self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
-        self.launched_ns = launched_ns
         self.evidence = evidence
         self.followed: dict[int, Followed] = {}
         self.agent = AgentLog()
@@ -266,7 +236,7 @@ class JobWatch:
             if is_at_work or wanted_ns > WANTED_SHARE * interval_s * 1e9:
                 self._launcher_busy_ns = now_ns
         if self.launcher_pid is not None and not self.agent.started:  # else torch's agent lists its ranks in its log
-            self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
+            self._strangers.follow(proc.below(self.launcher_pid, children), self.followed)
         self._holdups.follow(self.ranks())
         self._causes.follow_host(now_ns)
         self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
@@ -347,8 +317,11 @@ class JobWatch:
         return (min(numbers), max(numbers)) if numbers else None
 
     def own_progress(self) -> NodeProgress:
-        now_ns, ranks, idle_s = time.monotonic_ns(), self.ranks(), None
-        # The launcher waits for other nodes if it has no rank: none yet or, with torch's agent, none any more.
+        """Return the progress of this node's ranks."""
+        now_ns, limit_s, ranks = time.monotonic_ns(), self.hang_timeout_s, self.ranks()
+        # How long a live launcher without ranks has been idle. It waits for other nodes if it has none yet or, with
+        # torch's agent, none any more.
+        idle_s = None
         if self._launcher_lives and not ranks and not self.agent.started:
             idle_s = (now_ns - self._launcher_busy_ns) / 1e9
         elif self._launcher_lives and ranks and self.agent.started and all(rank.ended_ns is not None for rank in ranks):
@@ -357,7 +330,22 @@ class JobWatch:
             idle_s = max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
         begun_ns = self.agent.begun_ns
         is_stopping = begun_ns is not None and self.evidence.has_closed_since(begun_ns)
-        return read_progress(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
+        alive = [rank for rank in ranks if rank.ended_ns is None]
+        waiting = [rank for rank in alive if rank.waits_since_ns]
+        still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
+        ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
+        ends = [(rank.cells.get("main_ended_ns", 0), rank.last_progress_ns) for rank in alive]
+        return NodeProgress(
+            alive=len(alive), starting=idle_s is not None and idle_s <= limit_s,
+            never=idle_s is not None and idle_s > limit_s, begun=any(rank.cells.get("initialized") for rank in alive),
+            waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
+            stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
+            nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
+            still=len(still), stood=sum(rank.stands(now_ns, limit_s) for rank in ranks),
+            idle=any(not rank.waits_since_ns for rank in still),
+            ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
+            lives_on=any(end and now_ns - max(end, moved) > limit_s * 1e9 for end, moved in ends),
+        )  # fmt: skip
 
     def take_evidence(self, *, keep_rings: bool = False, limit_s: float = ANSWER_LIMIT_S) -> None:
         """Ask the ranks for evidence, check the processes, and save everything (see ``EvidenceTaker.take``)."""
@@ -387,14 +375,15 @@ class JobWatch:
 
     def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
         """Write watch.json, the watcher's own facts. A finished ``attempt`` gets its own file."""
-        kernel = read_kernel_oom_pids()
-        now_kills = read_oom_kills()
+        kernel, now_kills = read_kernel_oom_pids(), read_oom_kills()
         kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
         processes = self._strangers.rows()
         for pid, process in self.followed.items():
             if process.role != ring_layout.ROLE_RANK:
                 continue
-            oom = _was_oom_killed(pid, process, kernel, kills)
+            is_named = None if kernel is None else pid in kernel
+            by_memory = is_named or (kills > 0 if kills is not None else is_named)
+            oom = None if process.ended_ns is None else by_memory
             row = describe(process, self.below.get(pid, ()), self.evidence.dumps, oom=oom)
             if process.ended_ns is None:
                 self._children_seen[pid] = row["children"]
@@ -404,27 +393,10 @@ class JobWatch:
             row["before_call"] = self._holdups.row(pid, process.ticks)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
-        self.evidence.save(
-            {
-                "now_ns": time.monotonic_ns(),
-                "ended": ended,
-                "launcher_pid": self.launcher_pid,
-                "launcher_status": launcher_status,
-                "stopping_since_ns": self.stopping_since_ns,
-                "interrupted_by": self.interrupted_by,
-                "interrupted_ns": self.interrupted_ns,
-                "processes": processes,
-                "host_causes": dict(encode(HostCauses(**self._causes.host))),
-            },
-            attempt_name("watch", attempt),
-        )
-
-
-def _was_oom_killed(pid: int, process: Followed, kernel: frozenset[int] | None, kills: int | None) -> bool | None:
-    if process.ended_ns is None:
-        return None
-    if kernel is not None and pid in kernel:
-        return True
-    if kills is not None:
-        return kills > 0
-    return False if kernel is not None else None
+        facts = {
+            "now_ns": time.monotonic_ns(), "ended": ended, "launcher_pid": self.launcher_pid,
+            "launcher_status": launcher_status, "stopping_since_ns": self.stopping_since_ns,
+            "interrupted_by": self.interrupted_by, "interrupted_ns": self.interrupted_ns, "processes": processes,
+            "host_causes": dict(encode(HostCauses(**self._causes.host))),
+        }  # fmt: skip
+        self.evidence.save(facts, attempt_name("watch", attempt))
