@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # Keeps these libraries from sending reports of their use, and from printing.
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-
 WebhookFormat = Literal["json", "slack", "teams"]
 COMMAND_LIMIT_S = 60.0  # our choice: a command that runs longer is killed with all that it started
 END_LIMIT_S = 90.0  # our choice: how long the end of ``wrap`` waits for actions that still run

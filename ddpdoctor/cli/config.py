@@ -38,10 +38,8 @@ CONFIG_VERB = "config"  # it shows a wrong file's error itself
 IGNORE = "ignore"
 IGNORE_KEYS = ("code", "reason", "until")
 IGNORE_HELP = 'Write [[{table}ignore]] with code = "DD114", reason = "why", until = 2027-01-31.'
-
 DEFAULT = "default"
 SECRET = {"webhook"}  # keys whose value is a secret: whoever has the URL can post
-
 FileSetting = tuple[Any, str]  # the value that a file gives to an option, and the name of the file
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PARTS = ("opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http")
 DEFAULT_ENDPOINT = "http://localhost:4318"  # that of the SDK
-
 # A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most.
 LEAST_PAUSE = 20
 # Our choice: how long the end of ``wrap`` waits for the last samples to leave. One try to send takes 10 s at most.

@@ -28,10 +28,8 @@ _SIZE_UNITS = {
 _RATE_UNITS = {"": 1.0, "gb/s": 1.0, "gbps": 0.125, "gbit/s": 0.125, "mb/s": 1e-3, "tb/s": 1e3}
 _DURATION_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-
 _MAX_DIGITS = 9  # Most digits of a whole number. Our choice: no count has more.
 MAX_PORT = 65_535
-
 Kind = TypeVar("Kind")
 FailOn = Literal["error", "warning", "info", "never"]  # the least severe finding for which the exit status is 1
 ReportFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html"]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
 ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
-
 HELP = "Nothing was measured. Choose another file."
 TRIAL = b"ddpdoctor"
 # Without one of these variables, Python would start a browser of the terminal, or none.

@@ -37,7 +37,6 @@ NOTES: dict[str, str] = {
     "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
     "twice as long. --debug-level OFF turns it off",
 }
-
 NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
 # Errors for an exhausted resource of the machine. They are not defects of ddpdoctor.
 OUT_OF_MEANS = frozenset(

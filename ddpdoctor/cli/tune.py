@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock
 
 THREADS = "OMP_NUM_THREADS"
-
 INTERRUPTED = "interrupted before it was tried in every round"
 MOST_RANKS = 64  # our choice: more ranks on one machine tell nothing
 WORDS = {

@@ -86,12 +86,10 @@ EXAMPLES = {
         ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
     ),
 }
-
 # Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments.
 UNWANTED = re.compile(
     r"  \[(\d+<=)?x[<>]=\d+\]|; (\d+<=)?x[<>]=\d+(?=\])|  \[required\]| <(list\[)?(str|path|Path)\]?>"
 )
-
 # The error for a wrong command line: click's, or that of the click inside newer versions of Typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 SPLIT = "ddpdoctor.split"

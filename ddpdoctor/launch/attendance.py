@@ -29,7 +29,6 @@ LAUNCH_VARIABLES = (
 LOCK_LIMIT_S = 10.0
 LOCK_EVERY_S = 0.02
 MOST_BYTES = 65536
-
 PRESENT = "present"
 LEFT = "left"  # subfolders of a run folder, with a file PID-TICKS for each process
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.gpus import GpuCount
 
 ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
-
 _WITH_VALUE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
     "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir", "-r",
@@ -36,17 +35,14 @@ _WITH_VALUE = (
     "--numa-binding", "--signals-to-handle", "--shutdown-timeout",
 )  # fmt: skip
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
-
 # Each option, written with dashes, and whether it takes a value.
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
-
 _ASK_TORCH = """
 import json
 from torch.distributed.run import get_args_parser
 actions = get_args_parser()._actions
 print(json.dumps({name: action.nargs != 0 for action in actions for name in action.option_strings}))
 """
-
 HELP_OPTIONS = frozenset({"--help", "-h"})
 USAGE = (
     "Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..., or ddpdoctor wrap [OPTIONS] -- COMMAND "

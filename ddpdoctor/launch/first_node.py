@@ -35,7 +35,6 @@ BROKEN_NS = 5_000_000_000  # our choice: a live member reconnects with its next 
 FRESH_NS = 3_000_000_000  # our choice: a member that sent a beat within three beat intervals is waited for
 # Our choice for the answers of all members, 100 KiB a rank, until they are written to the run folder.
 MAX_PACKED_BYTES = 2**30
-
 PREFIX = "ddpdoctor/wrap/"  # the prefix of ddpdoctor's key in the job's store
 SECOND_PORT = "port"
 OPEN_LIMIT_S = 3.0

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Connecting
 
 FILE = "nodes.json"  # the file in the run folder with the state of all members, a ``NodesSeen``
-
 MACHINE_CODE = "DD611"  # the rule that uses the machine's facts
 # The rules that use the kernel's log, if the error is one of a device, or an abort may have been caused by one.
 DEVICE_CODES = frozenset({"DD604", "DD605"})

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Judgment
 
 Message = TypeVar("Message")
-
 GREETING, EVIDENCE, ROSTER, VERDICT = "greeting", "evidence", "roster", "verdict"
 CLAIM = "claim"  # key of a counter, followed by a member number: how many members were started with that number
 ARRIVALS = "arrivals"  # counts the members that joined without a number
@@ -41,7 +40,6 @@ SURPLUS = "surplus"  # counts the members whose number was already taken
 MOST_RANKS, MOST_RANKS_OF_ALL = 1024, 2**20
 MOST_NAME = 255  # the longest name of a host
 LAST = 10**9  # used as the request number for the record that a member sends when it ends
-
 MAX_PACKED_BYTES = 64 * 2**20  # Our choice: the meeting's limit for one value. A rank's record packs to about 100 KiB.
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PLAIN_BYTES = 512 * 2**20  # our choice: 256 ranks on a node, each with a ring of 1 MiB and stacks of the same size

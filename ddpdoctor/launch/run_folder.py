@@ -55,7 +55,6 @@ RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present"
 _NO_PLACE = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.EPERM, errno.EROFS})
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
-
 RUN_NAME = "run.json"
 NODES = "nodes"
 # The only environment variables that a run folder holds.

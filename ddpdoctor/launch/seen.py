@@ -35,7 +35,6 @@ WORKING_BYTES_S = 64 * 1024  # our choice: a process below both limits is not wo
 MOST_NAME = 60
 # The kernel's names of forked Python processes, whose command line is the same as the rank's.
 PYTHON_NAMES = ("python", "pt_data_worker")
-
 HOST_EVERY_NS = 1_000_000_000  # How often the host's memory is read. Our choice: a job takes seconds to fill it.
 MOST_LINES = 64
 SHOWN_LINES = 2

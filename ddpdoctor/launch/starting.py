@@ -31,21 +31,18 @@ _OF_ANOTHER_JOB = (
     "DDPDOCTOR_AGENT", "DDPDOCTOR_JOINED", "DDPDOCTOR_RANK_PID", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER",
     "DDPDOCTOR_DETAIL", OWN_VARIABLE,
 )  # fmt: skip
-
 # Tells recorders to turn DETAIL on. A Python without a recorder (``python -I``) then runs without DETAIL, because only
 # the recorder makes it safe.
 #
 # A command gets torch's own variable instead: it may start ranks on hosts where the recorder cannot be loaded, and all
 # ranks must have the same level. By default it gets none if there is a GPU, because it may use NCCL.
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
-
 NCCL_LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 # Our choice: DETAIL opens five more descriptors per rank and group, and twice that with each further rank.
 MIN_FILES = 128
 # Our choice: DETAIL takes 150 MiB more per group, because each of Gloo's threads has a stack and a malloc arena.
 MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # the drivers of NVIDIA and of AMD, whose RCCL reads the same variables
-
 MAX_ANCESTORS = 100
 
 

@@ -23,9 +23,7 @@ GRACE_S = 2.0
 # Our choice: stop after this many scans in a row find nothing. A single scan can miss a process that just started.
 QUIET_CHECKS = 3
 KILL_LIMIT_S = 30.0  # Our choice: how long SIGKILL is repeated. Nothing ends a process that is blocked in the kernel.
-
 Target = tuple[int, int]  # a pid and its start ticks, which together identify a process even if the pid is reused
-
 _DONE = b"done\n"
 
 

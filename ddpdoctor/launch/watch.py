@@ -50,12 +50,9 @@ IO_BYTES_PER_S = 64 * 1024
 # another (a poll by a shell command). They count as moving for this many hang timeouts. Our choice: an export of twice
 # the time limit passes, and a poll is reported after four.
 FAMILIAR_PATIENCE = 3
-
 # Descendants whose waits for a core are read. Our choice: a rank has its loader workers, and few others.
 MOST_CHILDREN = 32
-
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
-
 EARLY_EXIT_WAIT_S = 1.5  # how long others must have waited for a rank that ended with status 0 before evidence is taken
 
 
