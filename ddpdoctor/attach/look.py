@@ -287,7 +287,6 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
 
 
 def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
-    """``ends_of_others`` are the local ends of the connections of the other ranks."""
     old, new = before[0].process, after[0].process
     if old is None or new is None or old.main_switches is None or new.main_switches is None:
         slept = None

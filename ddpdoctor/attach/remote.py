@@ -79,8 +79,6 @@ class Way:
 
 @dataclass(slots=True, kw_only=True)
 class _Asked:
-    """A program that asks one node."""
-
     node: str
     process: subprocess.Popen[bytes]
     out: IO[bytes]

@@ -248,10 +248,7 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
 
 
 def run_command(command: str, report: Report, verdict: Finding, file: Path, limit_s: float = COMMAND_LIMIT_S) -> str:
-    """Run the user's command with the report on stdin and the verdict in variables.
-
-    What it prints goes to stderr, because stdout belongs to the script.
-    """
+    """Run the user's command with the report on stdin. Its output goes to stderr: stdout belongs to the script."""
     from ddpdoctor.report.formats import render_json
 
     told = {

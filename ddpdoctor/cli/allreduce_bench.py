@@ -150,10 +150,7 @@ def read_settings(options: Options) -> BenchSettings:
 
 
 def read_compared(path: Path | None, world_size: int) -> Any:
-    """Return the saved run to compare with, or None if none was given.
-
-    Raises ``UserError``, also for a run with another number of ranks.
-    """
+    """Return the saved run to compare with, if any. Raises ``UserError``, also for another number of ranks."""
     from ddpdoctor.cli.report import read_run
     from ddpdoctor.diagnose.bandwidth import check_ranks, read_baseline
 

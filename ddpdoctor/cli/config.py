@@ -244,10 +244,7 @@ def _user_name(uid: int) -> str:
 
 
 def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Declared, ...]:
-    """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file.
-
-    ``kind`` declares them. ``says``: what is left out of the files is said on stderr.
-    """
+    """Return a verb's options with defaults from the files; ``says``: say what is left out. Raises ``UserError``."""
     if verb == CONFIG_VERB:
         return declared_by(kind)
     try:

@@ -172,10 +172,7 @@ def typed(text: str) -> Any:
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return the options and arguments that a command's dataclass declares, in their order.
-
-    If the class has ``VARIABLES``, a variable with that beginning sets each option: DDPDOCTOR_ON_HANG for --on-hang.
-    """
+    """Return what a verb's dataclass declares. If it has ``VARIABLES``, a variable that begins so sets each option."""
     variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -292,9 +289,5 @@ VERBS = {
 
 
 def load_verb(name: str) -> Any:
-    """Return a command's module.
-
-    The module has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes an ``Options``
-    and returns the exit status.
-    """
+    """Return a verb's module: ``Options``, whose docstring is its help, and ``run``, which returns the exit status."""
     return import_module(f"ddpdoctor.cli.{name.replace('-', '_')}")

@@ -89,10 +89,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
-    """Write a report completely or not at all. A full disk loses only the file, not the report on the screen.
-
-    Return whether it was written. If not, say why on stderr.
-    """
+    """Write a report completely or not at all. On a full disk, say so on stderr and return False."""
     from ddpdoctor.report.formats import render_json
 
     problem = f"report could not be saved in {run_dir}"
@@ -161,10 +158,7 @@ def _wrapped(stream: TextIO, text: str) -> str:
 
 
 def write(stream: TextIO, text: str) -> bool:
-    """Write text. Characters that the stream's encoding does not support are escaped.
-
-    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped, and False is returned.
-    """
+    """Write text, escaped for the stream. If the reader of a pipe has ended, drop all from now on and return False."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -245,10 +239,7 @@ def check_files(outputs: Outputs) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions alone are not enough to know. A new file is removed again.
-
-    Raises ``UserError`` if the file cannot be written.
-    """
+    """Try to write, because permissions do not tell; remove a new file again. Raises ``UserError``."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -266,10 +257,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> Report:
-    """Save a report, then show it, and return it without the findings that the user ignores.
-
-    The order matters because a reader may close the pipe early.
-    """
+    """Save a report, then show it, as a reader may close the pipe early; return it without what the user ignores."""
     if outputs.ignore:
         from ddpdoctor.diagnose.files import check_codes
         from ddpdoctor.diagnose.report import leave_out

@@ -104,10 +104,7 @@ def finish(
 
 
 def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
-    """Take some steps after the job has ended, whatever fails in them: its status is returned.
-
-    Say the first failure, unless one was said before. Return the outcome with that failure.
-    """
+    """Take some steps, whatever fails in them; say the first failure unless one was said, and keep it."""
     failure = None
     for step in steps:
         try:
@@ -175,7 +172,7 @@ class JobReports:
 
     @property
     def page(self) -> Path | None:
-        """The file for the page, or None if no page is wanted or another node writes the report of the job."""
+        """The file for the page, if one is wanted and this node writes the report of the job."""
         return self.options.html if self.options.report_file.name == REPORT_NAME else None
 
     def report_crash(self, what: str) -> None:

@@ -87,7 +87,6 @@ def _find(given: Path | None) -> Path:
 
 
 def _read(run_dir: Path) -> JobNow:
-    """Return the status, with the verdict that `wrap` has reported of a job that goes on."""
     from ddpdoctor.diagnose.live import read_status
     from ddpdoctor.model.live import Liveness
     from ddpdoctor.report.lines import title_of

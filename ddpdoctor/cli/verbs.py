@@ -168,7 +168,6 @@ class LaunchVerb(Verb):
     """Gives Typer only ddpdoctor's own options. Those of torchrun and the script bypass it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split the command line first, and keep the rest of it for ``Options.split``."""
         from ddpdoctor.launch.command_line import split_command
 
         params = self.get_params(ctx)

@@ -26,10 +26,7 @@ GOES_ON = {
 
 
 def watch(words: Sequence[str]) -> None:
-    """Watch until the last rank has left, and report on stderr what is wrong.
-
-    ``words`` is the command line, which ``ddpdoctor.integrations.place`` has written. An empty meeting means none.
-    """
+    """Watch until the last rank has left, and report what is wrong. ``integrations.place`` wrote ``words``."""
     from ddpdoctor.cli.running import JobReports, finish, load_judge, outcome_report
     from ddpdoctor.model.findings import Severity
 

@@ -92,10 +92,7 @@ SavedFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "h
 
 @lru_cache(maxsize=1)
 def ask_torchrun() -> Mapping[str, bool]:
-    """Ask the installed torch, in a separate process, for its options and whether each takes a value.
-
-    Raises ``UserError`` if torch cannot be imported or does not answer in time.
-    """
+    """Ask the installed torch, in a process of its own, for its options. Raises ``UserError`` if it cannot say."""
     command = [sys.executable, *safe_flags(), "-c", _ASK_TORCH]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True)
@@ -136,10 +133,8 @@ def split_command(
 ) -> SplitCommand:
     """Split ``argv``; ``own_options`` maps each of ddpdoctor's options to whether it takes a value.
 
-    The first word that is neither an option nor an option's value is the script; everything after it belongs to the
-    script. After ``--`` comes a command. ``ask`` is called for an option that is in neither table. Raises ``UserError``
-    for an unknown option, a missing value, options of torchrun before a command, and if there is neither a script nor
-    a command.
+    The first word that is neither an option nor an option's value is the script, with all that follows. After ``--``
+    comes a command. ``ask`` is called for an option that is in neither table. Raises ``UserError`` for a wrong use.
     """
     words = deque(argv)
     own: list[str] = []
@@ -261,10 +256,7 @@ def variable_of(option: str) -> str:
 
 
 def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
-    """Return torchrun's settings, given before a script or in the command itself.
-
-    For another command, return the settings in an operator's PET_* variables, or None if they do not set the nodes.
-    """
+    """Return torchrun's settings. Those of another command are an operator's PET_* variables, if they set nodes."""
     if not split.is_command:
         return TorchrunSettings(split.torchrun, env)
     words = split.script_args
@@ -280,10 +272,7 @@ def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> Torchrun
 
 
 def check_script(script: str) -> bytes | None:
-    """Return the source of a script, or None if it has none to read (a zip file, compiled code).
-
-    Raises ``UserError`` if Python could not run it: not found, a directory, not readable, a syntax error.
-    """
+    """Return a script's source, or None (a zip file, compiled code). Raises ``UserError`` if Python cannot run it."""
     path = Path(script)
     if path.is_dir():
         path /= "__main__.py"

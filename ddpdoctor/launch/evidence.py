@@ -269,10 +269,7 @@ def describe(
 
 
 def ask_for_evidence(folder: Path, limit_s: float, is_running: Callable[[], bool]) -> bool:
-    """Ask the watcher of a running job for evidence, and wait for it; return whether it came.
-
-    ``folder`` is where the job's record is. Raises OSError if it cannot be written to.
-    """
+    """Ask the watcher of a job, by the folder of its record; return whether evidence came. Raises OSError."""
     control = open_plain(folder / "control", os.O_RDWR)
     try:
         asked = time.monotonic_ns()

@@ -131,11 +131,7 @@ class MembersHeard:
             return len({0, *self._heard}) >= self._placement.expected
 
     def have_answered(self, request: int, *, late: bool) -> bool:
-        """Return whether every member has answered a request, has left, or is silent.
-
-        A member that missed some beats is waited for until it counts as silent. A member that beats but does not answer
-        is waited for until ``late``.
-        """
+        """Return whether all have answered a request, left or gone silent. Who beats is waited for until ``late``."""
         now_ns = time.monotonic_ns()
         with self._lock:
             return not any(

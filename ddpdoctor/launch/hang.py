@@ -116,10 +116,7 @@ def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
 
 
 def try_places(folder: Path, places: Sequence[Place]) -> bool:
-    """Connect to all places at the same time, and save the results; return whether there are new ones.
-
-    Saved is the last attempt at each place, in the same order, without those that exceeded the limit.
-    """
+    """Connect to all places at once, and save how that ended; return whether there are new results."""
     if is_fresh(folder / REACHED_NAME, REACH_FRESH_S):
         return False
     from ddpdoctor.probes.store import knock
@@ -318,7 +315,7 @@ class Examining:
         self.announce(NOTHING_FOUND, stop=False)
 
     def have_moved(self) -> bool:
-        """Return whether a rank without progress at the last report has moved since."""
+        """Return whether a rank that stood still at the last report has moved since."""
         return bool(self._shown_ns) and self._stands_less(self._progress_of_all())
 
     def _stands_less(self, progress: list[NodeProgress]) -> bool:

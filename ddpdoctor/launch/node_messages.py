@@ -200,10 +200,7 @@ def find(conversation: Conversation, kind: type[Message], key: str) -> Message |
 
 
 def pack_folder(folder: Path) -> bytes:
-    """Pack the files of a run folder that a judgment reads.
-
-    Files that do not fit are left out, the largest first. Raises OSError if the folder is gone.
-    """
+    """Pack the files that a judgment reads; the largest stay out if need be. Raises OSError if the folder is gone."""
     sizes: dict[Path, int] = {}
     for path in _files(folder):
         sizes[path] = 0

@@ -45,10 +45,7 @@ PAUSE_S = 0.05
 
 
 class OtherNode:
-    """The session's view of the first member. A thread finds the meeting and handles requests; the session never waits.
-
-    Only ``leave`` and ``close`` wait for a while.
-    """
+    """The session's view of the first member, which a thread finds and answers. Only ``leave`` and ``close`` wait."""
 
     is_first: Literal[False] = False
 

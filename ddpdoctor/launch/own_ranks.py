@@ -154,7 +154,6 @@ def _passing_on(ranks: _Ranks) -> Iterator[None]:
 
 
 def _wait(ranks: _Ranks) -> None:
-    """Wait until all ranks have ended, or one has failed and the others do not end by themselves."""
     deadline: float | None = None
     while ranks.living():
         if deadline is None and (ranks.signals or any(process.poll() for process in ranks.running)):

@@ -218,7 +218,6 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
 
 
 def _beside(port: int) -> int:
-    """Return the port next to the store's, or 0 if that is unknown."""
     if not port:
         return 0
     return port + 1 if port < MAX_PORT else port - 1
@@ -227,11 +226,7 @@ def _beside(port: int) -> int:
 def _by_slurm(
     split: SplitCommand, torchrun: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
 ) -> Placement:
-    """Place a task of a Slurm step, with the options or variables that its torchrun or its rank needs.
-
-    ``torchrun`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
-    tasks on a node would start the ranks of the whole node.
-    """
+    """Place a task of a Slurm step. ``torchrun`` is None if the command is not torchrun. Raises ``UserError``."""
     one_host, tasks = step.nodes == 1, step.place.tasks
     hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
     placed = Placement(
@@ -321,10 +316,7 @@ def is_own_host(host: str, port: int) -> bool:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the addresses at which others may reach this host, those of the job's own interfaces first.
-
-    Next come the addresses of its host name, which Gloo publishes, and then all except loopback and link-local ones.
-    """
+    """Return this host's addresses: of the job's interfaces, of its name (Gloo publishes these), then all others."""
     from ddpdoctor.collect.system import SystemCalls
     from ddpdoctor.exchange.reach import look_up
 

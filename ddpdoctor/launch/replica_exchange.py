@@ -175,10 +175,7 @@ class SharedReplicas:
 
 
 class LiveComparison:
-    """Compares the replicas of each attempt of a job, one attempt after another.
-
-    The comparing code is imported after the launcher has started, so that no rank waits for it.
-    """
+    """Compares the replicas of each attempt of a job. It imports what compares late: no rank waits for that."""
 
     def __init__(
         self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None

@@ -91,10 +91,7 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
 
 
 def make_dump_dir(run_dir: Path) -> Path:
-    """Create the folder of the next report that is made on demand while a job runs: ``dumps/1``, ``dumps/2``.
-
-    Raises ``UserError`` if it is not writable.
-    """
+    """Create the folder of the next report made while a job runs: ``dumps/1``, ``dumps/2``. Raises ``UserError``."""
     parent = run_dir / DUMPS
     try:
         parent.mkdir(mode=PRIVATE, exist_ok=True)
@@ -214,10 +211,7 @@ class Starter:
 
 
 def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> tuple[Path, Path]:
-    """Create this member's private run folder; return it and the file for its report. ``asked`` is --report-dir.
-
-    Raises ``UserError`` if it holds another run or is not writable.
-    """
+    """Create this member's private run folder (``asked``: --report-dir) and name its report. Raises ``UserError``."""
     # The label in this member's file names: empty for the first, else its number, or its host without one.
     label = str(placement.number)
     if placement.alone or placement.number == 0:
@@ -268,10 +262,7 @@ def _is_former_start(run: Run, starter: Starter) -> bool:
 
 
 def _claim(folder: Path) -> bool:
-    """Lock a folder for the lifetime of this process; return False if another process on this host holds it.
-
-    The descriptor stays open, and children do not inherit it. If the file system has no such locks, claiming succeeds.
-    """
+    """Lock a folder as long as this process lives (children do not inherit that), unless another here holds it."""
     make_private(folder)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -280,12 +271,12 @@ def _claim(folder: Path) -> bool:
         os.close(descriptor)
         return False
     except OSError:
-        pass
+        pass  # a file system without such locks
     return True
 
 
 def _read_run(folder: Path) -> Run | None:
-    """Return a folder's run.json, None if it is missing, or an empty record if it cannot be read."""
+    """Return a folder's run.json, None if there is none, or an empty record if it cannot be read."""
     try:
         return decode(Run, parse_json(read_plain(folder / RUN_NAME)))
     except FileNotFoundError:

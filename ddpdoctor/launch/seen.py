@@ -51,7 +51,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """One process's totals since its start."""
+    """A process's totals since its start."""
 
     ticks: int
     wanted_ns: int | None

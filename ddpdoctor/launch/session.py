@@ -464,10 +464,7 @@ class JoinedSession(Session):
         self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, record: Path,
         meeting: Path | None,
     ) -> None:  # fmt: skip
-        """Take what ``Session`` takes.
-
-        ``meeting`` is the file at which further ranks find ``record``, or None if nobody else may come.
-        """
+        """Take what ``Session`` takes; further ranks find ``record`` at ``meeting``, or nobody may come (None)."""
         super().__init__(options, load_judge, notifier, record)
         self.meeting = meeting
         self.attendance = Attendance()

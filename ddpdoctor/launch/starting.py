@@ -49,10 +49,9 @@ MAX_ANCESTORS = 100
 def start_launcher(
     options: WrapOptions, folder: Path, mark: Mapping[str, str], in_child: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
-    """Start the launcher, with ``mark`` in its environment; recorders write to ``folder``. Streams are inherited.
+    """Start the launcher, with ``mark`` in its environment; recorders write to ``folder``. Raises ``UserError``.
 
-    ``in_child`` runs in the new process before it becomes the launcher, and must not raise. Raises ``UserError`` if the
-    system cannot run the command, for example a script without a ``#!`` line.
+    ``in_child`` runs in the new process before it becomes the launcher, and must not raise.
     """
     command, placement = launch_command(options), options.placement
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
@@ -141,10 +140,7 @@ def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | 
 
 
 def find_outer_run(env: Mapping[str, str]) -> Path | None:
-    """Return the run folder of the ``wrap`` that this process runs under, or None if there is none.
-
-    Variables may be left over from another job, so that ``wrap`` must also be an ancestor process.
-    """
+    """Return the run folder of a ``wrap`` above this process, if any; variables alone may be another job's."""
     watcher = env.get("DDPDOCTOR_WATCHER", "")
     folder = Path(env.get("DDPDOCTOR_RUN", ""))
     if not watcher.isdecimal() or not (folder / "run.json").is_file():
@@ -161,10 +157,7 @@ def find_outer_run(env: Mapping[str, str]) -> Path | None:
 
 
 def become_launcher(options: WrapOptions) -> NoReturn:
-    """Replace this process with the launcher, so that streams, signals and exit status are the launcher's own.
-
-    Raises ``UserError`` if the system cannot run the command.
-    """
+    """Replace this process with the launcher: its streams, signals and status count. Raises ``UserError``."""
     command = launch_command(options)
     sys.stdout.flush()
     sys.stderr.flush()

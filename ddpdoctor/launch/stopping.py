@@ -63,10 +63,7 @@ def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
 
 
 def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_s: float) -> None:
-    """Stop the processes that ``find`` selects, and all their descendants.
-
-    It scans again until nothing is left, because a launcher may start another rank after each scan.
-    """
+    """Stop what ``find`` selects and all below it, until scans find no more: a launcher may start another rank."""
     known: set[Target] = set()
     asked: set[Target] = set()
     limit = time.monotonic() + grace_s
@@ -140,10 +137,7 @@ class Guardian:
     """A process that is forked before the launcher starts. Call ``dismiss`` when the job has ended."""
 
     def __init__(self, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:
-        """Fork. Recorders write to ``folder``, and the job's environment holds ``mark``.
-
-        ``on_orphaned`` runs in the guardian, after the job was stopped.
-        """
+        """Fork. The job's environment holds ``mark``; ``on_orphaned`` runs in the guardian once the job was stopped."""
         reader, self._writer = os.pipe()
         try:
             self.pid = os.fork()

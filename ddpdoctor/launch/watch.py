@@ -1,7 +1,4 @@
-"""Watches a running job from outside: which processes live, how far each rank has come, and their evidence.
-
-``suspicion_of`` says whether the job may hang, so that evidence should be taken.
-"""
+"""Watches a running job from outside: which processes live, how far each has come, and whether it may hang."""
 
 from __future__ import annotations
 
