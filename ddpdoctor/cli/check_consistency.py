@@ -96,12 +96,13 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
     from ddpdoctor.probes.consistency.session import run_rank
 
-    return run_rank(launch, env, settings, partial(_report, options, now()), show_error)
+    started_at = now()
 
+    def report(trial: Trial) -> int:
+        """Judge, save and show a trial on the reporting rank; return the exit status."""
+        from ddpdoctor.diagnose.files import build_report
 
-def _report(options: Options, started_at: str, trial: Trial) -> int:
-    """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.diagnose.files import build_report
+        outputs = settings_of(options, Outputs, fail_on=options.fail_on or "error")
+        return deliver_check(build_report(trial, tuple(sys.argv), started_at), outputs)
 
-    outputs = settings_of(options, Outputs, fail_on=options.fail_on or "error")
-    return deliver_check(build_report(trial, tuple(sys.argv), started_at), outputs)
+    return run_rank(launch, env, settings, report, show_error)

@@ -63,17 +63,12 @@ class ConfigTable:
 
     path: Path
     table: dict[str, Any]
-    prefix: str  # how its tables are named in the file: "tool.ddpdoctor." or empty
+    prefix: str  # how its tables are named in a project's file: "tool.ddpdoctor."; empty in the user's
 
     @property
     def source(self) -> str:
         """Return the file's name for messages."""
         return str(self.path)
-
-    @property
-    def is_project(self) -> bool:
-        """Return whether it is a project's file."""
-        return bool(self.prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +104,7 @@ class Config:
                 reason="a project's file cannot set what runs, sends or writes something",
                 remedy=f"Give --{key}, or put it into {self.user_file or 'the file of ddpdoctor config'}.",
             )
-            for table in self.tables if table.is_project
+            for table in self.tables if table.prefix
             for found, name in ((table.table, PROJECT_TABLE), (table.table.get(verb, {}), f"{PROJECT_TABLE}.{verb}"))
             for key in sorted(keys & found.keys())
         )  # fmt: skip
@@ -121,7 +116,7 @@ class Config:
         for table in reversed(self.tables):
             own = table.table.get(verb, {})
             for option in options:
-                if table.is_project and key_of(option) in ACTING:
+                if table.prefix and key_of(option) in ACTING:
                     continue
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
                     if key_of(option) in keys and not (keys is table.table and key_of(option) == IGNORE):

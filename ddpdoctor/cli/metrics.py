@@ -44,8 +44,15 @@ END_LIMIT_S = 15.0
 READABLE = 0o644  # node_exporter runs as another user
 
 
-def check_otlp(env: Mapping[str, str]) -> None:
-    """Raise ``UserError`` if the SDK is missing, or if the variables ask for a protocol that is not sent."""
+def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
+    """Raise ``UserError`` for a file that cannot be written, or if the SDK or the variables do not let us send."""
+    if path is not None:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
+        check_writable(path, "--metrics-file")
+        check_writable(path.with_name(path.name + ".part"), "--metrics-file")
+    if not otlp:
+        return
     try:
         is_installed = all(map(find_spec, PARTS))
     except ModuleNotFoundError:
@@ -122,16 +129,6 @@ class OtlpSender:
         from opentelemetry.metrics import Observation
 
         return [Observation(sample.value, dict(sample.labels)) for sample in self._samples if sample.metric is metric]
-
-
-def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
-    if path is not None:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
-        check_writable(path, "--metrics-file")
-        check_writable(path.with_name(path.name + ".part"), "--metrics-file")
-    if otlp:
-        check_otlp(env)
 
 
 def file_of(path: Path, report_file: Path) -> Path:

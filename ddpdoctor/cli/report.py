@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
-from ddpdoctor.cli.output import Outputs, check_files, make_page_file, open_page, save_plot, show_report, write_report
+from ddpdoctor.cli.output import Outputs, check_files, save_plot, say, show_report, write_report
 from ddpdoctor.launch.command_line import SavedFormat
 from ddpdoctor.model.errors import ExitStatus, UserError
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 REPORT_NAME = "report.json"
 RUNS = "ddpdoctor-report"  # the folder for run folders, below the folder in which `wrap` is started
+# Without one of these variables, Python would start a browser of the terminal, or none.
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 RUN_MARK = "run.json"  # a file that a run folder holds even if the run was cut short before its report was written
 
 
@@ -48,7 +52,7 @@ def run(options: Options) -> int:
             raise UserError(
                 f"--open shows a page, and --format {options.format} is none", help="Leave --format out with --open."
             )
-        options = replace(options, format="html", output=options.output or make_page_file())
+        options = replace(options, format="html", output=options.output or _make_page_file())
     check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
@@ -84,8 +88,24 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
     if options.output is None:
         show(sys.stdout, folder)
     elif write_report(show, options.output) and options.opens:
-        open_page(options.output)
+        import webbrowser
+
+        page, has_screen = options.output.resolve(), sys.platform == "darwin" or any(map(os.environ.get, SCREENS))
+        is_open = has_screen and webbrowser.open(page.as_uri())
+        say(sys.stderr, f"{'' if is_open else 'no browser could be opened here; '}the page is {page}")
     return ExitStatus.OK
+
+
+def _make_page_file() -> Path:
+    """Make a private temporary file for a page, which stays. Raises ``UserError``."""
+    try:
+        fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
+    except OSError as error:
+        raise UserError(
+            f"no temporary file can be made: {error.strerror}", help="Give a file for the page: --output report.html."
+        ) from error
+    os.close(fd)
+    return Path(name)
 
 
 def is_same_run(path: Path, other: Path) -> bool:
@@ -123,7 +143,6 @@ def read_run(path: Path) -> Report:
 
 
 def _read_file(file: Path) -> Report:
-    import os
     import zipfile
 
     from ddpdoctor.recorder.storage.files import check_json, open_plain, read_plain

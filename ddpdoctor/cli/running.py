@@ -7,16 +7,17 @@ import errno
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
-from ddpdoctor.launch.run_folder import REPORT_NAME, has_space, read_launcher_log
+from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
 from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
+from ddpdoctor.recorder.agent import LOG_FILE
+from ddpdoctor.recorder.storage.files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,7 +101,18 @@ def finish(
         if outcome.failure is not None:
             raise outcome.failure
 
-    return after_the_job(replace(outcome, failure=None), fail, partial(_show_launcher_log, outcome), show, say_where)
+    def show_launcher_log() -> None:
+        """Show what torchrun said about the end of a job that failed without a verdict."""
+        errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
+        if outcome.exit_status and not errors - set(outcome.end.ignore):
+            from ddpdoctor.report.lines import clean
+
+            said = b""
+            with contextlib.suppress(OSError):  # none was kept
+                said = read_plain(outcome.folder / LOG_FILE)
+            write(sys.stderr, clean(said.decode("utf-8", "replace")))
+
+    return after_the_job(replace(outcome, failure=None), fail, show_launcher_log, show, say_where)
 
 
 def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
@@ -127,16 +139,6 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
         else:
             show_defect(failure)
     return replace(outcome, failure=failure)
-
-
-def _show_launcher_log(outcome: JobOutcome) -> None:
-    """Show what torchrun said about the end of a job that failed without a verdict."""
-    errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
-    if not outcome.exit_status or errors - set(outcome.end.ignore):
-        return
-    from ddpdoctor.report.lines import clean
-
-    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
 def load_judge() -> Judge:
@@ -204,7 +206,16 @@ class JobReports:
         """Show the report of an outcome, or one line if the same was shown before or another node writes it."""
         options = self.options
         if outcome.judged_at is not None and options.format == "text":
-            self._show_elsewhere(outcome)
+            from ddpdoctor.report.lines import title_of
+
+            # In one line what is wrong. With one wrap per rank, only blamed ranks say it.
+            report = outcome_report(outcome)
+            verdict, place = report.verdict, options.placement
+            if verdict is not None and verdict.severity is Severity.ERROR:
+                is_blamed = bool({row.rank for row in report.ranks} & set(verdict.ranks))
+                where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {options.report_file}"
+                if is_blamed or not place.of_ranks:
+                    say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
             return
         report = self.make(outcome)
         shown = keep_errors(report) if options.quiet else report
@@ -219,19 +230,6 @@ class JobReports:
             show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
         if self.act is not None and outcome.judged_at is None:
             self.act(report, options.report_file)
-
-    def _show_elsewhere(self, outcome: JobOutcome) -> None:
-        """Say in one line what is wrong. With one wrap per rank, only blamed ranks do."""
-        from ddpdoctor.report.lines import title_of
-
-        report = outcome_report(outcome)
-        verdict = report.verdict
-        if verdict is None or verdict.severity is not Severity.ERROR:
-            return
-        is_blamed = bool({row.rank for row in report.ranks} & set(verdict.ranks))
-        if is_blamed or not self.options.placement.of_ranks:
-            where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {self.options.report_file}"
-            say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
 
     def go_on(self, outcome: JobOutcome, *, is_known: bool) -> None:
         """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""

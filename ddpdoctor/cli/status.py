@@ -50,7 +50,15 @@ def run(options: Options) -> int:
         raise UserError("--watch and --dump exclude each other", help="Leave one out.")
     run_dir = _find(options.run)
     if options.dump:
-        return _dump(run_dir, options)
+        from ddpdoctor.diagnose.job import take_dump
+        from ddpdoctor.launch.evidence import ask_for_evidence
+        from ddpdoctor.launch.run_folder import make_dump_dir
+
+        report, folder = take_dump(run_dir, ask_for_evidence), make_dump_dir(run_dir)
+        save_report(folder, report)
+        show_report(report, options.format, sys.stdout, folder)
+        say(sys.stderr, "the job goes on")
+        return ExitStatus.OK
     if not options.watch:
         write(sys.stdout, _draw(_read(run_dir), options))
         return ExitStatus.OK
@@ -110,16 +118,3 @@ def _draw(status: JobNow, options: Options) -> str:
 
     width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
     return render_status(status, width=width, color=color, cwd=read_cwd())
-
-
-def _dump(run_dir: Path, options: Options) -> int:
-    from ddpdoctor.diagnose.job import take_dump
-    from ddpdoctor.launch.evidence import ask_for_evidence
-    from ddpdoctor.launch.run_folder import make_dump_dir
-
-    report = take_dump(run_dir, ask_for_evidence)
-    folder = make_dump_dir(run_dir)
-    save_report(folder, report)
-    show_report(report, options.format, sys.stdout, folder)
-    say(sys.stderr, "the job goes on")
-    return ExitStatus.OK
