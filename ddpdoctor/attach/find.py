@@ -38,7 +38,7 @@ PROC = Path("/proc")
 # The kernel's names for threads that torch starts with a process group. A forked worker does not inherit threads.
 GROUP_THREADS = frozenset({"pt_gloo_runloop", "pt_nccl_watchdg", "pt_nccl_heartbt"})
 LOADER_WORKER = "pt_data_worker"
-SPAWNED = b"multiprocessing.spawn"  # in the command line of a process that multiprocessing started by spawn
+SPAWNED = "multiprocessing.spawn"  # in the command line of a process that multiprocessing started by spawn
 _IDENTITY = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 # Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold.
 STUCK_LIMIT_S = 1.0
@@ -127,10 +127,8 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
         itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
         jobs = itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
     if name is not None:
-        identities = [(job, job.identity) for job in jobs]
-        jobs = [
-            job for job, one in identities if name in {one.name, _longer_name(one)} or one.name.startswith(f"{name}@")
-        ]
+        names = [(job, job.identity.name, _longer_name(job.identity)) for job in jobs]
+        jobs = [job for job, short, long in names if name in {short, long} or short.startswith(f"{name}@")]
     meant = list(jobs)
     if len(meant) == 1:
         return meant[0]
@@ -272,9 +270,8 @@ class Candidate:
     @cached_property
     def is_spawned(self) -> bool:
         """Whether multiprocessing started it by spawn, and not as a loader's worker."""
-        return (
-            SPAWNED in proc.read_text(PROC / str(self.pid) / "cmdline").encode() and LOADER_WORKER not in self.threads
-        )
+        command = proc.read_text(PROC / str(self.pid) / "cmdline")
+        return SPAWNED in command and LOADER_WORKER not in self.threads
 
 
 def read_candidate(process: Process) -> Candidate:
@@ -350,11 +347,8 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
         return joined[:1]
     if launching:
         return []
-    pythons = [
-        candidate
-        for candidate in family
-        if Path(proc.read_link(PROC / str(candidate.pid) / "exe")).name.startswith("python")
-    ]
+    programs = [(member, Path(proc.read_link(PROC / str(member.pid) / "exe")).name) for member in family]
+    pythons = [member for member, program in programs if program.startswith("python")]
     best = next((python for python in pythons if python.has_torch), None)
     if best is None:
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
@@ -366,6 +360,5 @@ def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list
     """Add the processes that were spawned beside one that has joined: they may be stuck before."""
     parents = {candidate.process.ppid for candidate in joined if candidate.is_spawned}
     beside = [other for other in others if other.process.ppid in parents and other.is_spawned and not other.joined]
-    return sorted(
-        [*joined, *(candidate for candidate in beside if candidate.has_torch)], key=lambda candidate: candidate.pid
-    )
+    loading = (candidate for candidate in beside if candidate.has_torch)
+    return sorted([*joined, *loading], key=lambda candidate: candidate.pid)

@@ -187,9 +187,8 @@ def _look_from_outside(
     for rank in job.ranks:
         calls[f"facts {rank.pid}"] = partial(read_facts, rank, host)
         calls[f"stacks {rank.pid}"] = partial(read_in_turn, rank.pid)
-    replies = ask_side_by_side(
-        calls, {name: FACTS_LIMIT_S if name.startswith("facts") else STACKS_LIMIT_S for name in calls}
-    )
+    limits = {name: FACTS_LIMIT_S if name.startswith("facts") else STACKS_LIMIT_S for name in calls}
+    replies = ask_side_by_side(calls, limits)
     facts: dict[int, ProcessFacts | None] = {}
     threads: dict[int, Any] = {}
     for rank in job.ranks:

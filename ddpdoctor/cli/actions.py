@@ -397,12 +397,10 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
 
 def _write(logger: Logger, entry: Entry) -> str:
     """Have a child write; return what went wrong, or an empty string."""
-    job = asdict(logger) | {"entry": asdict(entry)}
+    text = json.dumps(asdict(logger) | {"entry": asdict(entry)})
     command = [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.actions"]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(job), text=True, capture_output=True, timeout=LOG_LIMIT_S, check=False
-        )
+        done = subprocess.run(command, input=text, text=True, capture_output=True, timeout=LOG_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"{logger.name} had not written the findings after {LOG_LIMIT_S:.0f} s"
     if not done.returncode:

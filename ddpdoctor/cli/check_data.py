@@ -63,10 +63,8 @@ def run(options: Options) -> int:
         return deliver_check(plan_report(plan, tuple(sys.argv)), outputs)
     for name in OF_THE_LOADER:
         if getattr(options, name):
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} cannot be used with --dataset, which reads your loader", help="Leave one of them out."
-            )
+            what = f"--{name.replace('_', '-')} cannot be used with --dataset, which reads your loader"
+            raise UserError(what, help="Leave one of them out.")
     from ddpdoctor.collect.launch import seen_ranks
     from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
     from ddpdoctor.model.findings import now

@@ -326,9 +326,8 @@ def _keys_of(verb: str) -> list[str]:
 
 def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
     if not isinstance(keys, dict):
-        raise UserError(
-            f"{table.source}: {name.strip('[]')} is not a table", help=f"Write {name} and options below it."
-        )
+        what = f"{table.source}: {name.strip('[]')}"
+        raise UserError(f"{what} is not a table", help=f"Write {name} and options below it.")
     for key in keys:
         if key not in known:
             raise UserError(f"{table.source}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
@@ -420,12 +419,8 @@ def run(options: Options) -> int:
     if options.verb is not None and options.verb not in VERBS:
         raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
-    shown = [
-        one
-        for name in names
-        for one in _options_of(name, config, os.environ)
-        if (options.show_all or one.source != DEFAULT)
-    ]
+    found = [option for name in names for option in _options_of(name, config, os.environ)]
+    shown = [option for option in found if options.show_all or option.source != DEFAULT]
     left_out = [*config.notes, *(note for name in names for note in config.left_out(name, load_verb(name).Options))]
     draw = _draw_json if options.format == "json" else _draw_text
     write(sys.stdout, draw(shown, config, list(dict.fromkeys(left_out))))
@@ -485,11 +480,8 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
     heads = ("command", "option", "value", "from")
     lines += ["", *(_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
     if config.ignored:
-        expired = {ignored: " (expired)" if ignored.is_expired(config.today) else "" for ignored in config.ignored}
-        rows = [
-            (ignored.code, f"{ignored.until}{expired[ignored]}", ignored.reason, ignored.source)
-            for ignored in config.ignored
-        ]
+        expired = {code: " (expired)" if code.is_expired(config.today) else "" for code in config.ignored}
+        rows = [(code.code, f"{code.until}{expired[code]}", code.reason, code.source) for code in config.ignored]
         lines += ["", *_table(("ignored", "until", "reason", "from"), rows)]
     return "\n".join(lines) + "\n"
 

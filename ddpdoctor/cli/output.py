@@ -359,9 +359,8 @@ class ShownProgress:
             words = TextColumn("{task.description}", markup=False)
             left = TextColumn("{task.fields[left]}", markup=False)
             # Draw only in show(), between measurements. A drawing thread would compete with them.
-            self._bar = Progress(
-                words, BarColumn(), left, console=Console(file=stream), transient=True, auto_refresh=False
-            )
+            console = Console(file=stream)
+            self._bar = Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
         """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""

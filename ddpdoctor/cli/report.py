@@ -49,9 +49,8 @@ class Options:
 def run(options: Options) -> int:
     if options.opens:
         if options.format not in {"text", "html"}:
-            raise UserError(
-                f"--open shows a page, and --format {options.format} is none", help="Leave --format out with --open."
-            )
+            what = f"--open shows a page, and --format {options.format} is none"
+            raise UserError(what, help="Leave --format out with --open.")
         options = replace(options, format="html", output=options.output or _make_page_file())
     check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
     path = options.run_dir or find_latest(Path(RUNS))
@@ -64,10 +63,8 @@ def run(options: Options) -> int:
         if options.curve is not None:
             raise UserError("--curve cannot be used with --compare")
         if is_same_run(path, options.compare):
-            raise UserError(
-                f"{path} and {options.compare} are the same run",
-                help="Give two runs: `ddpdoctor report A --compare B`.",
-            )
+            what = f"{path} and {options.compare} are the same run"
+            raise UserError(what, help="Give two runs: `ddpdoctor report A --compare B`.")
         compared = compare_reports((str(path), saved), (str(options.compare), read_run(options.compare)))
         return _show(options, compared, None)
     if options.plot is not None:

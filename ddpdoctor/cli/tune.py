@@ -120,12 +120,11 @@ class Restarts:
         if block is not None:
             self.blocks.append(block)
             return
-        reason = (
-            INTERRUPTED if outcome.end.interrupted else why_unmeasured(outcome.folder, make_report(outcome), setting)
-        )
+        interrupted = outcome.end.interrupted
+        reason = INTERRUPTED if interrupted else why_unmeasured(outcome.folder, make_report(outcome), setting)
         say(sys.stderr, f"{label} has no result: {words_of_setting(setting)}: {reason}")
-        if outcome.end.interrupted or setting in {BASE, AGAIN}:
-            self.stopped = INTERRUPTED if outcome.end.interrupted else f"{reason}: the script's own settings"
+        if interrupted or setting in {BASE, AGAIN}:
+            self.stopped = INTERRUPTED if interrupted else f"{reason}: the script's own settings"
             self.status = outcome.exit_status or ExitStatus.INCONCLUSIVE
         else:
             self.refused[setting] = reason
@@ -192,10 +191,8 @@ def run(options: Options) -> int:
     is_in_turns = not options.only or not BY_RESTARTS.issuperset(options.only)
     prepared = _prepare(options, setting="" if is_in_turns else BASE)
     if not is_in_turns and not prepared.placement.alone:
-        raise UserError(
-            "settings that need restarts can be tried on one node only",
-            help="Run ddpdoctor tune on one node by itself.",
-        )
+        what = "settings that need restarts can be tried on one node only"
+        raise UserError(what, help="Run ddpdoctor tune on one node by itself.")
     say(sys.stderr, NOTICE)
     if is_in_turns:
         Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
@@ -279,9 +276,8 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
 
     for name in options.only:
         if name not in SETTINGS:
-            raise UserError(
-                f"there is no setting {name}", help=f"Nothing was started. There are: {', '.join(SETTINGS)}."
-            )
+            known = ", ".join(SETTINGS)
+            raise UserError(f"there is no setting {name}", help=f"Nothing was started. There are: {known}.")
     wrapped = Wrapped(
         split=options.split, hang_timeout_s=options.hang_timeout_s, on_hang="kill", debug_level="OFF",
         report_dir=options.report_dir, format=options.format, no_consistency=True,

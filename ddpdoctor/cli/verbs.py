@@ -170,12 +170,8 @@ class LaunchVerb(Verb):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from ddpdoctor.launch.command_line import split_command
 
-        params = self.get_params(ctx)
-        own = {
-            name: not getattr(param, "is_flag", False)
-            for param in params
-            for name in (*param.opts, *param.secondary_opts)
-        }
+        params = [(param, not getattr(param, "is_flag", False)) for param in self.get_params(ctx)]
+        own = {name: takes for param, takes in params for name in (*param.opts, *param.secondary_opts)}
         split = split_command(args, own)
         ctx.meta[SPLIT] = split
         return super().parse_args(ctx, list(split.own))

@@ -152,9 +152,8 @@ def prepare(
     # Under another wrap, that one's options apply. The variable is then the one that it set for its ranks.
     compares, is_auto = not options.no_consistency and outer is None, options.check_every == AUTO
     every = NOMINAL_STEPS if is_auto or not compares else shared.parse_steps(options.check_every, "--check-every")
-    ranks = settings_of(
-        options, RecorderSettings, check_every=every if compares else 0, check_auto=is_auto and compares
-    )
+    every = every if compares else 0
+    ranks = settings_of(options, RecorderSettings, check_every=every, check_auto=is_auto and compares)
     if outer is None:
         starter = Starter(
             script=options.split.script, is_module=options.split.is_module, command=command, host=socket.gethostname(),

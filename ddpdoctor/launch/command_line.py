@@ -277,9 +277,8 @@ def check_script(script: str) -> bytes | None:
     if path.is_dir():
         path /= "__main__.py"
         if not path.is_file():
-            raise UserError(
-                f"{script} is a directory, not a script", help="Give the file to run, or `-m` and a module's name."
-            )
+            what = f"{script} is a directory, not a script"
+            raise UserError(what, help="Give the file to run, or `-m` and a module's name.")
     if not path.exists():
         raise UserError(f"the script {script} was not found", help=f"Looked in {Path.cwd()}; check the path.")
     try:

@@ -161,9 +161,8 @@ class MembersHeard:
         with self._lock:
             numbers = sorted({0, *range(self._placement.expected), *self._heard})
             nodes = tuple(self._node(number, now_ns) for number in numbers)
-        return NodesSeen(
-            expected=self._placement.expected, own=0, nodes=nodes, of_ranks=self._placement.style is Style.RANK
-        )
+        of_ranks = self._placement.style is Style.RANK
+        return NodesSeen(expected=self._placement.expected, own=0, nodes=nodes, of_ranks=of_ranks)
 
     def _node(self, number: int, now_ns: int) -> NodeSeen:
         if number == 0:
@@ -221,9 +220,8 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
         openers = [partial(by_port((host,), second.port).open, token or NO_TOKEN) for host in hosts]
         raced = race(openers, deadline - time.monotonic())
         if raced.best is None or raced.client is None:
-            raise StoreError(
-                "; ".join(raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
-            )
+            errors = (raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
+            raise StoreError("; ".join(errors))
         # Keep the address: the store ends with its launcher, but evidence is sent after that.
         known = replace(second, hosts=(hosts[raced.best],))
         return raced.client

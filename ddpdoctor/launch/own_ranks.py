@@ -48,10 +48,7 @@ def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
         count = 2 if cores > 1 else 1
         return count, f"starting {'2 ranks' if count > 1 else '1 rank'}; {how}. GPUs are unknown: {found.unknown}"
     if gpus:
-        return (
-            gpus,
-            f"starting {gpus} ranks, one per GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}",
-        )
+        return gpus, f"starting {f'{gpus} ranks, one per GPU' if gpus > 1 else '1 rank, for the GPU'}; {how}"
     if cores > 1:
         return 2, f"starting 2 ranks, because no GPU was found; {how}"
     return 1, f"starting 1 rank, because there is no GPU and only one core; {how}"

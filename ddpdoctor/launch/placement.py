@@ -320,13 +320,11 @@ def own_addresses() -> tuple[str, ...]:
     from ddpdoctor.collect.system import SystemCalls
     from ddpdoctor.exchange.reach import look_up
 
-    wanted = tuple(
-        name.lstrip("=") for variable in INTERFACE_VARIABLES for name in os.environ.get(variable, "").split(",") if name
-    )
+    given = ",".join(os.environ.get(variable, "") for variable in INTERFACE_VARIABLES).split(",")
+    wanted = tuple(name.lstrip("=") for name in given if name)
     by_name = SystemCalls().interface_addresses()
-    chosen = [
-        address for name, addresses in by_name.items() if name.startswith(wanted) for address in addresses if wanted
-    ]
+    names = [name for name in by_name if wanted and name.startswith(wanted)]
+    chosen = [address for name in names for address in by_name[name]]
     named: list[str] = []
     with contextlib.suppress(OSError):
         named = [str(address[0]) for _, address in look_up(socket.gethostname(), 0, LOOKUP_LIMIT_S)]

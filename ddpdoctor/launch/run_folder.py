@@ -96,9 +96,8 @@ def make_dump_dir(run_dir: Path) -> Path:
         parent.mkdir(mode=PRIVATE, exist_ok=True)
         return _make_new(parent / str(number) for number in itertools.count(1))
     except OSError as error:
-        raise UserError(
-            f"{parent} is not writable: {error.strerror}", help="The evidence is taken, and the job goes on."
-        ) from error
+        what = f"{parent} is not writable: {error.strerror}"
+        raise UserError(what, help="The evidence is taken, and the job goes on.") from error
 
 
 def name_stem(script: str, *, is_module: bool) -> str:

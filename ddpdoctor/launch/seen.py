@@ -47,15 +47,8 @@ _KEEP_OUT = frozenset("IES")
 _WITH_VALUE = frozenset("cmWX")  # Python's one-letter options that take a value
 _NAMES = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_NAMES)
 Key = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    """A process's totals since its start."""
-
-    ticks: int
-    wanted_ns: int | None
-    io: proc.IoBytes | None
+# A process's totals since its start: CPU ticks, nanoseconds for which it wanted a core, bytes.
+Sample = tuple[int, int | None, proc.IoBytes | None]
 
 
 @dataclass(slots=True)
@@ -65,16 +58,13 @@ class WorkSeen:
     # By a rank's pid and a process's pid; empty before the second sample.
     work: dict[int, dict[int, Work]] = field(default_factory=dict)
     # By a rank's pid, the time of the last samples, and the samples of the rank and its descendants.
-    _samples: dict[int, tuple[int | None, dict[int, _Sample]]] = field(default_factory=dict)
+    _samples: dict[int, tuple[int | None, dict[int, Sample]]] = field(default_factory=dict)
 
     def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
         then_ns, before = self._samples.get(rank.pid, (None, {}))
         if then_ns is not None and now_ns - then_ns < EVERY_NS:
             return
-        now = {
-            p.pid: _Sample(ticks=p.cpu_ticks, wanted_ns=proc.read_wanted_ns(p.pid), io=proc.read_io(p.pid))
-            for p in (rank, *below)
-        }
+        now = {p.pid: (p.cpu_ticks, proc.read_wanted_ns(p.pid), proc.read_io(p.pid)) for p in (rank, *below)}
         self._samples[rank.pid] = now_ns, now
         if then_ns is not None:
             over_s = (now_ns - then_ns) / 1e9
@@ -82,15 +72,12 @@ class WorkSeen:
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
         work = self.work.get(pid, {})
-        found = [
-            (child, done)
-            for child in below
-            if (done := work.get(child.pid)) is not None
-            and (
-                max(done.cores, done.wanted or 0.0) >= WORKING_CORES
-                or max(done.read_bytes_s or 0.0, done.written_bytes_s or 0.0) >= WORKING_BYTES_S
-            )
-        ]
+        found: list[tuple[proc.Process, Work]] = []
+        for child in (child for child in below if child.pid in work):
+            done = work[child.pid]
+            moved_s = max(done.read_bytes_s or 0.0, done.written_bytes_s or 0.0)
+            if max(done.cores, done.wanted or 0.0) >= WORKING_CORES or moved_s >= WORKING_BYTES_S:
+                found.append((child, done))
         found.sort(key=lambda pair: -pair[1].cores)
         named = []
         for child, done in found[:MOST_CHILDREN]:
@@ -99,15 +86,15 @@ class WorkSeen:
         return tuple(named)
 
 
-def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
-    wanted_ns = None if before.wanted_ns is None or now.wanted_ns is None else now.wanted_ns - before.wanted_ns
+def _rates(before: Sample, now: Sample, over_s: float) -> Work:
+    (old_ticks, old_wanted_ns, old), (ticks, now_wanted_ns, new) = before, now
+    wanted_ns = None if old_wanted_ns is None or now_wanted_ns is None else now_wanted_ns - old_wanted_ns
     read = written = None
-    if before.io is not None and now.io is not None:
-        read = max(now.io.read - before.io.read, now.io.fetched - before.io.fetched)
-        written = now.io.written - before.io.written
+    if old is not None and new is not None:
+        read, written = max(new.read - old.read, new.fetched - old.fetched), new.written - old.written
     return Work(
         over_s=over_s,
-        cores=max(0.0, (now.ticks - before.ticks) / TICKS_PER_S / over_s),
+        cores=max(0.0, (ticks - old_ticks) / TICKS_PER_S / over_s),
         wanted=None if wanted_ns is None else min(1.0, max(0.0, wanted_ns / 1e9 / over_s)),
         read_bytes_s=None if read is None else read / over_s,
         written_bytes_s=None if written is None else written / over_s,
@@ -132,21 +119,17 @@ class Receptions:
         if not moved or over_s <= 0:
             return {}
         sockets = {
-            rank: frozenset(inode for pid in pids for inode in read_sockets(pid) or ())
-            for rank, pids in families.items()
+            rank: frozenset().union(*(read_sockets(pid) or () for pid in pids)) for rank, pids in families.items()
         }
         own = frozenset().union(*sockets.values())
         own_ports = {str(one.local_port) for one in now if one.inode in own}
         found: dict[int, Receiving] = {}
         for rank, inodes in sockets.items():
             mine = [one for one in moved if one.inode in inodes and one.remote.rpartition(":")[2] not in own_ports]
-            rates = [
-                Receiving(remote=one.remote, bytes_s=((one.size_bytes - self._before[one.inode]) / over_s))
-                for one in mine
-            ]
-            best = max(rates, key=lambda rate: rate.bytes_s, default=None)
-            if best is not None:
-                found[rank] = best
+            rates = [(row.size_bytes - self._before[row.inode], row.remote) for row in mine]
+            if rates:
+                grown, remote = max(rates, key=lambda rate: rate[0])
+                found[rank] = Receiving(remote=remote, bytes_s=grown / over_s)
         return found
 
 
@@ -202,9 +185,8 @@ class CausesSeen:
         # Read once if all ranks share one network namespace, as they do outside of containers
         shared = read_rows(next(iter(alive))[0]) if len(spaces) == 1 else ()
         locks = read_locks()
-        host = HostFacts(
-            family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
-        )
+        files = read_lock_files(answers, locks)
+        host = HostFacts(family=frozenset(family), locks=locks, connections=shared, lock_files=files)
         receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
@@ -374,10 +356,8 @@ def _look_at(process: proc.Process) -> Stranger | None:
     try:
         program = (folder / "exe").readlink().name
         words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        pairs = (
-            entry.partition("=") for entry in (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-        )
-        environment = {name: value for name, _, value in pairs}
+        entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        environment = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
     except OSError:
         return None
     variables = {name: environment[name] for name in _NAMES if name in environment}

@@ -188,9 +188,10 @@ class Session:
                 if status and self.hang is None and not self.signals:
                     self.hang = self.examining.take_stop()
             known = len(self.signals)
-            judgment = self.hang or self._settle(
-                self.examining.judge_end(status, lambda: len(self.signals) > known), status
-            )
+            judgment = self.hang
+            if judgment is None:
+                judged = self.examining.judge_end(status, lambda: len(self.signals) > known)
+                judgment = self._settle(judged, status)
             outcome = self._outcome(status, judgment)
             with self._job_goes_first():  # the findings are shown even if saving fails
                 copy_back(self.folder, self.run_dir)
