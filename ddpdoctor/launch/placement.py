@@ -248,9 +248,17 @@ def _by_slurm(
             "--nproc-per-node N SCRIPT`. Or start one task per rank, without options of torchrun: `srun "
             "--ntasks-per-node=N ddpdoctor wrap SCRIPT`.",
         )
+    (host, port), rank, size = step.store, number(env, "RANK"), number(env, "WORLD_SIZE")
+    is_chosen = rank is not None and size == tasks and rank < size  # a rank that the job's script chose stays
+    variables: dict[str, object] = {
+        "RANK": rank if is_chosen else step.place.task, "WORLD_SIZE": tasks,
+        "LOCAL_RANK": number(env, "SLURM_LOCALID") or 0, "NODE_RANK": step.node, "MASTER_ADDR": host,
+        "MASTER_PORT": port, **({} if step.local_tasks is None else {"LOCAL_WORLD_SIZE": step.local_tasks}),
+    }  # fmt: skip
     became = f"each of the {tasks} Slurm tasks on {nodes} becomes a rank"
     note = f"{became}; `srun --ntasks-per-node=1` starts torchrun" if step.place.task == 0 else None
-    return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
+    texts = tuple((name, str(value)) for name, value in variables.items())
+    return replace(placed, style=Style.RANK, variables=texts, note=note)
 
 
 def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -> Placement:
@@ -283,21 +291,6 @@ def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -
         store=TorchrunSettings((*added, *torchrun.words), torchrun.env).endpoint, torchrun_args=tuple(added),
         note=note if task == 0 else None,
     )  # fmt: skip
-
-
-def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables of init_process_group, and LOCAL_RANK. A rank that the job's script chose stays."""
-    host, port = step.store
-    rank, size = number(env, "RANK"), number(env, "WORLD_SIZE")
-    chosen = rank is not None and size == step.place.tasks and rank < size
-    variables = [
-        ("RANK", rank if chosen else step.place.task), ("WORLD_SIZE", step.place.tasks),
-        ("LOCAL_RANK", number(env, "SLURM_LOCALID") or 0), ("NODE_RANK", step.node), ("MASTER_ADDR", host),
-        ("MASTER_PORT", port),
-    ]  # fmt: skip
-    if step.local_tasks is not None:
-        variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
-    return tuple((name, str(value)) for name, value in variables)
 
 
 def is_own_host(host: str, port: int) -> bool:

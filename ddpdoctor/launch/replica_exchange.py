@@ -226,30 +226,26 @@ class LiveComparison:
                 )
             if self._comparer is not None and self._shared is not None:
                 self.has_news |= self._shared.follow(self._comparer)
-            self._save_news(time.monotonic())
+            now_s = time.monotonic()
+            if self._comparer is None or now_s < self._next_save_s:
+                return
+            from ddpdoctor.collect.run_files import save
+
+            # The results so far have a file of their own: if the watcher is killed, a report must not take them for
+            # all there is.
+            self._next_save_s = now_s + SAVE_EVERY_S
+            found = self._comparer.consistency()
+            joint = self._shared.results() if self._shared is not None else ()
+            found = replace(found, streams=(*joint, *(stream for stream in found.streams if stream.compared)))
+            if found.streams and found != self._saved:
+                with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
+                    save(self._folder / REPLICAS_NAME, found)
+                    self._saved = found
 
     def save(self) -> None:
         with self._wall():
             if self._comparer is not None:
                 self._write(self._comparer.consistency(), None)
-
-    def _save_news(self, now_s: float) -> None:
-        """Save the results so far if it is time and there are new ones.
-
-        They have a file of their own: if the watcher is killed, a report must not take them for all there is.
-        """
-        if self._comparer is None or now_s < self._next_save_s:
-            return
-        from ddpdoctor.collect.run_files import save
-
-        self._next_save_s = now_s + SAVE_EVERY_S
-        found = self._comparer.consistency()
-        joint = self._shared.results() if self._shared is not None else ()
-        found = replace(found, streams=(*joint, *(stream for stream in found.streams if stream.compared)))
-        if found.streams and found != self._saved:
-            with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
-                save(self._folder / REPLICAS_NAME, found)
-                self._saved = found
 
     def close(self) -> None:
         """Compare the rest after the job has ended, save the results, and remove the ranks' files."""

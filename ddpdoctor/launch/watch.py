@@ -49,6 +49,7 @@ IO_BYTES_PER_S = 64 * 1024
 FAMILIAR_PATIENCE = 3
 # Descendants whose waits for a core are read. Our choice: a rank has its loader workers, and few others.
 MOST_CHILDREN = 32
+Below = tuple[proc.Process, ...]  # all that a process has started, nearest first
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 EARLY_EXIT_WAIT_S = 1.5  # how long others must have waited for a rank that ended with status 0 before evidence is taken
 
@@ -177,7 +178,7 @@ class JobWatch:
         self.interrupted_ns: int | None = None
         # How long the launcher may wait beyond the hang timeout before it starts its ranks again.
         self.restart_patience_s = 0.0
-        self.below: dict[int, tuple[proc.Process, ...]] = {}
+        self.below: dict[int, Below] = {}
         self._poller = select.poll()
         self._pidfds: dict[int, int] = {}
         self._followed_ns = 0
@@ -238,17 +239,12 @@ class JobWatch:
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
     def _follow_one(
-        self,
-        process: Followed,
-        there: proc.Process | None,
-        below: tuple[proc.Process, ...],
-        now_ns: int,
-        interval_s: float,
+        self, process: Followed, there: proc.Process | None, below: Below, now_ns: int, interval_s: float
     ) -> None:
         if there is None or there.start_ticks != process.ticks or there.state in "ZX":
             self._ended(process.pid)
             return
-        if process.role == ring_layout.ROLE_RANK and process.pid not in self._pidfds:
+        if process.is_rank and process.pid not in self._pidfds:
             self._pidfds[process.pid] = -1
             with contextlib.suppress(OSError, AttributeError):
                 self._pidfds[process.pid] = os.pidfd_open(process.pid)
@@ -258,13 +254,13 @@ class JobWatch:
             process.frozen_since_ns = None
         elif process.frozen_since_ns is None or interval_s > NOT_WATCHED_S:
             process.frozen_since_ns = now_ns
-        if process.role == ring_layout.ROLE_RANK:
+        if process.is_rank:
             self._causes.follow(there, below, now_ns)
         pids = frozenset(child.pid for child in below)
         note_progress(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
             process.cpu_since = (now_ns, there.cpu_ticks)
-        if process.role == ring_layout.ROLE_RANK:
+        if process.is_rank:
             discount_starving(process, now_ns, pids)
 
     def _ended(self, pid: int) -> None:
@@ -280,11 +276,8 @@ class JobWatch:
 
     def _sweep(self) -> None:
         """Remove the files of ended children, so that a job with many workers keeps its folder small."""
-        ended = [
-            process
-            for process in self.followed.values()
-            if process.role == ring_layout.ROLE_CHILD and process.ended_ns is not None
-        ]
+        children = (process for process in self.followed.values() if process.role == ring_layout.ROLE_CHILD)
+        ended = [child for child in children if child.ended_ns is not None]
         names = [f"{process.pid}-{process.ticks}" for process in ended]
         # All are read before one is removed: the ring of a fork server says for whom its children work.
         for name in names:
@@ -299,12 +292,8 @@ class JobWatch:
 
     def ranks(self) -> list[Followed]:
         begun = self.agent.begun_ns or 0
-        return [
-            process
-            for process in self.followed.values()
-            if process.role == ring_layout.ROLE_RANK
-            and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
-        ]
+        ranks, started = (process for process in self.followed.values() if process.is_rank), self.agent.started
+        return [rank for rank in ranks if rank.pid in started or rank.cells.get("started_ns", 0) >= begun]
 
     def rank_range(self) -> tuple[int, int] | None:
         numbers = [start.rank for start in self.agent.started.values()]
@@ -346,7 +335,7 @@ class JobWatch:
         receptions = Receptions()
         self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings, limit_s=limit_s)
         # Read what live ranks are blocked in. Those that have ended keep their last causes.
-        alive = [p for p in self.followed.values() if p.role == ring_layout.ROLE_RANK and p.ended_ns is None]
+        alive = [process for process in self.followed.values() if process.is_rank and process.ended_ns is None]
         below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
         children = (child.pid for children in below.values() for child in children)
         found = find_answers(self.evidence.folder / "evidence")
@@ -373,7 +362,7 @@ class JobWatch:
         kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
         processes = self._strangers.rows()
         for pid, process in self.followed.items():
-            if process.role != ring_layout.ROLE_RANK:
+            if not process.is_rank:
                 continue
             is_named = None if kernel is None else pid in kernel
             by_memory = is_named or (kills > 0 if kills is not None else is_named)
