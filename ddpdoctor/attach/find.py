@@ -102,19 +102,14 @@ def find_jobs() -> FoundJobs:
         shown = replace(identity, name=_longer_name(identity)) if names.count(identity.name) > 1 else identity
         environments = {member.pid: member.env for member in members}
         jobs.append(FoundJob(identity=shown, ranks=tuple(ranks), environments=environments))
-    return FoundJobs(
-        jobs=tuple(sorted(jobs, key=lambda job: job.identity.name)),
-        closed=tuple(
-            Closed(
-                pid=process.pid, user=_user(process.pid), state=process.state, command=proc.read_command(process.pid)
-            )
-            for process in processes.values()
-            if process.state not in "ZX"
-            and not proc.read_environment(process.pid)
-            and GROUP_THREADS & read_thread_names(process.pid)
-        ),
-        processes=processes,
+    unread = (found for found in processes.values() if found.state not in "ZX" and not proc.read_environment(found.pid))
+    closed = tuple(
+        Closed(pid=found.pid, user=_user(found.pid), state=found.state, command=proc.read_command(found.pid))
+        for found in unread
+        if GROUP_THREADS & read_thread_names(found.pid)
     )
+    jobs.sort(key=lambda job: job.identity.name)
+    return FoundJobs(jobs=tuple(jobs), closed=closed, processes=processes)
 
 
 def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None) -> FoundJob:
@@ -132,8 +127,22 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
     meant = list(jobs)
     if len(meant) == 1:
         return meant[0]
-    if not meant and (not found.jobs or any(process.pid == pid for process in found.closed)):
-        raise _nothing(found, pid)
+    closed = [process for process in found.closed if pid in {None, process.pid}]
+    if not meant and (not found.jobs or (pid is not None and closed)):
+        if pid is not None and pid not in found.processes:
+            what = f"no process has the pid {pid}"
+            raise UserError(what, help="A container has its own pids: run ddpdoctor inside it.")
+        if closed:
+            listed = "\n".join(
+                f"  pid {rank.pid} of {rank.user}, state {rank.state}: {rank.command}" for rank in closed
+            )
+            what = f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user"
+            raise UserError(what, help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}")
+        raise UserError(
+            f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is not a rank of a training job",
+            help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on "
+            f"the machine and in the container where they run; for another user's job: {SUDO}",
+        )
     message = f"{count_of(len(meant), 'training job')} run on this machine: choose one"
     if not meant and name is not None:
         message = f"{NO_JOB} named {name} runs on this machine"
@@ -141,23 +150,6 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
         message = f"process {pid} does not belong to a training job"
     listed = "\n".join(job.line() for job in meant or found.jobs)
     raise UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
-
-
-def _nothing(found: FoundJobs, pid: int | None) -> UserError:
-    if pid is not None and pid not in found.processes:
-        return UserError(f"no process has the pid {pid}", help="A container has its own pids: run ddpdoctor inside it.")
-    closed = [one for one in found.closed if pid in {None, one.pid}]
-    if closed:
-        listed = "\n".join(f"  pid {one.pid} of {one.user}, state {one.state}: {one.command}" for one in closed)
-        return UserError(
-            f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user",
-            help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}",
-        )
-    return UserError(
-        f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is not a rank of a training job",
-        help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on the "
-        f"machine and in the container where they run; for another user's job: {SUDO}",
-    )
 
 
 def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:

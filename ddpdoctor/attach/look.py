@@ -85,10 +85,8 @@ def make_attach_folder(parent: Path, wall_ns: int) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(
-                f"no folder can be made in {parent}: {error.strerror or error}",
-                help="Give another folder with --folder.",
-            ) from None
+            what = f"no folder can be made in {parent}: {error.strerror or error}"
+            raise UserError(what, help="Give another folder with --folder.") from None
         return folder
     raise UserError(f"{parent} has too many folders named {stem}")
 

@@ -1,8 +1,4 @@
-"""Acts on a verdict of ``wrap``: excludes hosts, runs the user's command, calls a webhook, sets the exit status.
-
-Nothing here can harm the job: actions run beside it, have time limits, and their failures only cost a message. Each
-action returns what the user should hear of it, or an empty string.
-"""
+"""Acts on a verdict of ``wrap``, beside the job and with time limits: what fails here only costs a message."""
 
 from __future__ import annotations
 
@@ -179,7 +175,7 @@ WRITERS: Mapping[str, Callable[[Mapping[str, str], Entry], None]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Actor:
-    """Acts once on each verdict of a job."""
+    """Acts once on each verdict of a job. An action returns what the user should hear of it, or an empty string."""
 
     on_finding: str | None = None  # a command for the shell
     webhook: str | None = None

@@ -129,21 +129,15 @@ def read_settings(options: Options) -> BenchSettings:
 
     smallest, largest = options.min_size_bytes, options.max_size_bytes
     if smallest > largest:
-        raise UserError(
-            f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}",
-            help="Give a --min-size that is not above --max-size.",
-        )
+        what = f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}"
+        raise UserError(what, help="Give a --min-size that is not above --max-size.")
     names = [collective.value for collective in Collective]
     chosen = _choose(options.collective, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
-    settings = settings_of(
-        options,
-        BenchSettings,
-        collectives=tuple(Collective) if ALL in chosen else tuple(map(Collective, chosen)),
-        dtypes=_choose(options.dtype, DTYPES, "--dtype") or ("float32",),
-        redop=_choose((options.op.lower(),), REDOPS, "--op")[0],
-        modes=tuple(map(Mode, MODES[options.mode])),
-        backend=options.backend or AUTO,
-    )
+    collectives = tuple(Collective) if ALL in chosen else tuple(map(Collective, chosen))
+    dtypes = _choose(options.dtype, DTYPES, "--dtype") or ("float32",)
+    (redop,), modes = _choose((options.op.lower(),), REDOPS, "--op"), tuple(map(Mode, MODES[options.mode]))
+    own = {"collectives": collectives, "dtypes": dtypes, "redop": redop, "modes": modes}
+    settings = settings_of(options, BenchSettings, **own, backend=options.backend or AUTO)
     if options.backend is not None:
         check_possible(settings)
     return settings

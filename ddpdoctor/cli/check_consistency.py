@@ -60,10 +60,8 @@ def run(options: Options) -> int:
         from ddpdoctor.probes.loading import load_torch
 
         if len(options.files) < 2:
-            raise UserError(
-                f"--diff needs at least two files, but got {len(options.files)}",
-                help="ddpdoctor check-consistency --diff FILE FILE...",
-            )
+            what = f"--diff needs at least two files, but got {len(options.files)}"
+            raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")
         outputs = check_outputs(options, fail_on=options.fail_on or "warning")  # any difference matters
         load_torch()
         started_at = now()
@@ -79,10 +77,8 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
     from ddpdoctor.model.trial import TrialSettings
 
     if options.files:
-        raise UserError(
-            f"{options.files[0]} is a file, and files are compared only with --diff",
-            help="ddpdoctor check-consistency --diff FILE FILE...",
-        )
+        what = f"{options.files[0]} is a file, and files are compared only with --diff"
+        raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")
     if not options.model:
         raise UserError(
             "nothing to check: neither --model nor --diff was given",

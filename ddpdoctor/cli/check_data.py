@@ -80,10 +80,8 @@ def run(options: Options) -> int:
     if launch.launcher is Launcher.OWN:
         end_with_parent(int(launch.run))
     elif launch.launcher is not Launcher.NONE and options.world_size not in {None, launch.world_size}:
-        raise UserError(
-            f"--world-size is {options.world_size}, but the launcher started {launch.world_size} ranks",
-            help="Leave it out under a launcher.",
-        )
+        what = f"--world-size is {options.world_size}, but the launcher started {launch.world_size} ranks"
+        raise UserError(what, help="Leave it out under a launcher.")
     started_at = now()
 
     def report(drawn: Drawn, ranks: tuple[RankDraws, ...]) -> int:
@@ -102,10 +100,8 @@ def read_plan(options: Options) -> SamplingPlan:
     if options.world_size is None:
         raise UserError("--samples needs --world-size", help=EXAMPLES)
     if options.no_sampler and options.split:
-        raise UserError(
-            "use either --no-sampler or --split, not both",
-            help="--no-sampler: every rank reads all samples. --split: samples[rank::world_size].",
-        )
+        what = "use either --no-sampler or --split, not both"
+        raise UserError(what, help="--no-sampler: every rank reads all samples. --split: samples[rank::world_size].")
     sharing = Sharing.NONE if options.no_sampler else Sharing.SPLIT if options.split else Sharing.SAMPLER
     if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
         raise UserError("--sampler-drop-last needs a sampler", help="Leave one out.")

@@ -172,13 +172,10 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
             )  # fmt: skip
     for table in tables:
         _check_table(table)
+    ignored = tuple(code for table in tables for code in _read_ignored(table))
+    today = dt.date.today()  # noqa: DTZ011 - an expiry date is meant in local time
     return Config(
-        looked_for=looked_for,
-        user_file=user,
-        notes=tuple(notes),
-        tables=tuple(tables),
-        ignored=tuple(ignored for table in tables for ignored in _read_ignored(table)),
-        today=dt.date.today(),  # noqa: DTZ011 - an expiry date is meant in local time
+        looked_for=looked_for, user_file=user, notes=tuple(notes), tables=tuple(tables), ignored=ignored, today=today
     )
 
 
@@ -251,14 +248,12 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     left_out = config.left_out(verb, kind) if config.tables else ()
     notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
+        expired = (ignored for ignored in config.ignored if ignored.is_expired(config.today))
         notes += [
-            f"{ignored.code} was ignored until {ignored.until} ({ignored.source}); its findings count again"
-            for ignored in config.ignored
-            if ignored.is_expired(config.today)
+            f"{code.code} was ignored until {code.until} ({code.source}); its findings count again" for code in expired
         ]
-    if (
-        says and notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
-    ):  # of all ranks, the first says it
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if says and notes and rank == "0":  # of all ranks, the first says it
         from ddpdoctor.cli.output import say
         from ddpdoctor.report.lines import clean
 

@@ -1,8 +1,4 @@
-"""The server of ``ddpdoctor mcp``. Each tool answers with a text and with data, and none changes anything.
-
-Each call of a tool has its own process (``cli.mcp``): what it reads may come from anybody and take any time, and the
-other tools must answer meanwhile. The SDK calls tools from several threads, and gives stdout to the protocol alone.
-"""
+"""The server of ``ddpdoctor mcp``. Each tool answers with a text and with data, and none changes anything."""
 
 from __future__ import annotations
 
@@ -73,7 +69,7 @@ def make_server(limit_s: float) -> MCPServer[Any]:
 
 
 def _ask(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
-    """Run a tool in its own process. Raises ``ToolError`` if it fails, or has no answer within the limit."""
+    """Run a tool in its own process: it may read anything for any time, and the SDK's stdout is the protocol's."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, *sys.path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,

@@ -1,7 +1,4 @@
-"""Exports the metrics of a wrapped job while it runs, and at its end.
-
-A thread of ``wrap`` reads what the ranks record anyway, as ``ddpdoctor status`` does. What fails here costs a message.
-"""
+"""Exports the metrics of a wrapped job, as ``ddpdoctor status`` reads them. What fails here costs a message."""
 
 from __future__ import annotations
 
@@ -61,20 +58,16 @@ def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> N
         raise UserError("--otlp needs OpenTelemetry, which is not installed", help="pip install 'ddpdoctor[otlp]'")
     protocol = _read(env, "PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
-        raise UserError(
-            f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}",
-            help="Unset it, and give the endpoint for HTTP, which mostly has port 4318.",
-        )
+        what = f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}"
+        raise UserError(what, help="Unset it, and give the endpoint for HTTP, which mostly has port 4318.")
     try:
         address = urlsplit(_read(env, "ENDPOINT") or DEFAULT_ENDPOINT)
         is_url = address.scheme in {"http", "https"} and bool(address.hostname) and address.port != 0
     except ValueError:  # such as a port that is no number
         is_url = False
     if not is_url:
-        raise UserError(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL that begins with http:// or https://",
-            help="Give the URL of the collector, such as http://localhost:4318.",
-        )
+        what = "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL that begins with http:// or https://"
+        raise UserError(what, help="Give the URL of the collector, such as http://localhost:4318.")
 
 
 def _read(env: Mapping[str, str], name: str) -> str:

@@ -1,8 +1,4 @@
-"""Declares options, and defines those that several commands share. They can be read without Typer.
-
-The options of a command are the fields of its dataclass ``Options``. Each field is annotated with an ``Option`` or
-``Argument``. The default is that of the field, or ``typed(...)`` if a text such as "2m" is parsed.
-"""
+"""Declares options, and those that verbs share, without Typer. A verb's are the annotated fields of ``Options``."""
 
 from __future__ import annotations
 

@@ -136,10 +136,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or not any(
         word != "1" for word in words
     ):
-        raise UserError(
-            f"--scaling is {text!r}, which is not a list of rank counts",
-            help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.",
-        )
+        what = f"--scaling is {text!r}, which is not a list of rank counts"
+        raise UserError(what, help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -234,10 +232,8 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
 
     split = options.split
     if split.is_command:
-        raise UserError(
-            "--scaling needs a script, because it chooses the number of ranks",
-            help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
-        )
+        what = "--scaling needs a script, because it chooses the number of ranks"
+        raise UserError(what, help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py")
     if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
         raise UserError("--scaling cannot be used with --nproc-per-node or --nnodes", help="Leave them out.")
 

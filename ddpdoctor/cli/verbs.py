@@ -271,19 +271,13 @@ app = typer.Typer(
 )  # fmt: skip
 
 
+VERSION = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="Show the version and exit.", rich_help_panel=PANELS[-1]
+)
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Show the version and exit.",
-            rich_help_panel=PANELS[-1],
-        ),
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, VERSION] = False) -> None:
     pass
 
 

@@ -1,7 +1,4 @@
-"""The process that watches ranks which called ``ddpdoctor.watch``: ``python -m ddpdoctor.cli.watching``.
-
-``ddpdoctor.integrations.place`` starts it, one for each host and launch. It is no verb: nobody types it.
-"""
+"""Watches ranks that called ``ddpdoctor.watch``. ``integrations.place`` starts it, once for a host and launch."""
 
 from __future__ import annotations
 

@@ -133,11 +133,8 @@ def prepare(
     if not split.is_command:  # torchrun's flags have variables; it complains itself about one that is no number
         texts = {name: env.get(name, "").strip() for name in ("PET_MODULE", "PET_NO_PYTHON")}
         given = {name for name, text in texts.items() if text.isdigit() and int(text)}
-        split = replace(
-            split,
-            is_module=split.is_module or "PET_MODULE" in given,
-            no_python=split.no_python or "PET_NO_PYTHON" in given,
-        )
+        is_module, no_python = split.is_module or "PET_MODULE" in given, split.no_python or "PET_NO_PYTHON" in given
+        split = replace(split, is_module=is_module, no_python=no_python)
     source = read_source(split, env)
     ignore = options.ignore
     if ignore:

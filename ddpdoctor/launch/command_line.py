@@ -98,10 +98,8 @@ def ask_torchrun() -> Mapping[str, bool]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True)
         answer: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise UserError(
-            "cannot read torchrun's options: torch.distributed.run gave no answer",
-            help=f"Run `{sys.executable} -m torch.distributed.run --help` to see why.",
-        ) from error
+        what = "cannot read torchrun's options: torch.distributed.run gave no answer"
+        raise UserError(what, help=f"Run `{sys.executable} -m torch.distributed.run --help` to see why.") from error
     return {canonical(name): takes_value for name, takes_value in answer.items()}
 
 
@@ -311,10 +309,8 @@ def read_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
     name = Path(split.script).name
     if name in LAUNCHERS and not Path(name).is_file():
         words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
-        raise UserError(
-            f"{split.script} is a command, not a training script",
-            help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`",
-        )
+        what = f"{split.script} is a command, not a training script"
+        raise UserError(what, help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`")
     return check_script(split.script)
 
 

@@ -182,9 +182,9 @@ class EvidenceTaker:
             return False
 
     def _dump(self, held: list[Followed]) -> None:
-        """Make faulthandler write all stacks. This is safe only if a handler is installed and no Python code runs.
+        """Make faulthandler write all stacks: safe only where a handler is installed and no Python code runs.
 
-        A process that has not moved since its last dump gets no second signal, because the job may be healthy.
+        One that has not moved since its last dump gets no second signal, because the job may be healthy.
         """
         sent = []
         for process in held:

@@ -111,11 +111,8 @@ class MembersHeard:
     def unread(self) -> list[tuple[int, int]]:
         """Return the members with an answer to fetch, and the number of the request that it answers."""
         with self._lock:
-            return [
-                (number, pulse.answered)
-                for number, pulse in self._pulses.items()
-                if pulse.answered > self._received.get(number, 0)
-            ]
+            answered = [(number, pulse.answered) for number, pulse in self._pulses.items()]
+            return [(number, request) for number, request in answered if request > self._received.get(number, 0)]
 
     def progress(self) -> list[messages.NodeProgress]:
         """Return the progress of the ranks of all members that are not silent."""
@@ -265,10 +262,8 @@ class FirstNode:
     def failure(self) -> Exception | None:
         if self._error is not None or not self._meeting.not_listening or self.members.have_come():
             return self._error
-        return UserError(
-            f"cannot listen to the other nodes: {self._meeting.not_listening}",
-            help="Only this node is watched. Choose another --exchange-port, the same on all nodes.",
-        )
+        what = f"cannot listen to the other nodes: {self._meeting.not_listening}"
+        return UserError(what, help="Only this node is watched. Choose another --exchange-port, the same on all nodes.")
 
     def conversation(self) -> Conversation:
         return self._conversation

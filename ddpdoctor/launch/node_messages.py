@@ -1,8 +1,4 @@
-"""The messages between the members of a wrapped job, apart from their packed records.
-
-A member's beat carries its ranks' progress (``Pulse``). The answer carries the first member's requests to all
-(``Board``). Both are short JSON arrays. Larger messages are records under a key.
-"""
+"""Messages of a wrapped job's members: ``Pulse`` in a beat, ``Board`` in its answer, larger ones under keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Starts the ranks of a ddpdoctor command on this machine, without torchrun, and waits for them.
-
-This process runs the server over which the ranks meet, so the others can still communicate when one has died.
-"""
+"""Starts a verb's ranks here, and serves their store: the others can still communicate when one has died."""
 
 from __future__ import annotations
 

@@ -148,11 +148,7 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
 
 
 def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
-    """Return the place that options, Slurm or an operator's variables give to this process.
-
-    Node options on the command line take precedence over Slurm, and Slurm over RANK and WORLD_SIZE. Raises
-    ``UserError`` if each of several tasks on a node would start the ranks of the whole node.
-    """
+    """Return a process's place by node options, else by Slurm, else by RANK and WORLD_SIZE. Raises ``UserError``."""
     torchrun, style = settings_of_command(split, env), Style.COMMAND if split.is_command else Style.TORCHRUN
     if torchrun is not None:
         standalone = "--standalone" in torchrun.given or torchrun.number("--standalone") not in {None, 0}

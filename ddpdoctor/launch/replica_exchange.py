@@ -194,10 +194,7 @@ class LiveComparison:
         self._next_save_s = 0.0
 
     def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
-        """Compare what the processes of an attempt have written since the last call.
-
-        ``meeting`` is the number that all nodes use for this attempt, or None if only this node's own number exists.
-        """
+        """Compare what was written since the last call. ``meeting``: the number that all nodes give this attempt."""
         with self._wall():
             if attempt != self._attempt:
                 # Save the results of an attempt that the launcher gave up on. Drop those from before the first

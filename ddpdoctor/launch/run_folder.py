@@ -106,10 +106,7 @@ def name_stem(script: str, *, is_module: bool) -> str:
 
 
 def make_private(path: Path) -> None:
-    """Create a folder that only its owner may read; the mode of a non-empty one is not changed.
-
-    Raises ``UserError`` if it is not writable, is a link, belongs to another user, or has links where a run writes.
-    """
+    """Create a folder for its owner alone. Raises ``UserError`` if it, or what a run writes there, is not theirs."""
     is_new = False
     try:
         is_new = not path.exists()
@@ -237,10 +234,8 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
         return make_report_dir(base), base / REPORT_NAME
     run, job = _read_run(base), starter.env.get("SLURM_JOB_ID")
     if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
-        raise UserError(
-            f"the report folder {base} already holds another run",
-            help="Nothing was started. Choose another folder with --report-dir.",
-        )
+        what = f"the report folder {base} already holds another run"
+        raise UserError(what, help="Nothing was started. Choose another folder with --report-dir.")
     make_private(base)
     make_private(base / NODES)
     if placement.number is None:  # its host, with a suffix if another member there uses that
@@ -292,11 +287,8 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     if placement.style is Style.TORCHRUN:
         torchrun = TorchrunSettings(options.split.torchrun, os.environ)
         nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
-        shape = {
-            "nproc": torchrun.number("--nproc-per-node"),
-            "nnodes": nnodes[0] if nnodes else None,
-            "node_rank": torchrun.number("--node-rank"),
-        }
+        nproc, node_rank = torchrun.number("--nproc-per-node"), torchrun.number("--node-rank")
+        shape = {"nproc": nproc, "nnodes": nnodes[0] if nnodes else None, "node_rank": node_rank}
     elif placement.style is Style.RANK:
         shape = {"nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected}
     # Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too

@@ -66,9 +66,21 @@ class WorkSeen:
             return
         now = {p.pid: (p.cpu_ticks, proc.read_wanted_ns(p.pid), proc.read_io(p.pid)) for p in (rank, *below)}
         self._samples[rank.pid] = now_ns, now
-        if then_ns is not None:
-            over_s = (now_ns - then_ns) / 1e9
-            self.work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
+        if then_ns is None:
+            return
+        over_s, self.work[rank.pid] = (now_ns - then_ns) / 1e9, {}
+        for pid in (pid for pid in now if pid in before):
+            (old_ticks, old_wanted_ns, old), (ticks, now_wanted_ns, new) = before[pid], now[pid]
+            wanted = read_s = written_s = None
+            if old_wanted_ns is not None and now_wanted_ns is not None:
+                wanted = min(1.0, max(0.0, (now_wanted_ns - old_wanted_ns) / 1e9 / over_s))
+            if old is not None and new is not None:
+                read_s = max(new.read - old.read, new.fetched - old.fetched) / over_s
+                written_s = (new.written - old.written) / over_s
+            cores = max(0.0, (ticks - old_ticks) / TICKS_PER_S / over_s)
+            self.work[rank.pid][pid] = Work(
+                over_s=over_s, cores=cores, wanted=wanted, read_bytes_s=read_s, written_bytes_s=written_s
+            )
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
         work = self.work.get(pid, {})
@@ -84,21 +96,6 @@ class WorkSeen:
             command = "" if child.name.startswith(PYTHON_NAMES) else proc.read_command(child.pid)
             named.append(WorkingChild(pid=child.pid, name=(command or child.name)[:MOST_NAME], work=done))
         return tuple(named)
-
-
-def _rates(before: Sample, now: Sample, over_s: float) -> Work:
-    (old_ticks, old_wanted_ns, old), (ticks, now_wanted_ns, new) = before, now
-    wanted_ns = None if old_wanted_ns is None or now_wanted_ns is None else now_wanted_ns - old_wanted_ns
-    read = written = None
-    if old is not None and new is not None:
-        read, written = max(new.read - old.read, new.fetched - old.fetched), new.written - old.written
-    return Work(
-        over_s=over_s,
-        cores=max(0.0, (ticks - old_ticks) / TICKS_PER_S / over_s),
-        wanted=None if wanted_ns is None else min(1.0, max(0.0, wanted_ns / 1e9 / over_s)),
-        read_bytes_s=None if read is None else read / over_s,
-        written_bytes_s=None if written is None else written / over_s,
-    )
 
 
 class Receptions:
@@ -174,11 +171,7 @@ class CausesSeen:
         answers: Mapping[int, dict[str, Any]],
         receptions: Receptions,
     ) -> None:
-        """Read what live ranks are blocked in, from their processes and their answers.
-
-        ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
-        created when the check began.
-        """
+        """Read what live ranks (pid, start ticks) are blocked in, with their answers and ``receptions`` since then."""
         spaces: set[str] = set()
         with contextlib.suppress(OSError):
             spaces = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid, _ in alive}
@@ -286,11 +279,7 @@ class WorkersSeen:
             self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
 
     def row(self, pid: int) -> dict[str, Any]:
-        """Return what ended children of a rank did, in the format of watch.json.
-
-        That is file, line, function and count for the most frequent lines, the sums of ``fetch_cells`` (empty if none
-        has ended), and the errors that ended them.
-        """
+        """Return for watch.json the lines of ended children with counts, sums of ``fetch_cells``, and their errors."""
         lines = self._counts.get(pid, Counter()).most_common(KEPT_LINES)
         return {
             "child_lines": [[*line, times] for line, times in lines],

@@ -105,26 +105,6 @@ def note_progress(
         process.last_progress_ns = process.advanced_ns = now_ns
 
 
-def discount_starving(process: Followed, now_ns: int, below: frozenset[int]) -> None:
-    """Move the last progress of a process by the time for which it, or one it started, waited for a core since.
-
-    Beside many busy processes a rank may get a tenth of a core, and its loader workers less. The longest wait of any
-    thread counts, because a single starved thread holds up the rank.
-    """
-    if process.last_progress_ns == now_ns:
-        process.run_delays = {}  # a healthy job pays nothing more
-        return
-    delays: dict[int, int] = {}
-    for pid in (process.pid, *sorted(below)[:MOST_CHILDREN]):
-        delays.update(proc.read_run_delays(pid))
-    waited = (delay - process.run_delays[thread] for thread, delay in delays.items() if thread in process.run_delays)
-    most_ns = min(max(waited, default=0), now_ns - process.last_progress_ns)
-    process.run_delays = delays
-    process.starved_ns += most_ns
-    process.last_progress_ns += most_ns
-    process.last_new_ns += most_ns
-
-
 class Suspicion(Enum):
     """How likely a hang is, before any evidence is taken."""
 
@@ -260,8 +240,23 @@ class JobWatch:
         note_progress(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
             process.cpu_since = (now_ns, there.cpu_ticks)
-        if process.is_rank:
-            discount_starving(process, now_ns, pids)
+        if not process.is_rank:
+            return
+        if process.last_progress_ns == now_ns:
+            process.run_delays = {}  # a healthy job pays nothing more
+            return
+        # Time for which it, or one that it started, waited for a core is no time without progress: beside many busy
+        # processes a rank may get a tenth of a core, and its loader workers less. The longest wait of any thread
+        # counts, because a single starved thread holds up the rank.
+        delays: dict[int, int] = {}
+        for pid in (process.pid, *sorted(pids)[:MOST_CHILDREN]):
+            delays.update(proc.read_run_delays(pid))
+        waited = (delay - process.run_delays[tid] for tid, delay in delays.items() if tid in process.run_delays)
+        most_ns = min(max(waited, default=0), now_ns - process.last_progress_ns)
+        process.run_delays = delays
+        process.starved_ns += most_ns
+        process.last_progress_ns += most_ns
+        process.last_new_ns += most_ns
 
     def _ended(self, pid: int) -> None:
         process = self.followed.get(pid)
