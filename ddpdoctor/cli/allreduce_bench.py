@@ -13,6 +13,7 @@ from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import COMPARE, Backend, FailOn, Option, settings_of, typed
 from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver, severity_of, show_error
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,7 +106,6 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
-    from ddpdoctor.model.findings import now
 
     settings = read_settings(options)
     if options.fail_below is not None and options.compare is None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.model.findings import now
 
 STDOUT = Path("-")
 
@@ -45,7 +46,6 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.output import check_outputs, deliver_check, say
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.diagnose.job import use_own_records
-    from ddpdoctor.model.findings import now
 
     several = {"--slurm": options.slurm, "--kubectl": options.kubectl}
     alone = {"--pid": options.pid, "--node-only": options.node_only or None}

@@ -14,13 +14,14 @@ from ddpdoctor.cli.options import COMPARE, Argument, Backend, FailOn, Option, Re
 from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, show_error
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import now
+from ddpdoctor.model.trial import TrialSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.output import Outputs
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.model.trial import Trial, TrialSettings
+    from ddpdoctor.model.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,6 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
-    from ddpdoctor.model.trial import TrialSettings
-
     if options.files:
         what = f"{options.files[0]} is a file, and files are compared only with --diff"
         raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import OUTPUT, TIMEOUT, Option, ReportOptions, settings_of, typed
 from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import now
 
 if TYPE_CHECKING:
     from ddpdoctor.model.data import Drawn, RankDraws, SamplingPlan
@@ -67,7 +68,6 @@ def run(options: Options) -> int:
             raise UserError(what, help="Leave one of them out.")
     from ddpdoctor.collect.launch import seen_ranks
     from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
-    from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher
     from ddpdoctor.probes.data import CheckDataOptions, run_rank
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -255,7 +256,6 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if says and notes and rank == "0":  # of all ranks, the first says it
         from ddpdoctor.cli.output import say
-        from ddpdoctor.report.lines import clean
 
         for note in notes:
             say(sys.stderr, clean(note))
@@ -464,8 +464,6 @@ def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -
 
 
 def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
-    from ddpdoctor.report.lines import clean
-
     unused = {note.path for note in config.notes}
     lines = ["files, the first wins:"]
     for path in config.looked_for:
@@ -482,8 +480,6 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    from ddpdoctor.report.lines import clean
-
     cells = [heads, *([clean(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ddpdoctor import __version__
 from ddpdoctor.cli.options import settings_of
 from ddpdoctor.model.errors import UserError, report_status
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.recorder.storage.files import write_whole
+from ddpdoctor.report.lines import clean, printable, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.options import FailOn
     from ddpdoctor.launch.command_line import SavedFormat
-    from ddpdoctor.model.findings import Report, Severity
+    from ddpdoctor.model.findings import Report
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
 ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
@@ -56,7 +58,6 @@ def show_report(
 
 def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
     from ddpdoctor.report import formats
-    from ddpdoctor.report.lines import printable
 
     match output_format:
         case "json":
@@ -119,8 +120,6 @@ def show_error(error: UserError) -> None:
 
 def print_error(message: str, hint: str) -> None:
     """Write a message to stderr, and the hint below it if there is one."""
-    from ddpdoctor.report.lines import clean
-
     say(sys.stderr, message)
     if hint:
         # A command with inserted line breaks could not be pasted.
@@ -149,8 +148,6 @@ def describe_defect(error: Exception) -> str:
 
 
 def _wrapped(stream: TextIO, text: str) -> str:
-    from ddpdoctor.report.lines import clean, wrap
-
     first = text[: len(text) - len(text.lstrip())]
     return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
@@ -283,8 +280,6 @@ def deliver_check(report: Report, outputs: Outputs) -> int:
 
 def severity_of(fail_on: FailOn) -> Severity | None:
     """Return the least severity that is a failure, or None for "never"."""
-    from ddpdoctor.model.findings import Severity
-
     return None if fail_on == "never" else Severity(fail_on)
 
 

@@ -14,6 +14,7 @@ from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, 
 from ddpdoctor.cli.output import Outputs, check_files, save_plot, say, show_report, write_report
 from ddpdoctor.launch.command_line import SavedFormat
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -79,8 +80,6 @@ def run(options: Options) -> int:
 
 
 def _show(options: Options, report: Report, folder: Path | None) -> int:
-    from ddpdoctor.model.findings import Severity
-
     show = partial(show_report, report, options.format, verbose=options.verbose, fail_on=Severity.ERROR)
     if options.output is None:
         show(sys.stdout, folder)

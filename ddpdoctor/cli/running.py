@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
-from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
+from ddpdoctor.launch.run_folder import REPORT_NAME, has_space, read_launcher_log
 from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
-from ddpdoctor.recorder.agent import LOG_FILE
-from ddpdoctor.recorder.storage.files import read_plain
+from ddpdoctor.report.lines import clean, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,12 +104,7 @@ def finish(
         """Show what torchrun said about the end of a job that failed without a verdict."""
         errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
         if outcome.exit_status and not errors - set(outcome.end.ignore):
-            from ddpdoctor.report.lines import clean
-
-            said = b""
-            with contextlib.suppress(OSError):  # none was kept
-                said = read_plain(outcome.folder / LOG_FILE)
-            write(sys.stderr, clean(said.decode("utf-8", "replace")))
+            write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
     return after_the_job(replace(outcome, failure=None), fail, show_launcher_log, show, say_where)
 
@@ -191,7 +185,6 @@ class JobReports:
         if self.options.quiet:
             return frozenset()
         from ddpdoctor.diagnose.job import judge_replicas
-        from ddpdoctor.report.lines import title_of
 
         left_out = said.union(self.options.ignore)
         found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in left_out]
@@ -206,8 +199,6 @@ class JobReports:
         """Show the report of an outcome, or one line if the same was shown before or another node writes it."""
         options = self.options
         if outcome.judged_at is not None and options.format == "text":
-            from ddpdoctor.report.lines import title_of
-
             # In one line what is wrong. With one wrap per rank, only blamed ranks say it.
             report = outcome_report(outcome)
             verdict, place = report.verdict, options.placement

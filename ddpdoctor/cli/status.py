@@ -15,6 +15,8 @@ from ddpdoctor.cli.output import LiveText, has_color, read_cwd, read_width, save
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS, read_run
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import RECORD_NAME
+from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION, Liveness
+from ddpdoctor.report.lines import title_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.live import JobNow
@@ -44,8 +46,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    from ddpdoctor.model.live import Liveness
-
     if options.watch and options.dump:
         raise UserError("--watch and --dump exclude each other", help="Leave one out.")
     run_dir = _find(options.run)
@@ -96,8 +96,6 @@ def _find(given: Path | None) -> Path:
 
 def _read(run_dir: Path) -> JobNow:
     from ddpdoctor.diagnose.live import read_status
-    from ddpdoctor.model.live import Liveness
-    from ddpdoctor.report.lines import title_of
 
     found = read_status(run_dir)
     if found.state is Liveness.RUNNING and (run_dir / REPORT_NAME).is_file():
@@ -110,7 +108,6 @@ def _read(run_dir: Path) -> JobNow:
 def _draw(status: JobNow, options: Options) -> str:
     if options.format == "json":
         from ddpdoctor.model.codec import encode
-        from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION
         from ddpdoctor.report.formats import write_json
 
         return write_json({"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)})

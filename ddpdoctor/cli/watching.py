@@ -10,6 +10,7 @@ from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.launch.session import JoinedSession
+from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,6 @@ GOES_ON = {
 def watch(words: Sequence[str]) -> None:
     """Watch until the last rank has left, and report what is wrong. ``integrations.place`` wrote ``words``."""
     from ddpdoctor.cli.running import JobReports, finish, load_judge, outcome_report
-    from ddpdoctor.model.findings import Severity
 
     hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
     options = WrapOptions(

@@ -28,6 +28,7 @@ from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Run
+from ddpdoctor.recorder.agent import LOG_FILE
 from ddpdoctor.recorder.storage.files import open_new, parse_json, read_plain, remove, write_whole
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -356,3 +357,11 @@ def copy_elsewhere(folder: Path, files: Mapping[str, str]) -> Path | None:
         shutil.rmtree(copy, ignore_errors=True)
         return None
     return copy
+
+
+def read_launcher_log(folder: Path) -> str:
+    """Return torchrun's messages and traceback. Empty if none were kept or they cannot be read."""
+    try:
+        return read_plain(folder / LOG_FILE).decode("utf-8", "replace")
+    except OSError:
+        return ""
