@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.process import SUDO
-from ddpdoctor.collect import proc
+from ddpdoctor.collect import launch, proc
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.launch import (
-    LOCAL_RANK_VARIABLES,
-    RANK_VARIABLES,
-    is_slurm_step,
-    number,
-    read_local_rank,
-    read_rank,
-    text,
-)
 from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
@@ -39,7 +30,7 @@ PROC = Path("/proc")
 GROUP_THREADS = frozenset({"pt_gloo_runloop", "pt_nccl_watchdg", "pt_nccl_heartbt"})
 LOADER_WORKER = "pt_data_worker"
 SPAWNED = "multiprocessing.spawn"  # in the command line of a process that multiprocessing started by spawn
-_IDENTITY = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_IDENTITY = (*launch.RANK_VARIABLES, *launch.LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 # Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold.
 STUCK_LIMIT_S = 1.0
 
@@ -163,10 +154,10 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
 
 def _identity(one: Candidate) -> JobIdentity:
     env = one.env
-    addr, port = text(env, "MASTER_ADDR") or None, number(env, "MASTER_PORT")
-    run_id = text(env, "TORCHELASTIC_RUN_ID") or None
-    slurm = text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
-    step = None if addr else text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
+    addr, port = launch.text(env, "MASTER_ADDR") or None, launch.number(env, "MASTER_PORT")
+    run_id = launch.text(env, "TORCHELASTIC_RUN_ID") or None
+    slurm = launch.text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
+    step = None if addr else launch.text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
     parent = one.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
     if slurm:
         name = f"slurm-{slurm}"
@@ -189,16 +180,18 @@ def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
     env, ordered = one.env, one.rank is None
     rank = unknown.index(one.pid) if ordered else one.rank
     numbers = proc.read_status(one.pid).get("NSpid", "").split()
-    path = text(env, "DDPDOCTOR_RUN")
+    path = launch.text(env, "DDPDOCTOR_RUN")
     absolute = str(Path(proc.read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
-    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_slurm_step(env) and "RANK" not in env else ()
+    is_step = launch.is_slurm_step(env)
+    steps = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_step and "RANK" not in env else ()
+    size = launch.number(env, *WORLD_SIZE_NAMES, *steps)
     return SeenRank(
         pid=one.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None, start_ticks=one.process.start_ticks,
         rank=rank, rank_by=RankBy.PID_ORDER if ordered else RankBy.ENVIRONMENT,
-        local_rank=rank if ordered else read_local_rank(env),
-        world_size=(len(unknown) if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
-        node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
-        restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
+        local_rank=rank if ordered else launch.read_local_rank(env),
+        world_size=(len(unknown) if one.is_spawned else None) if ordered else size,
+        node_rank=launch.number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_step else ()),
+        restart_count=launch.number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
         parent_pid=one.process.ppid, command=proc.read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
         variables=select_variables(env)[0],
     )  # fmt: skip
@@ -212,7 +205,7 @@ def _launcher(one: Candidate, *, ordered: bool) -> str:
         return "torchrun"
     if "OMPI_COMM_WORLD_RANK" in env:
         return "mpirun"
-    if is_slurm_step(env):
+    if launch.is_slurm_step(env):
         return "srun"
     return "mpiexec" if "PMI_RANK" in env or "PMIX_RANK" in env else "environment"
 
@@ -269,7 +262,7 @@ class Candidate:
 def read_candidate(process: Process) -> Candidate:
     pairs = (os.fsdecode(pair).partition("=") for pair in proc.read_environment(process.pid))
     env = {name: value for name, _, value in pairs if name}
-    return Candidate(process=process, env=env, rank=read_rank(env))
+    return Candidate(process=process, env=env, rank=launch.read_rank(env))
 
 
 def read_thread_names(pid: int) -> frozenset[str]:

@@ -11,15 +11,8 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch import (
-    EXCHANGE_PORTS,
-    STORE_PORTS,
-    SlurmTask,
-    is_slurm_step,
-    number,
-    read_slurm_task,
-    read_step_hosts,
-)
+from ddpdoctor.collect import launch
+from ddpdoctor.collect.launch import SlurmTask, is_slurm_step, number
 from ddpdoctor.launch.command_line import SHAPE, TorchrunSettings, settings_of_command, variable_of
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch, expand_counts, is_loopback
@@ -92,7 +85,7 @@ class SlurmStep:
     def store(self) -> tuple[str, int]:
         """Host and port for the job's store: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
         first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
-        return self.master or first, self.master_port or self.place.port(STORE_PORTS)
+        return self.master or first, self.master_port or self.place.port(launch.STORE_PORTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +116,11 @@ class WrapOptions:
 
 def read_step(env: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step of this process, or None if there is none or it has only one task."""
-    place = read_slurm_task(env)
+    place = launch.read_slurm_task(env)
     if place is None or place.tasks == 1:
         return None
     nodes, node = place.nodes or 1, number(env, "SLURM_NODEID") or 0
-    hosts, master = read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
+    hosts, master = launch.read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
     try:
         counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", ""))
     except ValueError:
@@ -227,7 +220,7 @@ def _by_slurm(
     hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
     placed = Placement(
         number=step.place.task, expected=tasks, most=tasks, hosts=tuple(dict.fromkeys(filter(None, hosts))),
-        port=step.place.port(EXCHANGE_PORTS), names=step.task_hosts, one_host=one_host, store=step.store,
+        port=step.place.port(launch.EXCHANGE_PORTS), names=step.task_hosts, one_host=one_host, store=step.store,
         batch_job=step.place.name, of_ranks=tasks > step.nodes, nodes=step.nodes,
     )  # fmt: skip
     if torchrun is None or split.is_command:
