@@ -105,12 +105,9 @@ def collector(python: str, job: str | None) -> tuple[str, ...]:
 
 
 def ask_nodes(
-    way: Way,
-    commands: Mapping[str, Sequence[str]],
-    output: Path,
-    known: Sequence[NodeAnswer] = (),
+    way: Way, commands: Mapping[str, Sequence[str]], output: Path, known: Sequence[NodeAnswer] = (),
     limit_s: float = LIMIT_S,
-) -> Path:
+) -> Path:  # fmt: skip
     """Run each node's command; return the folder with one for each that answered. ``known`` cannot be asked."""
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)

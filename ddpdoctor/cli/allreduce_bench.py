@@ -64,25 +64,14 @@ class Options:
     pairs: Annotated[bool, Option(help="Measure each pair of ranks; find a slow rank or link.")] = False
     by_node: Annotated[bool, Option(help="Measure each pair of hosts; find a slow host.")] = False
     compare: Annotated[Path | None, shared.SAVED.but(help="A saved run to compare with.")] = None
-    fail_below: Annotated[
-        float | None,
-        Option(
-            panel=COMPARE,
-            metavar="SHARE",
-            parse=shared.parse_share,
-            help="Least share of the saved bandwidth, such as 90%.",
-        ),
-    ] = None
-    expect_gb_s: Annotated[
-        float | None,
-        Option(
-            names=("--expect",),
-            panel=COMPARE,
-            metavar="BANDWIDTH",
-            parse=shared.parse_bandwidth,
-            help="Least bus bandwidth, such as 460GB/s.",
-        ),
-    ] = None
+    fail_below: Annotated[float | None, Option(
+        panel=COMPARE, metavar="SHARE", parse=shared.parse_share,
+        help="Least share of the saved bandwidth, such as 90%.",
+    )] = None  # fmt: skip
+    expect_gb_s: Annotated[float | None, Option(
+        names=("--expect",), panel=COMPARE, metavar="BANDWIDTH", parse=shared.parse_bandwidth,
+        help="Least bus bandwidth, such as 460GB/s.",
+    )] = None  # fmt: skip
     reference: Annotated[Literal["auto", "none"], shared.REFERENCE.but(help="Compare with known hardware.")] = "auto"
     model_size: Annotated[
         int | None, Option(metavar="N", parse=shared.parse_count, help="Parameters of your model (7B): what DDP costs.")

@@ -66,11 +66,6 @@ class ConfigTable:
     table: dict[str, Any]
     prefix: str  # how its tables are named in a project's file: "tool.ddpdoctor."; empty in the user's
 
-    @property
-    def source(self) -> str:
-        """Return the file's name for messages."""
-        return str(self.path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
@@ -101,7 +96,7 @@ class Config:
         keys = {key_of(option) for option in declared_by(kind) if isinstance(option.option, Option)} & ACTING
         return tuple(
             Note(
-                path=table.path, what=f"{key} in [{name}] of {table.source} is not used",
+                path=table.path, what=f"{key} in [{name}] of {table.path} is not used",
                 reason="a project's file cannot set what runs, sends or writes something",
                 remedy=f"Give --{key}, or put it into {self.user_file or 'the file of ddpdoctor config'}.",
             )
@@ -121,8 +116,8 @@ class Config:
                     continue
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
                     if key_of(option) in keys and not (keys is table.table and key_of(option) == IGNORE):
-                        value = _read_value(option, keys[key_of(option)], f"{table.source}: [{name}] {key_of(option)}")
-                        found[option.field] = (value, table.source)
+                        value = _read_value(option, keys[key_of(option)], f"{table.path}: [{name}] {key_of(option)}")
+                        found[option.field] = (value, str(table.path))
         active = [ignored.code for ignored in self.ignored if not ignored.is_expired(self.today)]
         if active and "ignore" in {option.field for option in options}:
             given, _ = found.get("ignore", ([], ""))
@@ -136,10 +131,7 @@ def key_of(one: Declared) -> str:
 
 
 def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
-    """Read the files that exist: the nearest ``pyproject.toml`` upwards, then the user's file.
-
-    Raises ``UserError`` for one that cannot be read or holds an unknown key, if no other user can have written it.
-    """
+    """Read a project's file, then the user's. Raises ``UserError`` for a wrong one that no other user can write."""
     # os.path, because pathlib raises for a folder that may not be entered.
     project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
     # A relative path, which the XDG base directory specification says to ignore, would lead into the project.
@@ -171,8 +163,13 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
                     remedy=f"{remedy}, or {elsewhere}." if remedy else f"If you trust them, {elsewhere}.",
                 )
             )  # fmt: skip
-    for table in tables:
-        _check_table(table)
+    for table in tables:  # each key must be a verb or an option
+        for verb in table.table.keys() & VERBS.keys():
+            _check_keys(table.table[verb], _keys_of(verb), f"[{table.prefix}{verb}]", table)
+        if not table.table.keys() <= {*VERBS, IGNORE}:
+            shared = {key for verb in VERBS for key in _keys_of(verb)}
+            name = table.prefix and f"[{table.prefix.rstrip('.')}]"
+            _check_keys(table.table, {*VERBS, *shared, IGNORE}, name, table)
     ignored = tuple(code for table in tables for code in _read_ignored(table))
     today = dt.date.today()  # noqa: DTZ011 - an expiry date is meant in local time
     return Config(
@@ -262,7 +259,7 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     declared = {option.field: option for option in declared_by(kind)}
     for field, (value, _) in settings.items():
         one = declared[field]
-        if one.is_flag:  # it gets a second form that turns it off
+        if one.type is bool:  # it gets a second form that turns it off
             name = one.names[0]
             negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
             one = replace(one, names=(f"{name}/{negative}", *one.names[1:]))
@@ -280,7 +277,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _read_table(path: Path) -> ConfigTable | None:
-    """Return a file's settings, or None if it has none."""
     from ddpdoctor.recorder.storage.files import read_plain
 
     is_project = path.name == PROJECT_FILE
@@ -305,32 +301,22 @@ def _read_table(path: Path) -> ConfigTable | None:
     return ConfigTable(path=path, table=table, prefix=prefix)
 
 
-def _check_table(table: ConfigTable) -> None:
-    """Raise ``UserError`` for a key that is no command and no option."""
-    for verb in table.table.keys() & VERBS.keys():
-        _check_keys(table.table[verb], _keys_of(verb), f"[{table.prefix}{verb}]", table)
-    if table.table.keys() <= {*VERBS, IGNORE}:
-        return
-    shared = {key for verb in VERBS for key in _keys_of(verb)}
-    _check_keys(table.table, {*VERBS, *shared, IGNORE}, table.prefix and f"[{table.prefix.rstrip('.')}]", table)
-
-
 def _keys_of(verb: str) -> list[str]:
     return [key_of(option) for option in declared_by(load_verb(verb).Options) if isinstance(option.option, Option)]
 
 
 def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
     if not isinstance(keys, dict):
-        what = f"{table.source}: {name.strip('[]')}"
+        what = f"{table.path}: {name.strip('[]')}"
         raise UserError(f"{what} is not a table", help=f"Write {name} and options below it.")
     for key in keys:
         if key not in known:
-            raise UserError(f"{table.source}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
+            raise UserError(f"{table.path}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
 
 
 def _read_value(one: Declared, value: Any, name: str) -> Any:
     """Return a value as the command line would give it. Raises ``UserError`` if the option does not take it."""
-    if one.is_flag:
+    if one.type is bool:
         if not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}", help="Write true or false.")
         return value
@@ -366,8 +352,8 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
     entries = table.table.get(IGNORE, [])
     hint = IGNORE_HELP.format(table=table.prefix)
     if not isinstance(entries, list):
-        raise UserError(f"{table.source}: {IGNORE} is not a list of tables", help=hint)
-    name = f"{table.source}: [[{table.prefix}{IGNORE}]]"
+        raise UserError(f"{table.path}: {IGNORE} is not a list of tables", help=hint)
+    name = f"{table.path}: [[{table.prefix}{IGNORE}]]"
     found = []
     for entry in entries:
         if not isinstance(entry, dict):
@@ -384,7 +370,7 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
             (known,) = check_codes((code,))
         except UserError as error:
             raise UserError(f"{name}: there is no code {code}", help=error.help) from error
-        found.append(IgnoredCode(code=known, reason=reason, until=until, source=table.source))
+        found.append(IgnoredCode(code=known, reason=reason, until=until, source=str(table.path)))
     return tuple(found)
 
 

@@ -152,10 +152,6 @@ class Declared:
     default: Any  # the default before parsing, or ``MISSING`` if a value is required
     is_repeatable: bool
 
-    @property
-    def is_flag(self) -> bool:
-        return self.type is bool
-
     def parse(self, text: str) -> Any:
         if isinstance(self.option, Option) and self.option.parse is not None:
             return self.option.parse(text, self.names[0])

@@ -35,18 +35,10 @@ TRIAL = b"ddpdoctor"
 
 
 def show_report(
-    report: Report,
-    output_format: SavedFormat,
-    stream: TextIO,
-    run_dir: Path | None,
-    *,
-    verbose: bool = False,
+    report: Report, output_format: SavedFormat, stream: TextIO, run_dir: Path | None, *, verbose: bool = False,
     fail_on: Severity | None = None,
-) -> None:
-    """Write a report to a stream. Text uses the stream's width and colors. Other formats do not depend on the stream.
-
-    ``verbose`` applies to text. ``fail_on``, the least severity that is a failure, applies to JUnit.
-    """
+) -> None:  # fmt: skip
+    """Write a report; a text by the stream's width and colors. ``verbose`` is for texts, ``fail_on`` for JUnit."""
     if output_format != "text":
         write(stream, render(report, output_format, fail_on=fail_on))
         return

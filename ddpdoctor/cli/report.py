@@ -52,7 +52,16 @@ def run(options: Options) -> int:
         if options.format not in {"text", "html"}:
             what = f"--open shows a page, and --format {options.format} is none"
             raise UserError(what, help="Leave --format out with --open.")
-        options = replace(options, format="html", output=options.output or _make_page_file())
+        output = options.output
+        if output is None:  # a private temporary file, which stays
+            try:
+                fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
+            except OSError as error:
+                what = f"no temporary file can be made: {error.strerror}"
+                raise UserError(what, help="Give a file for the page: --output report.html.") from error
+            os.close(fd)
+            output = Path(name)
+        options = replace(options, format="html", output=output)
     check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
@@ -90,18 +99,6 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
         is_open = has_screen and webbrowser.open(page.as_uri())
         say(sys.stderr, f"{'' if is_open else 'no browser could be opened here; '}the page is {page}")
     return ExitStatus.OK
-
-
-def _make_page_file() -> Path:
-    """Make a private temporary file for a page, which stays. Raises ``UserError``."""
-    try:
-        fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
-    except OSError as error:
-        raise UserError(
-            f"no temporary file can be made: {error.strerror}", help="Give a file for the page: --output report.html."
-        ) from error
-    os.close(fd)
-    return Path(name)
 
 
 def is_same_run(path: Path, other: Path) -> bool:

@@ -60,17 +60,14 @@ def notes_of(level: ChosenLevel | None, hang_timeout_s: float, env: Mapping[str,
 
 
 def run_and_show(
-    options: WrapOptions,
-    make_report: MakeReport | None = None,
-    is_last: Callable[[JobOutcome], bool] | None = None,
-    act: Act | None = None,
-    started: Callable[[Path], None] = lambda _: None,
-) -> JobOutcome:
+    options: WrapOptions, make_report: MakeReport | None = None, is_last: Callable[[JobOutcome], bool] | None = None,
+    act: Act | None = None, started: Callable[[Path], None] = lambda _: None,
+) -> JobOutcome:  # fmt: skip
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
-    ``make_report`` builds the report of an outcome; by default it is that of ``wrap``. ``is_last`` returns whether it
-    is shown at the end: not if other launches follow, for one report. ``act`` acts on a report that was shown.
-    ``started`` is called with the folder of the record, once the launcher has started.
+    ``make_report`` is by default that of ``wrap``. ``is_last``: whether the report is shown at the end, as no other
+    launch follows. ``act`` acts on one that was shown. ``started`` gets the folder of the record after the launcher's
+    start.
     """
     from ddpdoctor.launch.session import Session
 

@@ -206,24 +206,19 @@ def run(options: Options) -> int:
 
     outcome = run_and_show(prepared, make_report=_report, is_last=lambda one: plan_after(one) is None)
     if (plan := plan_after(outcome)) is not None:
-        return _restart(options, prepared, outcome, plan)
+        from ddpdoctor.diagnose.tuning import build_tune_report
+
+        restarts = Restarts(plan, options, prepared.report_dir)
+        report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
+        save_report(prepared.report_file.parent, report, prepared.report_file.name)
+        show_report(report, prepared.format, sys.stderr, prepared.report_dir)
+        has_result = restarts.status != ExitStatus.INTERRUPTED and report.data["tune"].result is not None
+        return ExitStatus.OK if has_result else restarts.status or ExitStatus.WRONG_USE
     trial = _report(outcome).data["tune"]
     if trial.result is not None:
         return ExitStatus.OK
     # A trial that cannot have a result, or one that came to none because of the job.
     return ExitStatus.WRONG_USE if trial.problem else outcome.exit_status
-
-
-def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
-    from ddpdoctor.diagnose.tuning import build_tune_report
-
-    restarts = Restarts(plan, options, first.report_dir)
-    report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
-    save_report(first.report_file.parent, report, first.report_file.name)
-    show_report(report, first.format, sys.stderr, first.report_dir)
-    if restarts.status == ExitStatus.INTERRUPTED or report.data["tune"].result is None:
-        return restarts.status or ExitStatus.WRONG_USE
-    return ExitStatus.OK
 
 
 def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:

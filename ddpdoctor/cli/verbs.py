@@ -282,10 +282,9 @@ def _options(version: Annotated[bool, VERSION] = False) -> None:
 
 
 def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
-    """Return a command's ``run`` and the options for it.
+    """Return a verb's ``run`` and its options, to run outside of Typer, which has its own ways with errors.
 
-    It runs outside of Typer, which has its own ways with errors. Help, completion and wrong use end the process.
-    Raises ``UserError``.
+    Help, completion and wrong use end the process. Raises ``UserError``.
     """
     asked: list[tuple[Callable[[Any], int], Any]] = []
     try:

@@ -115,11 +115,10 @@ def run(options: Options) -> int:
 def prepare(
     options: Options, env: Mapping[str, str], outer: Path | None = None, command: tuple[str, ...] = ()
 ) -> WrapOptions:
-    """Check everything that is possible before the start, and make the run folder last.
+    """Check everything that is possible before the start, and make the run folder last. Raises ``UserError``.
 
-    ``outer`` is the run folder of a ``wrap`` around this one. If given, no folder is made. ``command`` replaces the
-    command line in the report. Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that is
-    not writable.
+    ``outer`` is the run folder of a ``wrap`` around this one: then none is made. ``command`` replaces the command line
+    in the report.
     """
     if options.webhook:
         check_webhook(options.webhook)

@@ -287,10 +287,7 @@ class FirstNode:
         return self.members.seen()
 
     def announce(self, judgment: Judgment, *, stop: bool, place: str) -> None:
-        """Send all members the verdict, whether the job is stopped, and where the report is.
-
-        If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
-        """
+        """Send the verdict. If the job is stopped, wait until all know why, or their ranks would seem to fail."""
         number = self._board.verdict + 1
         verdict = messages.JobVerdict(judgment=judgment, stop=stop, place=place)
         try:

@@ -52,10 +52,9 @@ def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
 
 
 def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
-    """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to exit with.
+    """Run ``python -m ddpdoctor`` with ``arguments`` in ``count`` ranks; return the status to exit with.
 
-    Streams are inherited. Signals are passed on; a second one ends all ranks at once. Raises ``UserError`` if a rank
-    has failed and rank 0 does not end by itself, because then nobody reports.
+    Streams are inherited. A second signal ends all ranks at once. Raises ``UserError`` if nobody can report a failure.
     """
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
     server = Server(0, token_bytes(token), one_host=True)
@@ -96,10 +95,7 @@ def choose_status(statuses: Sequence[int]) -> int:
 
 
 def describe_lost(statuses: Sequence[int | None]) -> str:
-    """Describe the failed ranks that rank 0 still waits for, or return "". A running rank has the status None.
-
-    The result is also "" if any rank ended with one of ``REPORTED``, because it has printed the reason.
-    """
+    """Describe the failed ranks that rank 0 (still running: None) waits for, or "" if a rank has said why it ends."""
     if statuses[0] is not None or any(status in REPORTED for status in statuses):
         return ""
     endings = (

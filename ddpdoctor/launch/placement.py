@@ -161,7 +161,14 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
         )  # fmt: skip
     else:
         found = _by_variables(split, torchrun, env) if by_operator else None
-        placed = found or Placement(style=style, note=_idle_note(env) if in_slurm else None)
+        idle, note = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1, None
+        is_shell = not is_slurm_step(env) and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is not None
+        if in_slurm and is_shell and idle > 0:  # of sbatch or salloc, without srun
+            nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
+            note = (
+                f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
+            )
+        placed = found or Placement(style=style, note=note)
     if placed.alone:
         return placed
     from ddpdoctor.exchange.wire import job_token
@@ -172,17 +179,6 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     if placed.number is None and not placed.one_host and placed.store is not None and is_own_host(*placed.store):
         placed = replace(placed, number=0)  # of several members on one host, this cannot single one out
     return replace(placed, port=exchange_port or placed.port, token=token)
-
-
-def _idle_note(env: Mapping[str, str]) -> str | None:
-    """Return a note if a shell of sbatch or salloc runs this on one node without srun, and leaves the others idle."""
-    if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
-        return None
-    idle = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1
-    if idle < 1:
-        return None
-    nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
-    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
 
 
 def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:

@@ -95,10 +95,10 @@ def cause_of(judgment: Judgment) -> Cause:
 
 
 def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | None:
-    """Start to serve the others or to look for the first; return None if there are no others, or no place to meet.
+    """Serve the others, or look for the first; None if there are none, or no place to meet.
 
-    If members on one host have no numbers, the one that gets the port is the first. ``folder`` is where the report
-    goes; if all nodes see the same folder, it is a second way to the first member.
+    If members on one host have no numbers, the one that gets the port is the first. A ``folder`` for the report that
+    all nodes see is a second way to the first.
     """
     if placement.alone or not placement.hosts:
         return None
@@ -123,10 +123,9 @@ class Session:
     def __init__(
         self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, folder: Path | None = None
     ) -> None:
-        """Prepare the record, in ``folder`` or where there is room.
+        """Prepare the record, in ``folder`` or where there is room. Raises ``UserError`` if nothing can be recorded.
 
-        ``load_judge`` imports the rules; it is called after the launcher has started. Raises ``UserError`` if nothing
-        can be recorded.
+        ``load_judge`` imports the rules; it is called after the launcher has started.
         """
         self.options = options
         self.load_judge = load_judge

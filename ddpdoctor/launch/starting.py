@@ -103,10 +103,7 @@ def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_comm
 def choose_debug_level(
     asked: ChosenLevel | None, env: Mapping[str, str], *, alone: bool, for_speed: bool = False
 ) -> ChosenLevel | None:
-    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting.
-
-    ``for_speed``: steps are timed, and DETAIL would make small collectives take twice as long.
-    """
+    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting."""
     if asked is not None or env.get(DEBUG_VARIABLE):
         return asked
     if alone:  # nodes must agree on the level, so one with little room does not choose by itself
@@ -114,7 +111,7 @@ def choose_debug_level(
         limits = {limit: resource.getrlimit(limit)[0] for limit in least}  # the ranks inherit them
         if any(soft != resource.RLIM_INFINITY and soft < least[limit] for limit, soft in limits.items()):
             return None
-    return "OFF" if for_speed else "AUTO"
+    return "OFF" if for_speed else "AUTO"  # DETAIL would make small collectives take twice as long
 
 
 def has_gpu_driver(system: System) -> bool:
@@ -122,11 +119,10 @@ def has_gpu_driver(system: System) -> bool:
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
-    """Return the variables that make NCCL log its warnings to the run folder.
+    """Return the variables that make NCCL log its warnings to the run folder, or none.
 
-    Empty if there is no GPU, or if the user has configured NCCL's log in the environment or in one of NCCL's files.
-    This adds nothing to the job's output: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last
-    warning anyway.
+    It is none without a GPU, or if the user has configured NCCL's log. This adds nothing to the job's output: without
+    NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last warning anyway.
     """
     system = system or System(env=env)
     if not has_gpu_driver(system) or any(env.get(name) for name in NCCL_LOG_VARIABLES):

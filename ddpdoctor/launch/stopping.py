@@ -28,10 +28,7 @@ _DONE = b"done\n"
 
 
 def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Callable[[], None]) -> None:
-    """Stop a job that hangs: SIGCONT and SIGTERM, then SIGKILL after some seconds.
-
-    The launcher gets SIGTERM first and may end its ranks itself. Ranks that outlive it get SIGTERM afterwards.
-    """
+    """Stop a job that hangs: SIGTERM, first to the launcher, which may end its ranks itself; SIGKILL after seconds."""
     below = _targets(proc.descendants(launcher.pid, proc.read_processes()))
     # Ranks whose parent has ended are recorded only.
     below += [target for target in recorded(folder) if target not in below and target[0] != launcher.pid]

@@ -114,10 +114,7 @@ class Suspicion(Enum):
 
 
 def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
-    """Return whether the job may hang, so that evidence should be taken. This is a cheap check; the rules decide.
-
-    A rank without progress is not suspicious until another one has waited longer than the limit.
-    """
+    """Say cheaply if the job may hang; the rules decide. Who stands still counts once another has waited too long."""
     found = list(progress)
     alive = sum(node.alive for node in found)
     ended = [node.ended_s for node in found if node.ended_s is not None]
