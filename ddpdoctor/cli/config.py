@@ -170,7 +170,7 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
             shared = {key for verb in VERBS for key in _keys_of(verb)}
             name = table.prefix and f"[{table.prefix.rstrip('.')}]"
             _check_keys(table.table, {*VERBS, *shared, IGNORE}, name, table)
-    ignored = tuple(code for table in tables for code in _read_ignored(table))
+    ignored = tuple(entry for table in tables for entry in _read_ignored(table))
     today = dt.date.today()  # noqa: DTZ011 - an expiry date is meant in local time
     return Config(
         looked_for=looked_for, user_file=user, notes=tuple(notes), tables=tuple(tables), ignored=ignored, today=today
@@ -246,9 +246,10 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     left_out = config.left_out(verb, kind) if config.tables else ()
     notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
-        expired = (ignored for ignored in config.ignored if ignored.is_expired(config.today))
+        expired = (entry for entry in config.ignored if entry.is_expired(config.today))
         notes += [
-            f"{code.code} was ignored until {code.until} ({code.source}); its findings count again" for code in expired
+            f"{entry.code} was ignored until {entry.until} ({entry.source}); its findings count again"
+            for entry in expired
         ]
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if says and notes and rank == "0":  # of all ranks, the first says it
@@ -459,8 +460,8 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
     heads = ("command", "option", "value", "from")
     lines += ["", *(_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
     if config.ignored:
-        expired = {code: " (expired)" if code.is_expired(config.today) else "" for code in config.ignored}
-        rows = [(code.code, f"{code.until}{expired[code]}", code.reason, code.source) for code in config.ignored]
+        expired = {entry: " (expired)" if entry.is_expired(config.today) else "" for entry in config.ignored}
+        rows = [(entry.code, f"{entry.until}{expired[entry]}", entry.reason, entry.source) for entry in config.ignored]
         lines += ["", *_table(("ignored", "until", "reason", "from"), rows)]
     return "\n".join(lines) + "\n"
 

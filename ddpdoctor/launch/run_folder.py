@@ -70,9 +70,10 @@ MIN_FREE_FILES = 64  # our choice: the number of files that a job of eight ranks
 
 
 def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
-    """Create ``ddpdoctor-report/<time>-<script>`` here, with a number if it is taken; else a temporary folder.
+    """Create ``ddpdoctor-report/<time>-<script>`` here, with a number if it is taken.
 
-    ``label`` separates the members of a job, whose clocks may show the same time.
+    Where nothing can be written, it is a temporary one: the job itself may need no place here. ``label`` separates the
+    members of a job, whose clocks may show the same time.
     """
     base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
     try:

@@ -106,7 +106,7 @@ class Receptions:
         self._before = {one.inode: one.size_bytes for one in read_received()}
 
     def of(self, families: dict[int, Iterable[int]]) -> dict[int, Receiving]:
-        """Return by pid over which connection a rank receives most. Those between ranks are out: these wait too."""
+        """Return by pid over which connection a rank receives most, except from other ranks, which wait themselves."""
         over_s = (time.monotonic_ns() - self._began_ns) / 1e9
         now = read_received()
         moved = [one for one in now if one.size_bytes > self._before.get(one.inode, one.size_bytes)]
