@@ -124,11 +124,11 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
             what = f"no process has the pid {pid}"
             raise UserError(what, help="A container has its own pids: run ddpdoctor inside it.")
         if closed:
-            listed = "\n".join(
-                f"  pid {rank.pid} of {rank.user}, state {rank.state}: {rank.command}" for rank in closed
-            )
+            lines = [f"  pid {rank.pid} of {rank.user}, state {rank.state}: {rank.command}" for rank in closed]
             what = f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user"
-            raise UserError(what, help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}")
+            raise UserError(
+                what, help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n" + "\n".join(lines)
+            )
         raise UserError(
             f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is not a rank of a training job",
             help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on "

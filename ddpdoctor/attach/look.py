@@ -323,14 +323,9 @@ def _changes(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) ->
 def _received(look: RankLook, ends_of_others: frozenset[str]) -> dict[tuple[str, str], int]:
     """Return the bytes that came from other ranks, by the ends of the connection; the store's do not count."""
     store = f":{look.job.master_port}"
-    return {
-        (peer.local, peer.remote): peer.received_bytes
-        for peer in _peers(look)
-        if peer.received_bytes is not None
-        and peer.remote in ends_of_others
-        and not peer.local.endswith(store)
-        and not peer.remote.endswith(store)
-    }
+    ends = [(peer.local, peer.remote, peer.received_bytes) for peer in _peers(look) if peer.remote in ends_of_others]
+    of_ranks = [end for end in ends if not end[0].endswith(store) and not end[1].endswith(store)]
+    return {(local, remote): count for local, remote, count in of_ranks if count is not None}
 
 
 def _peers(look: RankLook) -> tuple[Peer, ...]:

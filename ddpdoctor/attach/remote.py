@@ -268,9 +268,8 @@ def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell
     """Have every pod look at its ranks, and return the folder. Raises ``UserError``."""
     # The names of the pods, each with why it cannot be asked, or an empty string
     if shutil.which("kubectl") is None:
-        raise UserError(
-            "kubectl is not on PATH here", help="Install it, or run `ddpdoctor attach` in every pod of the job."
-        )
+        what = "kubectl is not on PATH here"
+        raise UserError(what, help="Install it, or run `ddpdoctor attach` in every pod of the job.")
     process = start_program(("kubectl", "get", "pods", *pods.place, f"--selector={pods.selector}", "--output=json"))
     end = wait_for_program(process, SERVER_LIMIT_S)
     if end.status != 0:

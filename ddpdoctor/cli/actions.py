@@ -378,12 +378,10 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
         problems = [NOWHERE]
         if loggers := read_loggers(run_dir):
             finding = report.verdict or report.findings[0]
-            entry = Entry(
-                verdict=f"{finding.summary} ({finding.code})",
-                step=max((row.step or 0 for row in report.ranks), default=0),
-                has_finished=report.job is not None and report.job.status == JobStatus.FINISHED,
-                text=render(report, "markdown"),
-            )
+            verdict, text = f"{finding.summary} ({finding.code})", render(report, "markdown")
+            step = max((row.step or 0 for row in report.ranks), default=0)
+            has_finished = report.job is not None and report.job.status == JobStatus.FINISHED
+            entry = Entry(verdict=verdict, step=step, has_finished=has_finished, text=text)
             problems = [_write(logger, entry) for logger in loggers]
     except Exception as error:  # noqa: BLE001 - a log must not cost the job its exit status
         problems = [f"{type(error).__name__}: {error}"]

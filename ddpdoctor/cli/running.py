@@ -171,11 +171,8 @@ class JobReports:
     def report_crash(self, what: str) -> None:
         """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
         if not self.options.quiet:
-            say(
-                sys.stderr,
-                f"a check crashed ({what}). The job keeps running, but a hang may not be reported. An update of "
-                "ddpdoctor while the job runs can cause this",
-            )
+            said = f"a check crashed ({what}). The job keeps running, but a hang may not be reported."
+            say(sys.stderr, f"{said} An update of ddpdoctor while the job runs can cause this")
 
     def report_replicas(self, folder: Path, said: frozenset[str]) -> frozenset[str]:
         """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""

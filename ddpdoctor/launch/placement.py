@@ -165,9 +165,8 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
         is_shell = not is_slurm_step(env) and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is not None
         if in_slurm and is_shell and idle > 0:  # of sbatch or salloc, without srun
             nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
-            note = (
-                f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
-            )
+            what = f"this runs on one node of the Slurm allocation, and {nodes} idle"
+            note = f"{what}; `srun ddpdoctor wrap` uses all nodes"
         placed = found or Placement(style=style, note=note)
     if placed.alone:
         return placed
@@ -189,10 +188,8 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
         return None
     if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.text, SHAPE))):
         return None
-    note = (
-        f"becoming rank {rank} of {size}, because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts "
-        "the ranks"
-    )
+    why = "because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts the ranks"
+    note = f"becoming rank {rank} of {size}, {why}"
     one_host = is_loopback(host)
     return Placement(
         style=Style.COMMAND if split.is_command else Style.RANK, number=rank, expected=size, most=size, of_ranks=True,

@@ -277,12 +277,9 @@ class WorkersSeen:
 
     def row(self, pid: int) -> dict[str, Any]:
         """Return for watch.json the lines of ended children with counts, sums of ``fetch_cells``, and their errors."""
-        lines = self._counts.get(pid, Counter()).most_common(KEPT_LINES)
-        return {
-            "child_lines": [[*line, times] for line, times in lines],
-            "child_fetches": self._fetches.get(pid, []),
-            "child_errors": self._errors.get(pid, []),
-        }
+        lines = [[*line, times] for line, times in self._counts.get(pid, Counter()).most_common(KEPT_LINES)]
+        fetches, errors = self._fetches.get(pid, []), self._errors.get(pid, [])
+        return {"child_lines": lines, "child_fetches": fetches, "child_errors": errors}
 
 
 def _read(ring: Path) -> ring_reading.RingContent | None:

@@ -381,12 +381,8 @@ class Session:
             self.watch.evidence.acknowledge()
             if number == signal.SIGINT:
                 # The launcher needs a moment to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it.
-                evidence, launcher = self.watch.evidence, self.launcher
-                wait_until(
-                    lambda: evidence.has_closed_since(began_ns) or launcher.poll() is not None,
-                    LAUNCHER_TAKES_OVER_S,
-                    0.02,
-                )
+                taker, poll = self.watch.evidence, self.launcher.poll
+                wait_until(lambda: taker.has_closed_since(began_ns) or poll() is not None, LAUNCHER_TAKES_OVER_S, 0.02)
             # The launcher needs no signal if it already stops its ranks, or got the terminal's Ctrl-C itself. A second
             # one would interrupt what a script does at the first, such as saving its last checkpoint.
             has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)
