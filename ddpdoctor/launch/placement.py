@@ -161,12 +161,13 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
         )  # fmt: skip
     else:
         found = _by_variables(split, torchrun, env) if by_operator else None
-        idle, note = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1, None
-        is_shell = not is_slurm_step(env) and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is not None
-        if in_slurm and is_shell and idle > 0:  # of sbatch or salloc, without srun
+        note = None
+        if in_slurm and not is_slurm_step(env) and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is not None:
+            # A shell of sbatch or salloc, without srun
+            idle = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1
             nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
             what = f"this runs on one node of the Slurm allocation, and {nodes} idle"
-            note = f"{what}; `srun ddpdoctor wrap` uses all nodes"
+            note = f"{what}; `srun ddpdoctor wrap` uses all nodes" if idle > 0 else None
         placed = found or Placement(style=style, note=note)
     if placed.alone:
         return placed
