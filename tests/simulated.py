@@ -31,7 +31,7 @@ from ddpdoctor.cli import running
 from ddpdoctor.collect import proc, run_files
 from ddpdoctor.exchange import meeting
 from ddpdoctor.exchange.store import KeyValues, StoreError
-from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, seen, session, watch
+from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, seen, session, stopping, watch
 from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.model.launch import Connecting, Contact
@@ -653,9 +653,9 @@ class World:
             (watch, "select", SimpleNamespace(poll=lambda: poller, POLLIN=select.POLLIN)),
             (watch, "read_kernel_oom_pids", lambda: None), (watch, "read_oom_kills", lambda: None),
             (seen, "read_received", tuple), (seen, "MEMORY_READERS", {}),
-            (session, "Guardian", lambda *_: SimpleNamespace(protect_self=None, dismiss=lambda: None)),
+            (stopping, "Guardian", lambda *_: SimpleNamespace(protect_self=None, dismiss=lambda: None)),
             (session, "start_launcher", lambda *_: self.current.node.start_launcher()),
-            (session, "is_in_foreground", lambda: False), (sys, "stderr", stream), (tempfile, "tempdir", self.place),
+            (stopping, "is_in_foreground", lambda: False), (sys, "stderr", stream), (tempfile, "tempdir", self.place),
             (first_node, "HostedMeeting", lambda *_, **__: Hosted(self)), (first_node, "further_ways", lambda *_: ()),
             (first_node, "open_job_store", self.connect),
             (meeting, "by_port", lambda *_: meeting.MeetingWay("own port", lambda *_, **__: self.connect())),

@@ -10,26 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.process import SUDO
+from ddpdoctor.collect import launch, proc
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.launch import (
-    LOCAL_RANK_VARIABLES,
-    RANK_VARIABLES,
-    is_slurm_step,
-    number,
-    read_local_rank,
-    read_rank,
-    text,
-)
-from ddpdoctor.collect.proc import (
-    descendants,
-    list_pids,
-    read_command,
-    read_environment,
-    read_link,
-    read_processes,
-    read_status,
-    read_text,
-)
 from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
@@ -47,8 +29,8 @@ PROC = Path("/proc")
 # The kernel's names for threads that torch starts with a process group. A forked worker does not inherit threads.
 GROUP_THREADS = frozenset({"pt_gloo_runloop", "pt_nccl_watchdg", "pt_nccl_heartbt"})
 LOADER_WORKER = "pt_data_worker"
-SPAWNED = b"multiprocessing.spawn"  # in the command line of a process that multiprocessing started by spawn
-_IDENTITY = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+SPAWNED = "multiprocessing.spawn"  # in the command line of a process that multiprocessing started by spawn
+_IDENTITY = (*launch.RANK_VARIABLES, *launch.LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 # Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold.
 STUCK_LIMIT_S = 1.0
 
@@ -98,26 +80,27 @@ class FoundJobs:
 
 
 def find_jobs() -> FoundJobs:
-    processes = read_processes()
+    processes = proc.read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
-    members = grouped((_identity(candidate), candidate) for candidate in chosen)
-    names = [identity.name for identity in members]
-    jobs = [  # two of one name get their port or parent added
-        _job(replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one, of_job)
-        for one, of_job in members.items()
-    ]
-    return FoundJobs(
-        jobs=tuple(sorted(jobs, key=lambda job: job.identity.name)),
-        closed=tuple(
-            Closed(pid=process.pid, user=_user(process.pid), state=process.state, command=read_command(process.pid))
-            for process in processes.values()
-            if process.state not in "ZX"
-            and not read_environment(process.pid)
-            and GROUP_THREADS & read_thread_names(process.pid)
-        ),
-        processes=processes,
+    grouped_ranks = grouped((_identity(candidate), candidate) for candidate in chosen)
+    names, jobs = [identity.name for identity in grouped_ranks], list[FoundJob]()
+    for identity, members in grouped_ranks.items():
+        members.sort(key=lambda member: member.pid)
+        unknown = [member.pid for member in members if member.rank is None]
+        ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
+        # Two of one name get their port or parent added.
+        shown = replace(identity, name=_longer_name(identity)) if names.count(identity.name) > 1 else identity
+        environments = {member.pid: member.env for member in members}
+        jobs.append(FoundJob(identity=shown, ranks=tuple(ranks), environments=environments))
+    unread = (found for found in processes.values() if found.state not in "ZX" and not proc.read_environment(found.pid))
+    closed = tuple(
+        Closed(pid=found.pid, user=_user(found.pid), state=found.state, command=proc.read_command(found.pid))
+        for found in unread
+        if GROUP_THREADS & read_thread_names(found.pid)
     )
+    jobs.sort(key=lambda job: job.identity.name)
+    return FoundJobs(jobs=tuple(jobs), closed=closed, processes=processes)
 
 
 def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None) -> FoundJob:
@@ -126,48 +109,38 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
     if pid is not None:
         # The jobs with a rank that is this process, one above it, or one below it
         related = {pid, *_ancestors(pid, found.processes)}
-        related |= {descendant.pid for descendant in descendants(pid, dict(found.processes))}
+        related |= {descendant.pid for descendant in proc.descendants(pid, dict(found.processes))}
         itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
         jobs = itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
     if name is not None:
-        identities = [(job, job.identity) for job in jobs]
-        jobs = [
-            job for job, one in identities if name in {one.name, _longer_name(one)} or one.name.startswith(f"{name}@")
-        ]
+        names = [(job, job.identity.name, _longer_name(job.identity)) for job in jobs]
+        jobs = [job for job, short, long in names if name in {short, long} or short.startswith(f"{name}@")]
     meant = list(jobs)
     if len(meant) == 1:
         return meant[0]
-    if meant or (found.jobs and not any(one.pid == pid for one in found.closed)):
-        raise _ambiguous(found, meant, pid, name)
-    raise _nothing(found, pid)
-
-
-def _ambiguous(found: FoundJobs, meant: list[FoundJob], pid: int | None, name: str | None) -> UserError:
-    listed = "\n".join(job.line() for job in meant or found.jobs)
-    if meant:
-        message = f"{count_of(len(meant), 'training job')} run on this machine: choose one"
-    elif name is not None:
-        message = f"{NO_JOB} named {name} runs on this machine"
-    else:
-        message = f"process {pid} does not belong to a training job"
-    return UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
-
-
-def _nothing(found: FoundJobs, pid: int | None) -> UserError:
-    if pid is not None and pid not in found.processes:
-        return UserError(f"no process has the pid {pid}", help="A container has its own pids: run ddpdoctor inside it.")
-    closed = [one for one in found.closed if pid in {None, one.pid}]
-    if closed:
-        listed = "\n".join(f"  pid {one.pid} of {one.user}, state {one.state}: {one.command}" for one in closed)
-        return UserError(
-            f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user",
-            help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}",
+    closed = [process for process in found.closed if pid in {None, process.pid}]
+    if not meant and (not found.jobs or (pid is not None and closed)):
+        if pid is not None and pid not in found.processes:
+            what = f"no process has the pid {pid}"
+            raise UserError(what, help="A container has its own pids: run ddpdoctor inside it.")
+        if closed:
+            lines = [f"  pid {rank.pid} of {rank.user}, state {rank.state}: {rank.command}" for rank in closed]
+            what = f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user"
+            raise UserError(
+                what, help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n" + "\n".join(lines)
+            )
+        raise UserError(
+            f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is not a rank of a training job",
+            help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on "
+            f"the machine and in the container where they run; for another user's job: {SUDO}",
         )
-    return UserError(
-        f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is not a rank of a training job",
-        help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on the "
-        f"machine and in the container where they run; for another user's job: {SUDO}",
-    )
+    message = f"{count_of(len(meant), 'training job')} run on this machine: choose one"
+    if not meant and name is not None:
+        message = f"{NO_JOB} named {name} runs on this machine"
+    elif not meant:
+        message = f"process {pid} does not belong to a training job"
+    listed = "\n".join(job.line() for job in meant or found.jobs)
+    raise UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
 
 
 def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
@@ -181,10 +154,10 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
 
 def _identity(one: Candidate) -> JobIdentity:
     env = one.env
-    addr, port = text(env, "MASTER_ADDR") or None, number(env, "MASTER_PORT")
-    run_id = text(env, "TORCHELASTIC_RUN_ID") or None
-    slurm = text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
-    step = None if addr else text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
+    addr, port = launch.text(env, "MASTER_ADDR") or None, launch.number(env, "MASTER_PORT")
+    run_id = launch.text(env, "TORCHELASTIC_RUN_ID") or None
+    slurm = launch.text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
+    step = None if addr else launch.text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
     parent = one.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
     if slurm:
         name = f"slurm-{slurm}"
@@ -202,29 +175,24 @@ def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
 
 
-def _job(identity: JobIdentity, members: list[Candidate]) -> FoundJob:
-    members.sort(key=lambda member: member.pid)
-    unknown = [member.pid for member in members if member.rank is None]
-    ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
-    return FoundJob(identity=identity, ranks=tuple(ranks), environments={member.pid: member.env for member in members})
-
-
 def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
     """Return a rank. ``unknown`` are the pids of all whose variables do not say which one they are."""
     env, ordered = one.env, one.rank is None
     rank = unknown.index(one.pid) if ordered else one.rank
-    numbers = read_status(one.pid).get("NSpid", "").split()
-    path = text(env, "DDPDOCTOR_RUN")
-    absolute = str(Path(read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
-    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_slurm_step(env) and "RANK" not in env else ()
+    numbers = proc.read_status(one.pid).get("NSpid", "").split()
+    path = launch.text(env, "DDPDOCTOR_RUN")
+    absolute = str(Path(proc.read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
+    is_step = launch.is_slurm_step(env)
+    steps = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_step and "RANK" not in env else ()
+    size = launch.number(env, *WORLD_SIZE_NAMES, *steps)
     return SeenRank(
         pid=one.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None, start_ticks=one.process.start_ticks,
         rank=rank, rank_by=RankBy.PID_ORDER if ordered else RankBy.ENVIRONMENT,
-        local_rank=rank if ordered else read_local_rank(env),
-        world_size=(len(unknown) if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
-        node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
-        restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
-        parent_pid=one.process.ppid, command=read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
+        local_rank=rank if ordered else launch.read_local_rank(env),
+        world_size=(len(unknown) if one.is_spawned else None) if ordered else size,
+        node_rank=launch.number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_step else ()),
+        restart_count=launch.number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
+        parent_pid=one.process.ppid, command=proc.read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
         variables=select_variables(env)[0],
     )  # fmt: skip
 
@@ -237,13 +205,13 @@ def _launcher(one: Candidate, *, ordered: bool) -> str:
         return "torchrun"
     if "OMPI_COMM_WORLD_RANK" in env:
         return "mpirun"
-    if is_slurm_step(env):
+    if launch.is_slurm_step(env):
         return "srun"
     return "mpiexec" if "PMI_RANK" in env or "PMIX_RANK" in env else "environment"
 
 
 def _user(pid: int) -> str:
-    uid = (read_status(pid).get("Uid", "").split() or ["?"])[0]
+    uid = (proc.read_status(pid).get("Uid", "").split() or ["?"])[0]
     try:
         return pwd.getpwuid(int(uid)).pw_name
     except (KeyError, ValueError):
@@ -282,24 +250,25 @@ class Candidate:
 
     @cached_property
     def has_torch(self) -> bool:
-        return "libtorch" in read_text(PROC / str(self.pid) / "maps")
+        return "libtorch" in proc.read_text(PROC / str(self.pid) / "maps")
 
     @cached_property
     def is_spawned(self) -> bool:
         """Whether multiprocessing started it by spawn, and not as a loader's worker."""
-        return SPAWNED in read_text(PROC / str(self.pid) / "cmdline").encode() and LOADER_WORKER not in self.threads
+        command = proc.read_text(PROC / str(self.pid) / "cmdline")
+        return SPAWNED in command and LOADER_WORKER not in self.threads
 
 
 def read_candidate(process: Process) -> Candidate:
-    pairs = (os.fsdecode(pair).partition("=") for pair in read_environment(process.pid))
+    pairs = (os.fsdecode(pair).partition("=") for pair in proc.read_environment(process.pid))
     env = {name: value for name, _, value in pairs if name}
-    return Candidate(process=process, env=env, rank=read_rank(env))
+    return Candidate(process=process, env=env, rank=launch.read_rank(env))
 
 
 def read_thread_names(pid: int) -> frozenset[str]:
     """Return the names of a process's threads, which everybody may read."""
     tasks = PROC / str(pid) / "task"
-    return frozenset(read_text(tasks / str(tid) / "comm").strip() for tid in list_pids(tasks))
+    return frozenset(proc.read_text(tasks / str(tid) / "comm").strip() for tid in proc.list_pids(tasks))
 
 
 def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[Candidate]:
@@ -363,11 +332,8 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
         return joined[:1]
     if launching:
         return []
-    pythons = [
-        candidate
-        for candidate in family
-        if Path(read_link(PROC / str(candidate.pid) / "exe")).name.startswith("python")
-    ]
+    programs = [(member, Path(proc.read_link(PROC / str(member.pid) / "exe")).name) for member in family]
+    pythons = [member for member, program in programs if program.startswith("python")]
     best = next((python for python in pythons if python.has_torch), None)
     if best is None:
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
@@ -379,6 +345,5 @@ def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list
     """Add the processes that were spawned beside one that has joined: they may be stuck before."""
     parents = {candidate.process.ppid for candidate in joined if candidate.is_spawned}
     beside = [other for other in others if other.process.ppid in parents and other.is_spawned and not other.joined]
-    return sorted(
-        [*joined, *(candidate for candidate in beside if candidate.has_torch)], key=lambda candidate: candidate.pid
-    )
+    loading = (candidate for candidate in beside if candidate.has_torch)
+    return sorted([*joined, *loading], key=lambda candidate: candidate.pid)

@@ -85,10 +85,8 @@ def make_attach_folder(parent: Path, wall_ns: int) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(
-                f"no folder can be made in {parent}: {error.strerror or error}",
-                help="Give another folder with --folder.",
-            ) from None
+            what = f"no folder can be made in {parent}: {error.strerror or error}"
+            raise UserError(what, help="Give another folder with --folder.") from None
         return folder
     raise UserError(f"{parent} has too many folders named {stem}")
 
@@ -187,9 +185,8 @@ def _look_from_outside(
     for rank in job.ranks:
         calls[f"facts {rank.pid}"] = partial(read_facts, rank, host)
         calls[f"stacks {rank.pid}"] = partial(read_in_turn, rank.pid)
-    replies = ask_side_by_side(
-        calls, {name: FACTS_LIMIT_S if name.startswith("facts") else STACKS_LIMIT_S for name in calls}
-    )
+    limits = {name: FACTS_LIMIT_S if name.startswith("facts") else STACKS_LIMIT_S for name in calls}
+    replies = ask_side_by_side(calls, limits)
     facts: dict[int, ProcessFacts | None] = {}
     threads: dict[int, Any] = {}
     for rank in job.ranks:
@@ -287,7 +284,6 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
 
 
 def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
-    """``ends_of_others`` are the local ends of the connections of the other ranks."""
     old, new = before[0].process, after[0].process
     if old is None or new is None or old.main_switches is None or new.main_switches is None:
         slept = None
@@ -327,14 +323,9 @@ def _changes(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) ->
 def _received(look: RankLook, ends_of_others: frozenset[str]) -> dict[tuple[str, str], int]:
     """Return the bytes that came from other ranks, by the ends of the connection; the store's do not count."""
     store = f":{look.job.master_port}"
-    return {
-        (peer.local, peer.remote): peer.received_bytes
-        for peer in _peers(look)
-        if peer.received_bytes is not None
-        and peer.remote in ends_of_others
-        and not peer.local.endswith(store)
-        and not peer.remote.endswith(store)
-    }
+    ends = [(peer.local, peer.remote, peer.received_bytes) for peer in _peers(look) if peer.remote in ends_of_others]
+    of_ranks = [end for end in ends if not end[0].endswith(store) and not end[1].endswith(store)]
+    return {(local, remote): count for local, remote, count in of_ranks if count is not None}
 
 
 def _peers(look: RankLook) -> tuple[Peer, ...]:

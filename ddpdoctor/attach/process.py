@@ -10,27 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect import connections, proc
 from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
 from ddpdoctor.collect.bounded import start_program, wait_for_program
-from ddpdoctor.collect.connections import (
-    ASKING,
-    ESTABLISHED,
-    LISTENING,
-    TIME_WAIT,
-    read_received,
-    read_rows,
-    read_sockets,
-)
-from ddpdoctor.collect.proc import (
-    below,
-    by_parent,
-    list_pids,
-    read_link,
-    read_process,
-    read_processes,
-    read_status,
-    read_text,
-)
 from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, Refusal, ThreadFacts
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
@@ -44,7 +26,7 @@ if TYPE_CHECKING:
 PROC = Path("/proc")
 MOST_THREADS, MOST_PEERS, MOST_CHILDREN = 1024, 256, 64
 CLOSE_WAIT = "08"  # the other end has closed the connection (include/net/tcp_states.h)
-_STATES = {ESTABLISHED: "established", ASKING: "syn-sent", CLOSE_WAIT: "close-wait"}
+_STATES = {connections.ESTABLISHED: "established", connections.ASKING: "syn-sent", CLOSE_WAIT: "close-wait"}
 PY_SPY = "py-spy"
 PY_SPY_LIMIT_S = 5.0  # our choice: a rank takes 0.12 s, and more where many are read at once on few cores
 TRIES = 3  # our choice: memory that changes while it is read can make no sense; the next reading mostly does
@@ -67,49 +49,55 @@ class HostView:
 
     def sockets_of(self, pid: int) -> list[Socket] | None:
         """Return the TCP sockets of a process, with those that listen, or None if we may not read them."""
-        inodes = read_sockets(pid)
+        inodes = connections.read_sockets(pid)
         return None if inodes is None else [row for row in self.rows.get(_network(pid), ()) if row.inode in inodes]
 
     def listens(self, pid: int, port: int) -> bool:
         """Return whether a process listens on a TCP port, as far as we may read that."""
-        return any(row.state == LISTENING and row.port == port for row in self.sockets_of(pid) or ())
+        return any(row.state == connections.LISTENING and row.port == port for row in self.sockets_of(pid) or ())
 
 
 def read_host(pids: Iterable[int]) -> HostView:
     networks = {_network(pid): pid for pid in pids}
     return HostView(
-        rows={network: read_rows(pid) for network, pid in networks.items() if network},
-        received={row.inode: row.size_bytes for row in read_received()},
-        children=by_parent(read_processes()),
+        rows={network: connections.read_rows(pid) for network, pid in networks.items() if network},
+        received={row.inode: row.size_bytes for row in connections.read_received()},
+        children=proc.by_parent(proc.read_processes()),
     )
 
 
 def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
     pid = rank.pid
-    process = read_process(pid)
+    process = proc.read_process(pid)
     if process is None or process.start_ticks != rank.start_ticks:
         return None
     tasks = PROC / str(pid) / "task"
-    main = read_process(pid, tasks)
-    switches = read_status(pid, tasks).get("voluntary_ctxt_switches", "")
-    threads = filter(None, (read_process(tid, tasks) for tid in list_pids(tasks)[:MOST_THREADS]))
+    main = proc.read_process(pid, tasks)
+    switches = proc.read_status(pid, tasks).get("voluntary_ctxt_switches", "")
+    threads = filter(None, (proc.read_process(tid, tasks) for tid in proc.list_pids(tasks)[:MOST_THREADS]))
+    sockets = host.sockets_of(pid)
+    shown = [row for row in sockets or () if row.state not in {connections.LISTENING, connections.TIME_WAIT}]
+    peers = tuple(
+        Peer(
+            local=row.local, remote=row.remote, state=_STATES.get(row.state, row.state),
+            unsent_bytes=row.unsent_bytes, retries=row.retries, received_bytes=host.received.get(row.inode),
+        )
+        for row in shown[:MOST_PEERS]
+    )  # fmt: skip
     return ProcessFacts(
-        state=process.state,
-        cpu_ticks=process.cpu_ticks,
-        main_cpu_ticks=main.cpu_ticks if main is not None else 0,
+        state=process.state, cpu_ticks=process.cpu_ticks, main_cpu_ticks=main.cpu_ticks if main is not None else 0,
         main_switches=int(switches) if switches.isdecimal() else None,
         threads=tuple(
             ThreadFacts(tid=thread.pid, name=thread.name, state=thread.state, cpu_ticks=thread.cpu_ticks)
             for thread in threads
         ),
-        blocked=read_blocked(pid),
-        kernel_function=read_kernel_function(pid),
-        peers=_peers(host.sockets_of(pid), host.received),
+        blocked=read_blocked(pid), kernel_function=read_kernel_function(pid),
+        peers=peers if sockets is not None else None,
         children=tuple(
-            ChildFacts(pid=one.pid, state=one.state, name=one.name, cpu_ticks=one.cpu_ticks)
-            for one in below(pid, host.children)[:MOST_CHILDREN]
+            ChildFacts(pid=child.pid, state=child.state, name=child.name, cpu_ticks=child.cpu_ticks)
+            for child in proc.below(pid, host.children)[:MOST_CHILDREN]
         ),
-    )
+    )  # fmt: skip
 
 
 def shares_network(pid: int) -> bool:
@@ -124,20 +112,7 @@ def inside_network(pid: int) -> str:
 
 
 def _network(pid: int | str) -> str:
-    return read_link(PROC / str(pid) / "ns/net")
-
-
-def _peers(sockets: list[Socket] | None, received: Mapping[int, int]) -> tuple[Peer, ...] | None:
-    if sockets is None:
-        return None
-    rows = [row for row in sockets if row.state not in {LISTENING, TIME_WAIT}]
-    return tuple(
-        Peer(
-            local=row.local, remote=row.remote, state=_STATES.get(row.state, row.state),
-            unsent_bytes=row.unsent_bytes, retries=row.retries, received_bytes=received.get(row.inode),
-        )
-        for row in rows[:MOST_PEERS]
-    )  # fmt: skip
+    return proc.read_link(PROC / str(pid) / "ns/net")
 
 
 def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
@@ -161,7 +136,7 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
         if any(word in error.lower() for word in _REFUSED):
             reason = hide_in_text(error.partition(_ITS_REMEDY)[0])[:300]
-            remedy = remedy_for_tracing(os.geteuid(), read_text(YAMA).strip())
+            remedy = remedy_for_tracing(os.geteuid(), proc.read_text(YAMA).strip())
             return None, Refusal(source=PY_SPY, reason=reason, remedy=remedy)
     # A process that ends may have no Python line any more.
     return threads, None if threads is not None else Refusal(source=PY_SPY, reason=hide_in_text(error)[:300])

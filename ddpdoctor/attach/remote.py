@@ -79,8 +79,6 @@ class Way:
 
 @dataclass(slots=True, kw_only=True)
 class _Asked:
-    """A program that asks one node."""
-
     node: str
     process: subprocess.Popen[bytes]
     out: IO[bytes]
@@ -103,18 +101,13 @@ class _Asked:
 
 
 def collector(python: str, job: str | None) -> tuple[str, ...]:
-    return (
-        python, "-m", "ddpdoctor", "attach", "--node-only", "--folder", "-", *(("--job", job) if job else ()),
-    )  # fmt: skip
+    return (python, "-m", "ddpdoctor", "attach", "--node-only", "--folder", "-", *(("--job", job) if job else ()))
 
 
 def ask_nodes(
-    way: Way,
-    commands: Mapping[str, Sequence[str]],
-    output: Path,
-    known: Sequence[NodeAnswer] = (),
+    way: Way, commands: Mapping[str, Sequence[str]], output: Path, known: Sequence[NodeAnswer] = (),
     limit_s: float = LIMIT_S,
-) -> Path:
+) -> Path:  # fmt: skip
     """Run each node's command; return the folder with one for each that answered. ``known`` cannot be asked."""
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)
@@ -198,10 +191,8 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
         raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
-        raise UserError(
-            f"{missing[0]} is not on PATH here",
-            help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.",
-        )
+        what = f"{missing[0]} is not on PATH here"
+        raise UserError(what, help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.")
     end = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
     rows = [_Row(*line.strip().split("|")) for line in end.out.splitlines() if line.count("|") == 4]
     if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
@@ -211,7 +202,21 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
         )
     if not rows:
         raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
-    row = _the_one(job, rows)
+    running = [row for row in rows if row.state == "RUNNING"]
+    if not running:
+        what = f"job {job} is not running: it is {rows[0].state}"
+        raise UserError(what, help=f"For a job that has ended: `ddpdoctor analyze slurm-{job}.out`.")
+    if len(running) > 1:
+        choices = ", ".join(f"--slurm {row.shown}" for row in running[:8])
+        raise UserError(f"job {job} has {len(running)} running parts", help=f"Give one of them: {choices}")
+    (row,) = running
+    uid = int(row.uid) if row.uid.isdecimal() else -1
+    if os.geteuid() not in {0, uid}:
+        try:
+            owner = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            owner = f"user {uid}"
+        raise UserError(f"job {job} belongs to {owner}", help=f"Only {owner} may attach to it, on a login node.")
     end = _ask("scontrol", "show", "hostnames", row.nodes)
     nodes = end.out.split()
     if end.status != 0 or not nodes:
@@ -231,31 +236,8 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
 
 
 def _environment() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or not name.startswith(("SLURM_", "SRUN_", "DDPDOCTOR_RUN"))
-    }
-
-
-def _the_one(job: str, rows: list[_Row]) -> _Row:
-    running = [row for row in rows if row.state == "RUNNING"]
-    if not running:
-        raise UserError(
-            f"job {job} is not running: it is {rows[0].state}",
-            help=f"For a job that has ended: `ddpdoctor analyze slurm-{job}.out`.",
-        )
-    if len(running) > 1:
-        choices = ", ".join(f"--slurm {row.shown}" for row in running[:8])
-        raise UserError(f"job {job} has {len(running)} running parts", help=f"Give one of them: {choices}")
-    uid = int(running[0].uid) if running[0].uid.isdecimal() else -1
-    if os.geteuid() not in {0, uid}:
-        try:
-            owner = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            owner = f"user {uid}"
-        raise UserError(f"job {job} belongs to {owner}", help=f"Only {owner} may attach to it, on a login node.")
-    return running[0]
+    left_out = ("SLURM_", "SRUN_", "DDPDOCTOR_RUN")
+    return {name: text for name, text in os.environ.items() if name in _KEPT or not name.startswith(left_out)}
 
 
 def _ask(*command: str) -> ChildEnd:
@@ -286,9 +268,8 @@ def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell
     """Have every pod look at its ranks, and return the folder. Raises ``UserError``."""
     # The names of the pods, each with why it cannot be asked, or an empty string
     if shutil.which("kubectl") is None:
-        raise UserError(
-            "kubectl is not on PATH here", help="Install it, or run `ddpdoctor attach` in every pod of the job."
-        )
+        what = "kubectl is not on PATH here"
+        raise UserError(what, help="Install it, or run `ddpdoctor attach` in every pod of the job.")
     process = start_program(("kubectl", "get", "pods", *pods.place, f"--selector={pods.selector}", "--output=json"))
     end = wait_for_program(process, SERVER_LIMIT_S)
     if end.status != 0:
@@ -301,10 +282,8 @@ def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell
         raise UserError("kubectl did not print a list of pods", help="See `kubectl version`.") from None
     if not found:
         where = f"the namespace {pods.namespace}" if pods.namespace else "this namespace"
-        raise UserError(
-            f"no pod in {where} has the labels {pods.selector}",
-            help="`kubectl get pods --all-namespaces --show-labels` lists them; give --namespace.",
-        )
+        what = f"no pod in {where} has the labels {pods.selector}"
+        raise UserError(what, help="`kubectl get pods --all-namespaces --show-labels` lists them; give --namespace.")
     stopped = {pod: reason for pod, reason in found.items() if reason}
     commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
     tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
@@ -327,11 +306,8 @@ def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
 
 def _why_not(status: dict[str, Any], container: str | None) -> str:
     phase = str(status.get("phase", "Unknown"))
-    states = [
-        (str(one.get("name")), one.get("state") or {})
-        for one in status.get("containerStatuses") or ()
-        if container in {None, one.get("name")}
-    ]
+    parts = [part for part in status.get("containerStatuses") or () if container in {None, part.get("name")}]
+    states = [(str(part.get("name")), part.get("state") or {}) for part in parts]
     if phase == "Running" and (not states or any("running" in state for _, state in states)):
         return ""
     said = []  # "trainer ended, OOMKilled, exit code 137", or "trainer waits, ImagePullBackOff"

@@ -1,8 +1,4 @@
-"""Acts on a verdict of ``wrap``: excludes hosts, runs the user's command, calls a webhook, sets the exit status.
-
-Nothing here can harm the job: actions run beside it, have time limits, and their failures only cost a message. Each
-action returns what the user should hear of it, or an empty string.
-"""
+"""Acts on a verdict of ``wrap``, beside the job and with time limits: what fails here only costs a message."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
 
 # Keeps these libraries from sending reports of their use, and from printing.
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-
 WebhookFormat = Literal["json", "slack", "teams"]
 COMMAND_LIMIT_S = 60.0  # our choice: a command that runs longer is killed with all that it started
 END_LIMIT_S = 90.0  # our choice: how long the end of ``wrap`` waits for actions that still run
@@ -180,7 +175,7 @@ WRITERS: Mapping[str, Callable[[Mapping[str, str], Entry], None]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Actor:
-    """Acts once on each verdict of a job."""
+    """Acts once on each verdict of a job. An action returns what the user should hear of it, or an empty string."""
 
     on_finding: str | None = None  # a command for the shell
     webhook: str | None = None
@@ -249,10 +244,7 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
 
 
 def run_command(command: str, report: Report, verdict: Finding, file: Path, limit_s: float = COMMAND_LIMIT_S) -> str:
-    """Run the user's command with the report on stdin and the verdict in variables.
-
-    What it prints goes to stderr, because stdout belongs to the script.
-    """
+    """Run the user's command with the report on stdin. Its output goes to stderr: stdout belongs to the script."""
     from ddpdoctor.report.formats import render_json
 
     told = {
@@ -386,12 +378,10 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
         problems = [NOWHERE]
         if loggers := read_loggers(run_dir):
             finding = report.verdict or report.findings[0]
-            entry = Entry(
-                verdict=f"{finding.summary} ({finding.code})",
-                step=max((row.step or 0 for row in report.ranks), default=0),
-                has_finished=report.job is not None and report.job.status == JobStatus.FINISHED,
-                text=render(report, "markdown"),
-            )
+            verdict, text = f"{finding.summary} ({finding.code})", render(report, "markdown")
+            step = max((row.step or 0 for row in report.ranks), default=0)
+            has_finished = report.job is not None and report.job.status == JobStatus.FINISHED
+            entry = Entry(verdict=verdict, step=step, has_finished=has_finished, text=text)
             problems = [_write(logger, entry) for logger in loggers]
     except Exception as error:  # noqa: BLE001 - a log must not cost the job its exit status
         problems = [f"{type(error).__name__}: {error}"]
@@ -401,12 +391,10 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
 
 def _write(logger: Logger, entry: Entry) -> str:
     """Have a child write; return what went wrong, or an empty string."""
-    job = asdict(logger) | {"entry": asdict(entry)}
+    text = json.dumps(asdict(logger) | {"entry": asdict(entry)})
     command = [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.actions"]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(job), text=True, capture_output=True, timeout=LOG_LIMIT_S, check=False
-        )
+        done = subprocess.run(command, input=text, text=True, capture_output=True, timeout=LOG_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"{logger.name} had not written the findings after {LOG_LIMIT_S:.0f} s"
     if not done.returncode:

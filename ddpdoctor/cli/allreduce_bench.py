@@ -13,6 +13,7 @@ from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import COMPARE, Backend, FailOn, Option, settings_of, typed
 from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver, severity_of, show_error
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,25 +64,14 @@ class Options:
     pairs: Annotated[bool, Option(help="Measure each pair of ranks; find a slow rank or link.")] = False
     by_node: Annotated[bool, Option(help="Measure each pair of hosts; find a slow host.")] = False
     compare: Annotated[Path | None, shared.SAVED.but(help="A saved run to compare with.")] = None
-    fail_below: Annotated[
-        float | None,
-        Option(
-            panel=COMPARE,
-            metavar="SHARE",
-            parse=shared.parse_share,
-            help="Least share of the saved bandwidth, such as 90%.",
-        ),
-    ] = None
-    expect_gb_s: Annotated[
-        float | None,
-        Option(
-            names=("--expect",),
-            panel=COMPARE,
-            metavar="BANDWIDTH",
-            parse=shared.parse_bandwidth,
-            help="Least bus bandwidth, such as 460GB/s.",
-        ),
-    ] = None
+    fail_below: Annotated[float | None, Option(
+        panel=COMPARE, metavar="SHARE", parse=shared.parse_share,
+        help="Least share of the saved bandwidth, such as 90%.",
+    )] = None  # fmt: skip
+    expect_gb_s: Annotated[float | None, Option(
+        names=("--expect",), panel=COMPARE, metavar="BANDWIDTH", parse=shared.parse_bandwidth,
+        help="Least bus bandwidth, such as 460GB/s.",
+    )] = None  # fmt: skip
     reference: Annotated[Literal["auto", "none"], shared.REFERENCE.but(help="Compare with known hardware.")] = "auto"
     model_size: Annotated[
         int | None, Option(metavar="N", parse=shared.parse_count, help="Parameters of your model (7B): what DDP costs.")
@@ -105,7 +95,6 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
-    from ddpdoctor.model.findings import now
 
     settings = read_settings(options)
     if options.fail_below is not None and options.compare is None:
@@ -129,31 +118,22 @@ def read_settings(options: Options) -> BenchSettings:
 
     smallest, largest = options.min_size_bytes, options.max_size_bytes
     if smallest > largest:
-        raise UserError(
-            f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}",
-            help="Give a --min-size that is not above --max-size.",
-        )
+        what = f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}"
+        raise UserError(what, help="Give a --min-size that is not above --max-size.")
     names = [collective.value for collective in Collective]
     chosen = _choose(options.collective, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
-    settings = settings_of(
-        options,
-        BenchSettings,
-        collectives=tuple(Collective) if ALL in chosen else tuple(map(Collective, chosen)),
-        dtypes=_choose(options.dtype, DTYPES, "--dtype") or ("float32",),
-        redop=_choose((options.op.lower(),), REDOPS, "--op")[0],
-        modes=tuple(map(Mode, MODES[options.mode])),
-        backend=options.backend or AUTO,
-    )
+    collectives = tuple(Collective) if ALL in chosen else tuple(map(Collective, chosen))
+    dtypes = _choose(options.dtype, DTYPES, "--dtype") or ("float32",)
+    (redop,), modes = _choose((options.op.lower(),), REDOPS, "--op"), tuple(map(Mode, MODES[options.mode]))
+    own = {"collectives": collectives, "dtypes": dtypes, "redop": redop, "modes": modes}
+    settings = settings_of(options, BenchSettings, **own, backend=options.backend or AUTO)
     if options.backend is not None:
         check_possible(settings)
     return settings
 
 
 def read_compared(path: Path | None, world_size: int) -> Any:
-    """Return the saved run to compare with, or None if none was given.
-
-    Raises ``UserError``, also for a run with another number of ranks.
-    """
+    """Return the saved run to compare with, if any. Raises ``UserError``, also for another number of ranks."""
     from ddpdoctor.cli.report import read_run
     from ddpdoctor.diagnose.bandwidth import check_ranks, read_baseline
 

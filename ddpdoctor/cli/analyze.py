@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import HTML, Argument, ReportOptions
+from ddpdoctor.model.findings import now
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -36,7 +37,6 @@ def read_paths(paths: tuple[str, ...], command: tuple[str, ...]) -> Report:
     """Return the report of what a job left behind. Raises ``UserError``."""
     from ddpdoctor.cli.report import RUN_MARK, read_run
     from ddpdoctor.diagnose.evidence import analyze
-    from ddpdoctor.model.findings import now
     from ddpdoctor.recorder.storage.files import is_file
 
     path = Path(paths[0])

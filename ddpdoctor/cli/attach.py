@@ -10,6 +10,7 @@ from typing import Annotated
 
 from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.model.findings import now
 
 STDOUT = Path("-")
 
@@ -45,9 +46,18 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.output import check_outputs, deliver_check, say
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.diagnose.job import use_own_records
-    from ddpdoctor.model.findings import now
 
-    _check(options)
+    several = {"--slurm": options.slurm, "--kubectl": options.kubectl}
+    alone = {"--pid": options.pid, "--node-only": options.node_only or None}
+    given = [name for name, value in (several | alone).items() if value is not None]
+    if len(given) > 1 and set(given) & several.keys():
+        raise UserError(f"use either {given[0]} or {given[1]}, not both", help="Leave one out.")
+    if options.kubectl is None and (options.namespace or options.container):
+        raise UserError("--namespace and --container need --kubectl", help="Give the pods: --kubectl SELECTOR.")
+    if options.python is not None and not several.keys() & set(given):
+        raise UserError("--python needs --slurm or --kubectl", help="On this machine, ddpdoctor uses its own Python.")
+    if options.folder == STDOUT and not options.node_only:
+        raise UserError("--folder - needs --node-only", help="Give a folder.")
     if options.node_only:
         if options.folder == STDOUT:
             from ddpdoctor.attach.remote import send_look
@@ -73,18 +83,3 @@ def run(options: Options) -> int:
     tell(f"the evidence is in {folder}")
     report = analyze([str(folder)], tuple(sys.argv), started_at, verb="attach")
     return deliver_check(use_own_records(report, here.job) if here is not None else report, outputs)
-
-
-def _check(options: Options) -> None:
-    """Raise ``UserError`` if options exclude each other."""
-    several = {"--slurm": options.slurm, "--kubectl": options.kubectl}
-    one = {"--pid": options.pid, "--node-only": options.node_only or None}
-    given = [name for name, value in (several | one).items() if value is not None]
-    if len(given) > 1 and set(given) & several.keys():
-        raise UserError(f"use either {given[0]} or {given[1]}, not both", help="Leave one out.")
-    if options.kubectl is None and (options.namespace or options.container):
-        raise UserError("--namespace and --container need --kubectl", help="Give the pods: --kubectl SELECTOR.")
-    if options.python is not None and not several.keys() & set(given):
-        raise UserError("--python needs --slurm or --kubectl", help="On this machine, ddpdoctor uses its own Python.")
-    if options.folder == STDOUT and not options.node_only:
-        raise UserError("--folder - needs --node-only", help="Give a folder.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import OUTPUT, RUN_DIR, Option
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.bundle import Bundle
@@ -63,7 +64,6 @@ def run(options: Options) -> int:
 def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
     """Say what the archive holds, what was replaced in it, and what stays here."""
     from ddpdoctor.model.words import format_size
-    from ddpdoctor.report.lines import clean
 
     lines = [f"{output} will hold"]
     lines += [f"  {name:<12}  {format_size(len(text.encode()))}" for name, text in files.items()]

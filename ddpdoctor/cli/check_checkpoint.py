@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ddpdoctor.cli.options import MODEL, OUTPUT, Argument, Option, ReportOptions, settings_of
+from ddpdoctor.model.findings import now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,6 @@ class Options(ReportOptions):
 def run(options: Options) -> int:
     from ddpdoctor.cli.output import ShownProgress, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import checkpoint_report
-    from ddpdoctor.model.findings import now
     from ddpdoctor.probes.checkpoints import CheckpointOptions, read_checkpoints
 
     outputs = check_outputs(options)

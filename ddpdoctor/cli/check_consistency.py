@@ -14,13 +14,14 @@ from ddpdoctor.cli.options import COMPARE, Argument, Backend, FailOn, Option, Re
 from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, show_error
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import now
+from ddpdoctor.model.trial import TrialSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.output import Outputs
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.model.trial import Trial, TrialSettings
+    from ddpdoctor.model.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +61,8 @@ def run(options: Options) -> int:
         from ddpdoctor.probes.loading import load_torch
 
         if len(options.files) < 2:
-            raise UserError(
-                f"--diff needs at least two files, but got {len(options.files)}",
-                help="ddpdoctor check-consistency --diff FILE FILE...",
-            )
+            what = f"--diff needs at least two files, but got {len(options.files)}"
+            raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")
         outputs = check_outputs(options, fail_on=options.fail_on or "warning")  # any difference matters
         load_torch()
         started_at = now()
@@ -76,13 +75,9 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
-    from ddpdoctor.model.trial import TrialSettings
-
     if options.files:
-        raise UserError(
-            f"{options.files[0]} is a file, and files are compared only with --diff",
-            help="ddpdoctor check-consistency --diff FILE FILE...",
-        )
+        what = f"{options.files[0]} is a file, and files are compared only with --diff"
+        raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")
     if not options.model:
         raise UserError(
             "nothing to check: neither --model nor --diff was given",
@@ -96,12 +91,13 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
     from ddpdoctor.probes.consistency.session import run_rank
 
-    return run_rank(launch, env, settings, partial(_report, options, now()), show_error)
+    started_at = now()
 
+    def report(trial: Trial) -> int:
+        """Judge, save and show a trial on the reporting rank; return the exit status."""
+        from ddpdoctor.diagnose.files import build_report
 
-def _report(options: Options, started_at: str, trial: Trial) -> int:
-    """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.diagnose.files import build_report
+        outputs = settings_of(options, Outputs, fail_on=options.fail_on or "error")
+        return deliver_check(build_report(trial, tuple(sys.argv), started_at), outputs)
 
-    outputs = settings_of(options, Outputs, fail_on=options.fail_on or "error")
-    return deliver_check(build_report(trial, tuple(sys.argv), started_at), outputs)
+    return run_rank(launch, env, settings, report, show_error)

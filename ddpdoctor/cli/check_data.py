@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import OUTPUT, TIMEOUT, Option, ReportOptions, settings_of, typed
 from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import now
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddpdoctor.model.data import Drawn, RankDraws, SamplingPlan
 
 EXAMPLES = (
@@ -57,19 +56,39 @@ class Options(ReportOptions):
 
 
 def run(options: Options) -> int:
-    from ddpdoctor.diagnose.files import plan_report
+    from ddpdoctor.diagnose.files import drawn_report, plan_report
 
-    if options.dataset is not None:
-        for name in OF_THE_LOADER:
-            if getattr(options, name):
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(
-                    f"{option} cannot be used with --dataset, which reads your loader", help="Leave one of them out."
-                )
-        return _ask_loader(options, options.dataset, os.environ)
-    plan = read_plan(options)
-    outputs = check_outputs(options)
-    return deliver_check(plan_report(plan, tuple(sys.argv)), outputs)
+    if options.dataset is None:
+        plan = read_plan(options)
+        outputs = check_outputs(options)
+        return deliver_check(plan_report(plan, tuple(sys.argv)), outputs)
+    for name in OF_THE_LOADER:
+        if getattr(options, name):
+            what = f"--{name.replace('_', '-')} cannot be used with --dataset, which reads your loader"
+            raise UserError(what, help="Leave one of them out.")
+    from ddpdoctor.collect.launch import seen_ranks
+    from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
+    from ddpdoctor.model.node import Launcher
+    from ddpdoctor.probes.data import CheckDataOptions, run_rank
+
+    # Use the loader on this rank, or start ranks that do.
+    launch = seen_ranks(os.environ)
+    if launch.rank == 0:
+        check_outputs(options)
+    if launch.launcher is Launcher.NONE and (options.world_size or 1) > 1:
+        return run_ranks(sys.argv[1:], options.world_size or 1, os.environ)
+    if launch.launcher is Launcher.OWN:
+        end_with_parent(int(launch.run))
+    elif launch.launcher is not Launcher.NONE and options.world_size not in {None, launch.world_size}:
+        what = f"--world-size is {options.world_size}, but the launcher started {launch.world_size} ranks"
+        raise UserError(what, help="Leave it out under a launcher.")
+    started_at = now()
+
+    def report(drawn: Drawn, ranks: tuple[RankDraws, ...]) -> int:
+        made = drawn_report(drawn, ranks, tuple(sys.argv), started_at, options.accumulation)
+        return deliver_check(made, settings_of(options, Outputs))
+
+    return run_rank(settings_of(options, CheckDataOptions, function=options.dataset), launch, os.environ, report)
 
 
 def read_plan(options: Options) -> SamplingPlan:
@@ -81,41 +100,9 @@ def read_plan(options: Options) -> SamplingPlan:
     if options.world_size is None:
         raise UserError("--samples needs --world-size", help=EXAMPLES)
     if options.no_sampler and options.split:
-        raise UserError(
-            "use either --no-sampler or --split, not both",
-            help="--no-sampler: every rank reads all samples. --split: samples[rank::world_size].",
-        )
+        what = "use either --no-sampler or --split, not both"
+        raise UserError(what, help="--no-sampler: every rank reads all samples. --split: samples[rank::world_size].")
     sharing = Sharing.NONE if options.no_sampler else Sharing.SPLIT if options.split else Sharing.SAMPLER
     if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
         raise UserError("--sampler-drop-last needs a sampler", help="Leave one out.")
     return settings_of(options, SamplingPlan, batch_size=options.batch_size or 1, sharing=sharing)
-
-
-def _ask_loader(options: Options, function: str, env: Mapping[str, str]) -> int:
-    """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.collect.launch import seen_ranks
-    from ddpdoctor.diagnose.files import drawn_report
-    from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
-    from ddpdoctor.model.findings import now
-    from ddpdoctor.model.node import Launcher
-    from ddpdoctor.probes.data import CheckDataOptions, run_rank
-
-    launch = seen_ranks(env)
-    if launch.rank == 0:
-        check_outputs(options)
-    if launch.launcher is Launcher.NONE and (options.world_size or 1) > 1:
-        return run_ranks(sys.argv[1:], options.world_size or 1, env)
-    if launch.launcher is Launcher.OWN:
-        end_with_parent(int(launch.run))
-    elif launch.launcher is not Launcher.NONE and options.world_size not in {None, launch.world_size}:
-        raise UserError(
-            f"--world-size is {options.world_size}, but the launcher started {launch.world_size} ranks",
-            help="Leave it out under a launcher.",
-        )
-    started_at = now()
-
-    def report(drawn: Drawn, ranks: tuple[RankDraws, ...]) -> int:
-        made = drawn_report(drawn, ranks, tuple(sys.argv), started_at, options.accumulation)
-        return deliver_check(made, settings_of(options, Outputs))
-
-    return run_rank(settings_of(options, CheckDataOptions, function=function), launch, env, report)

@@ -57,9 +57,8 @@ def run(options: Options) -> int:
     torch_child = start_torch_early(os.environ) if early else None
     from ddpdoctor.diagnose.machines import CheckEnvOptions, check_environment, list_checks
 
-    wanted = settings_of(
-        options, CheckEnvOptions, use_torch=not options.no_torch, command=tuple(sys.argv), torch_child=torch_child
-    )
+    own = {"use_torch": not options.no_torch, "command": tuple(sys.argv), "torch_child": torch_child}
+    wanted = settings_of(options, CheckEnvOptions, **own)
     if options.show_list:
         write(sys.stdout, "\n".join(list_checks(wanted)) + "\n")
         return ExitStatus.OK

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,10 +39,8 @@ CONFIG_VERB = "config"  # it shows a wrong file's error itself
 IGNORE = "ignore"
 IGNORE_KEYS = ("code", "reason", "until")
 IGNORE_HELP = 'Write [[{table}ignore]] with code = "DD114", reason = "why", until = 2027-01-31.'
-
 DEFAULT = "default"
 SECRET = {"webhook"}  # keys whose value is a secret: whoever has the URL can post
-
 FileSetting = tuple[Any, str]  # the value that a file gives to an option, and the name of the file
 
 
@@ -65,17 +64,7 @@ class ConfigTable:
 
     path: Path
     table: dict[str, Any]
-    prefix: str  # how its tables are named in the file: "tool.ddpdoctor." or empty
-
-    @property
-    def source(self) -> str:
-        """Return the file's name for messages."""
-        return str(self.path)
-
-    @property
-    def is_project(self) -> bool:
-        """Return whether it is a project's file."""
-        return bool(self.prefix)
+    prefix: str  # how its tables are named in a project's file: "tool.ddpdoctor."; empty in the user's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +96,11 @@ class Config:
         keys = {key_of(option) for option in declared_by(kind) if isinstance(option.option, Option)} & ACTING
         return tuple(
             Note(
-                path=table.path, what=f"{key} in [{name}] of {table.source} is not used",
+                path=table.path, what=f"{key} in [{name}] of {table.path} is not used",
                 reason="a project's file cannot set what runs, sends or writes something",
                 remedy=f"Give --{key}, or put it into {self.user_file or 'the file of ddpdoctor config'}.",
             )
-            for table in self.tables if table.is_project
+            for table in self.tables if table.prefix
             for found, name in ((table.table, PROJECT_TABLE), (table.table.get(verb, {}), f"{PROJECT_TABLE}.{verb}"))
             for key in sorted(keys & found.keys())
         )  # fmt: skip
@@ -123,12 +112,12 @@ class Config:
         for table in reversed(self.tables):
             own = table.table.get(verb, {})
             for option in options:
-                if table.is_project and key_of(option) in ACTING:
+                if table.prefix and key_of(option) in ACTING:
                     continue
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
                     if key_of(option) in keys and not (keys is table.table and key_of(option) == IGNORE):
-                        value = _read_value(option, keys[key_of(option)], f"{table.source}: [{name}] {key_of(option)}")
-                        found[option.field] = (value, table.source)
+                        value = _read_value(option, keys[key_of(option)], f"{table.path}: [{name}] {key_of(option)}")
+                        found[option.field] = (value, str(table.path))
         active = [ignored.code for ignored in self.ignored if not ignored.is_expired(self.today)]
         if active and "ignore" in {option.field for option in options}:
             given, _ = found.get("ignore", ([], ""))
@@ -142,10 +131,7 @@ def key_of(one: Declared) -> str:
 
 
 def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
-    """Read the files that exist: the nearest ``pyproject.toml`` upwards, then the user's file.
-
-    Raises ``UserError`` for one that cannot be read or holds an unknown key, if no other user can have written it.
-    """
+    """Read a project's file, then the user's. Raises ``UserError`` for a wrong one that no other user can write."""
     # os.path, because pathlib raises for a folder that may not be entered.
     project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
     # A relative path, which the XDG base directory specification says to ignore, would lead into the project.
@@ -177,15 +163,17 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
                     remedy=f"{remedy}, or {elsewhere}." if remedy else f"If you trust them, {elsewhere}.",
                 )
             )  # fmt: skip
-    for table in tables:
-        _check_table(table)
+    for table in tables:  # each key must be a verb or an option
+        for verb in table.table.keys() & VERBS.keys():
+            _check_keys(table.table[verb], _keys_of(verb), f"[{table.prefix}{verb}]", table)
+        if not table.table.keys() <= {*VERBS, IGNORE}:
+            shared = {key for verb in VERBS for key in _keys_of(verb)}
+            name = table.prefix and f"[{table.prefix.rstrip('.')}]"
+            _check_keys(table.table, {*VERBS, *shared, IGNORE}, name, table)
+    ignored = tuple(entry for table in tables for entry in _read_ignored(table))
+    today = dt.date.today()  # noqa: DTZ011 - an expiry date is meant in local time
     return Config(
-        looked_for=looked_for,
-        user_file=user,
-        notes=tuple(notes),
-        tables=tuple(tables),
-        ignored=tuple(ignored for table in tables for ignored in _read_ignored(table)),
-        today=dt.date.today(),  # noqa: DTZ011 - an expiry date is meant in local time
+        looked_for=looked_for, user_file=user, notes=tuple(notes), tables=tuple(tables), ignored=ignored, today=today
     )
 
 
@@ -246,10 +234,7 @@ def _user_name(uid: int) -> str:
 
 
 def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Declared, ...]:
-    """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file.
-
-    ``kind`` declares them. ``says``: what is left out of the files is said on stderr.
-    """
+    """Return a verb's options with defaults from the files; ``says``: say what is left out. Raises ``UserError``."""
     if verb == CONFIG_VERB:
         return declared_by(kind)
     try:
@@ -261,23 +246,21 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     left_out = config.left_out(verb, kind) if config.tables else ()
     notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
+        expired = (entry for entry in config.ignored if entry.is_expired(config.today))
         notes += [
-            f"{ignored.code} was ignored until {ignored.until} ({ignored.source}); its findings count again"
-            for ignored in config.ignored
-            if ignored.is_expired(config.today)
+            f"{entry.code} was ignored until {entry.until} ({entry.source}); its findings count again"
+            for entry in expired
         ]
-    if (
-        says and notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
-    ):  # of all ranks, the first says it
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if says and notes and rank == "0":  # of all ranks, the first says it
         from ddpdoctor.cli.output import say
-        from ddpdoctor.report.lines import clean
 
         for note in notes:
             say(sys.stderr, clean(note))
     declared = {option.field: option for option in declared_by(kind)}
     for field, (value, _) in settings.items():
         one = declared[field]
-        if one.is_flag:  # it gets a second form that turns it off
+        if one.type is bool:  # it gets a second form that turns it off
             name = one.names[0]
             negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
             one = replace(one, names=(f"{name}/{negative}", *one.names[1:]))
@@ -295,7 +278,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _read_table(path: Path) -> ConfigTable | None:
-    """Return a file's settings, or None if it has none."""
     from ddpdoctor.recorder.storage.files import read_plain
 
     is_project = path.name == PROJECT_FILE
@@ -320,33 +302,22 @@ def _read_table(path: Path) -> ConfigTable | None:
     return ConfigTable(path=path, table=table, prefix=prefix)
 
 
-def _check_table(table: ConfigTable) -> None:
-    """Raise ``UserError`` for a key that is no command and no option."""
-    for verb in table.table.keys() & VERBS.keys():
-        _check_keys(table.table[verb], _keys_of(verb), f"[{table.prefix}{verb}]", table)
-    if table.table.keys() <= {*VERBS, IGNORE}:
-        return
-    shared = {key for verb in VERBS for key in _keys_of(verb)}
-    _check_keys(table.table, {*VERBS, *shared, IGNORE}, table.prefix and f"[{table.prefix.rstrip('.')}]", table)
-
-
 def _keys_of(verb: str) -> list[str]:
     return [key_of(option) for option in declared_by(load_verb(verb).Options) if isinstance(option.option, Option)]
 
 
 def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
     if not isinstance(keys, dict):
-        raise UserError(
-            f"{table.source}: {name.strip('[]')} is not a table", help=f"Write {name} and options below it."
-        )
+        what = f"{table.path}: {name.strip('[]')}"
+        raise UserError(f"{what} is not a table", help=f"Write {name} and options below it.")
     for key in keys:
         if key not in known:
-            raise UserError(f"{table.source}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
+            raise UserError(f"{table.path}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
 
 
 def _read_value(one: Declared, value: Any, name: str) -> Any:
     """Return a value as the command line would give it. Raises ``UserError`` if the option does not take it."""
-    if one.is_flag:
+    if one.type is bool:
         if not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}", help="Write true or false.")
         return value
@@ -382,8 +353,8 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
     entries = table.table.get(IGNORE, [])
     hint = IGNORE_HELP.format(table=table.prefix)
     if not isinstance(entries, list):
-        raise UserError(f"{table.source}: {IGNORE} is not a list of tables", help=hint)
-    name = f"{table.source}: [[{table.prefix}{IGNORE}]]"
+        raise UserError(f"{table.path}: {IGNORE} is not a list of tables", help=hint)
+    name = f"{table.path}: [[{table.prefix}{IGNORE}]]"
     found = []
     for entry in entries:
         if not isinstance(entry, dict):
@@ -400,7 +371,7 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
             (known,) = check_codes((code,))
         except UserError as error:
             raise UserError(f"{name}: there is no code {code}", help=error.help) from error
-        found.append(IgnoredCode(code=known, reason=reason, until=until, source=table.source))
+        found.append(IgnoredCode(code=known, reason=reason, until=until, source=str(table.path)))
     return tuple(found)
 
 
@@ -430,12 +401,8 @@ def run(options: Options) -> int:
     if options.verb is not None and options.verb not in VERBS:
         raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
-    shown = [
-        one
-        for name in names
-        for one in _options_of(name, config, os.environ)
-        if (options.show_all or one.source != DEFAULT)
-    ]
+    found = [option for name in names for option in _options_of(name, config, os.environ)]
+    shown = [option for option in found if options.show_all or option.source != DEFAULT]
     left_out = [*config.notes, *(note for name in names for note in config.left_out(name, load_verb(name).Options))]
     draw = _draw_json if options.format == "json" else _draw_text
     write(sys.stdout, draw(shown, config, list(dict.fromkeys(left_out))))
@@ -467,24 +434,23 @@ def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[S
 def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
     plain = {
         "files": [{"path": str(path), "exists": os.path.isfile(path)} for path in config.looked_for],  # noqa: PTH113
-        "left_out": [
-            {**asdict(note), "path": str(note.path)} for note in left_out
-        ],
+        "left_out": [{**asdict(note), "path": str(note.path)} for note in left_out],
         "options": [one._asdict() for one in shown],
         "ignored": [
             {
-                "code": ignored.code, "reason": ignored.reason, "until": ignored.until.isoformat(),
-                "expired": ignored.is_expired(config.today), "source": ignored.source,
+                "code": ignored.code,
+                "reason": ignored.reason,
+                "until": ignored.until.isoformat(),
+                "expired": ignored.is_expired(config.today),
+                "source": ignored.source,
             }
             for ignored in config.ignored
         ],
-    }  # fmt: skip
+    }
     return json.dumps(plain, indent=2) + "\n"
 
 
 def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
-    from ddpdoctor.report.lines import clean
-
     unused = {note.path for note in config.notes}
     lines = ["files, the first wins:"]
     for path in config.looked_for:
@@ -494,18 +460,13 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
     heads = ("command", "option", "value", "from")
     lines += ["", *(_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
     if config.ignored:
-        expired = {ignored: " (expired)" if ignored.is_expired(config.today) else "" for ignored in config.ignored}
-        rows = [
-            (ignored.code, f"{ignored.until}{expired[ignored]}", ignored.reason, ignored.source)
-            for ignored in config.ignored
-        ]
+        expired = {entry: " (expired)" if entry.is_expired(config.today) else "" for entry in config.ignored}
+        rows = [(entry.code, f"{entry.until}{expired[entry]}", entry.reason, entry.source) for entry in config.ignored]
         lines += ["", *_table(("ignored", "until", "reason", "from"), rows)]
     return "\n".join(lines) + "\n"
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    from ddpdoctor.report.lines import clean
-
     cells = [heads, *([clean(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

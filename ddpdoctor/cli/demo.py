@@ -6,13 +6,10 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.errors import ExitStatus, UserError
-
-if TYPE_CHECKING:
-    from ddpdoctor.launch.placement import WrapOptions
 
 # The kinds of faults in the demo.
 FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound")
@@ -183,11 +180,32 @@ def run(options: Options) -> int:
         return ExitStatus.OK
     if options.fault not in FAULTS:
         raise UserError(f"there is no fault {options.fault}", help=f"Faults: {', '.join(FAULTS)}.")
+    import socket
+    import tempfile
+
     from ddpdoctor.cli.running import outcome_report, run_and_show
+    from ddpdoctor.cli.wrap import Options as Wrapped
+    from ddpdoctor.cli.wrap import prepare
+    from ddpdoctor.launch.command_line import SplitCommand
 
     fault, ranks = options.fault, RANKS.get(options.fault, 2)
     say(sys.stderr, f"running a job of {ranks} ranks with a seeded fault: {describe(fault)}")
-    prepared = _make_options(fault, ranks)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
+    except OSError as error:
+        what = f"cannot make a temporary folder: {error.strerror}"
+        raise UserError(what, help="Nothing was started. Set TMPDIR to another folder.") from error
+    script = folder / f"{fault.replace('-', '_')}.py"
+    script.write_text(read_script(fault), encoding="utf-8")
+    with socket.socket() as free:  # so that the demo does not meet another job on torchrun's default port 29500
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    split = SplitCommand(script=str(script), torchrun=(f"--nproc-per-node={ranks}", f"--master-port={port}"))
+    wrapped = Wrapped(
+        split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report", speed=fault in SLOW
+    )
+    prepared = prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault))
+    prepared = prepared if wrapped.speed else replace(prepared, debug_level="AUTO")
     verdict = outcome_report(run_and_show(prepared)).verdict
     say(sys.stderr, f"the script and the report are in {prepared.report_dir.parent}")
     if verdict is not None and verdict.kind == fault:
@@ -203,31 +221,3 @@ def read_script(fault: str) -> str:
 
 def describe(fault: str) -> str:
     return read_script(fault).split('"""')[1].splitlines()[0]
-
-
-def _make_options(fault: str, ranks: int) -> WrapOptions:
-    import socket
-    import tempfile
-
-    from ddpdoctor.cli.wrap import Options as Wrapped
-    from ddpdoctor.cli.wrap import prepare
-    from ddpdoctor.launch.command_line import SplitCommand
-
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
-    except OSError as error:
-        raise UserError(
-            f"cannot make a temporary folder: {error.strerror}",
-            help="Nothing was started. Set TMPDIR to another folder.",
-        ) from error
-    script = folder / f"{fault.replace('-', '_')}.py"
-    script.write_text(read_script(fault), encoding="utf-8")
-    with socket.socket() as free:  # so that the demo does not meet another job on torchrun's default port 29500
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    split = SplitCommand(script=str(script), torchrun=(f"--nproc-per-node={ranks}", f"--master-port={port}"))
-    wrapped = Wrapped(
-        split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report", speed=fault in SLOW
-    )
-    options = prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault))
-    return options if wrapped.speed else replace(options, debug_level="AUTO")

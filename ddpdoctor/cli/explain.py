@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.report.lines import wrap
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.files import RulePage
@@ -48,8 +49,6 @@ def render_list(pages: tuple[RulePage, ...]) -> str:
 
 def render_error(title: str, texts: dict[str, str], width: int | None) -> str:
     """Render what a known error means, who is at fault, and what to do. If ``width`` is None, nothing is wrapped."""
-    from ddpdoctor.report.lines import wrap
-
     lines = [line for label, text in texts.items() for line in wrap(text, width, first=f"  {label:<10}")]
     return "\n".join([title, "", *lines]) + "\n"
 

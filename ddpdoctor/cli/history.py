@@ -39,8 +39,6 @@ def run(options: Options) -> int:
         return ExitStatus.OK
     from ddpdoctor.report.verbs.live import render_history
 
-    text = render_history(
-        jobs, unread, width=read_width(sys.stdout), color=has_color(sys.stdout, os.environ), cwd=read_cwd()
-    )
-    write(sys.stdout, text)
+    width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
+    write(sys.stdout, render_history(jobs, unread, width=width, color=color, cwd=read_cwd()))
     return ExitStatus.OK

@@ -132,10 +132,8 @@ def run(options: Options) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in PACKAGES:
             raise
-        raise UserError(
-            "this needs the package mcp in version 2, which is not installed here",
-            help="Install it with `pip install 'ddpdoctor[mcp]'`.",
-        ) from error
+        what = "this needs the package mcp in version 2, which is not installed here"
+        raise UserError(what, help="Install it with `pip install 'ddpdoctor[mcp]'`.") from error
     if sys.stdin.isatty():
         say(sys.stderr, "waits for a client of the Model Context Protocol on stdin; Ctrl-C ends it")
     make_server(options.timeout_s).run("stdio")

@@ -1,8 +1,4 @@
-"""The server of ``ddpdoctor mcp``. Each tool answers with a text and with data, and none changes anything.
-
-Each call of a tool has its own process (``cli.mcp``): what it reads may come from anybody and take any time, and the
-other tools must answer meanwhile. The SDK calls tools from several threads, and gives stdout to the protocol alone.
-"""
+"""The server of ``ddpdoctor mcp``. Each tool answers with a text and with data, and none changes anything."""
 
 from __future__ import annotations
 
@@ -66,16 +62,14 @@ def make_server(limit_s: float) -> MCPServer[Any]:
         """Return what a job under `ddpdoctor wrap` does right now. The job is not asked, and pays nothing."""
         return _ask(limit_s, "status", run_dir=run_dir)
 
-    server: MCPServer[Any] = MCPServer(
-        "ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING"
-    )  # fmt: skip
+    server: MCPServer[Any] = MCPServer("ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     for tool in (report, analyze, explain, check_env, status):
         server.tool(annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))(tool)
     return server
 
 
 def _ask(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
-    """Run a tool in its own process. Raises ``ToolError`` if it fails, or has no answer within the limit."""
+    """Run a tool in its own process: it may read anything for any time, and the SDK's stdout is the protocol's."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, *sys.path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,

@@ -1,7 +1,4 @@
-"""Exports the metrics of a wrapped job while it runs, and at its end.
-
-A thread of ``wrap`` reads what the ranks record anyway, as ``ddpdoctor status`` does. What fails here costs a message.
-"""
+"""Exports the metrics of a wrapped job, as ``ddpdoctor status`` reads them. What fails here costs a message."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
 PARTS = ("opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http")
 DEFAULT_ENDPOINT = "http://localhost:4318"  # that of the SDK
-
 # A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most.
 LEAST_PAUSE = 20
 # Our choice: how long the end of ``wrap`` waits for the last samples to leave. One try to send takes 10 s at most.
@@ -45,8 +41,15 @@ END_LIMIT_S = 15.0
 READABLE = 0o644  # node_exporter runs as another user
 
 
-def check_otlp(env: Mapping[str, str]) -> None:
-    """Raise ``UserError`` if the SDK is missing, or if the variables ask for a protocol that is not sent."""
+def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
+    """Raise ``UserError`` for a file that cannot be written, or if the SDK or the variables do not let us send."""
+    if path is not None:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
+        check_writable(path, "--metrics-file")
+        check_writable(path.with_name(path.name + ".part"), "--metrics-file")
+    if not otlp:
+        return
     try:
         is_installed = all(map(find_spec, PARTS))
     except ModuleNotFoundError:
@@ -55,20 +58,16 @@ def check_otlp(env: Mapping[str, str]) -> None:
         raise UserError("--otlp needs OpenTelemetry, which is not installed", help="pip install 'ddpdoctor[otlp]'")
     protocol = _read(env, "PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
-        raise UserError(
-            f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}",
-            help="Unset it, and give the endpoint for HTTP, which mostly has port 4318.",
-        )
+        what = f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}"
+        raise UserError(what, help="Unset it, and give the endpoint for HTTP, which mostly has port 4318.")
     try:
         address = urlsplit(_read(env, "ENDPOINT") or DEFAULT_ENDPOINT)
         is_url = address.scheme in {"http", "https"} and bool(address.hostname) and address.port != 0
     except ValueError:  # such as a port that is no number
         is_url = False
     if not is_url:
-        raise UserError(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL that begins with http:// or https://",
-            help="Give the URL of the collector, such as http://localhost:4318.",
-        )
+        what = "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL that begins with http:// or https://"
+        raise UserError(what, help="Give the URL of the collector, such as http://localhost:4318.")
 
 
 def _read(env: Mapping[str, str], name: str) -> str:
@@ -123,16 +122,6 @@ class OtlpSender:
         from opentelemetry.metrics import Observation
 
         return [Observation(sample.value, dict(sample.labels)) for sample in self._samples if sample.metric is metric]
-
-
-def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
-    if path is not None:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
-        check_writable(path, "--metrics-file")
-        check_writable(path.with_name(path.name + ".part"), "--metrics-file")
-    if otlp:
-        check_otlp(env)
 
 
 def file_of(path: Path, report_file: Path) -> Path:

@@ -1,8 +1,4 @@
-"""Declares options, and defines those that several commands share. They can be read without Typer.
-
-The options of a command are the fields of its dataclass ``Options``. Each field is annotated with an ``Option`` or
-``Argument``. The default is that of the field, or ``typed(...)`` if a text such as "2m" is parsed.
-"""
+"""Declares options, and those that verbs share, without Typer. A verb's are the annotated fields of ``Options``."""
 
 from __future__ import annotations
 
@@ -28,10 +24,8 @@ _SIZE_UNITS = {
 _RATE_UNITS = {"": 1.0, "gb/s": 1.0, "gbps": 0.125, "gbit/s": 0.125, "mb/s": 1e-3, "tb/s": 1e3}
 _DURATION_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-
 _MAX_DIGITS = 9  # Most digits of a whole number. Our choice: no count has more.
 MAX_PORT = 65_535
-
 Kind = TypeVar("Kind")
 FailOn = Literal["error", "warning", "info", "never"]  # the least severe finding for which the exit status is 1
 ReportFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html"]
@@ -79,9 +73,10 @@ class Quantity:
 
 
 parse_duration = Quantity(
-    units=_DURATION_UNITS, what="a duration above 0",
+    units=_DURATION_UNITS,
+    what="a duration above 0",
     help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
-)  # fmt: skip
+)
 parse_steps = Quantity(
     least=1, convert=int, what="a whole number of steps from 1 on",
     help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
@@ -94,9 +89,7 @@ parse_size = Quantity(
     units=_SIZE_UNITS, least=1, is_whole=True, convert=int, what="a size in whole bytes",
     help="Give bytes, or a unit: 4096, 1KiB, 64MiB.",
 )  # fmt: skip
-parse_share = Quantity(
-    units={"": 1.0, "%": 0.01}, most=1, what="a share up to 100%", help="Give a percentage: 90%."
-)  # fmt: skip
+parse_share = Quantity(units={"": 1.0, "%": 0.01}, most=1, what="a share up to 100%", help="Give a percentage: 90%.")
 parse_bandwidth = Quantity(  # in GB/s
     units=_RATE_UNITS, what="a bandwidth", help="Give gigabytes per second: 460, 460GB/s; or 400Gbit/s."
 )
@@ -159,10 +152,6 @@ class Declared:
     default: Any  # the default before parsing, or ``MISSING`` if a value is required
     is_repeatable: bool
 
-    @property
-    def is_flag(self) -> bool:
-        return self.type is bool
-
     def parse(self, text: str) -> Any:
         if isinstance(self.option, Option) and self.option.parse is not None:
             return self.option.parse(text, self.names[0])
@@ -175,10 +164,7 @@ def typed(text: str) -> Any:
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return the options and arguments that a command's dataclass declares, in their order.
-
-    If the class has ``VARIABLES``, a variable with that beginning sets each option: DDPDOCTOR_ON_HANG for --on-hang.
-    """
+    """Return what a verb's dataclass declares. If it has ``VARIABLES``, a variable that begins so sets each option."""
     variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -228,9 +214,8 @@ PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the cu
 VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
 LIST = Option(names=("--list",), help="List them and exit.")
 ALLOW_DIFFERENT = Option(
-    names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
-    help="Tensors that may differ, such as 'expert.*'.",
-)  # fmt: skip
+    names=("--allow-different",), panel=REPLICAS, metavar="GLOB", help="Tensors that may differ, such as 'expert.*'."
+)
 BACKEND = Option(names=("--backend",), help="Process group backend.  [default: nccl on GPUs]")
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
@@ -247,9 +232,7 @@ EXCHANGE_PORT = Option(
     help="Port on the first node where the nodes meet.",
 )  # fmt: skip
 RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
-MODEL = Option(
-    names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
-)  # fmt: skip
+MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.")
 SAVED = Option(names=("--compare",), panel=COMPARE, metavar="REPORT", help="A saved run to compare with.")
 REFERENCE = Option(names=("--reference",), panel=COMPARE, help="What the result is compared with.")
 
@@ -298,9 +281,5 @@ VERBS = {
 
 
 def load_verb(name: str) -> Any:
-    """Return a command's module.
-
-    The module has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes an ``Options``
-    and returns the exit status.
-    """
+    """Return a verb's module: ``Options``, whose docstring is its help, and ``run``, which returns the exit status."""
     return import_module(f"ddpdoctor.cli.{name.replace('-', '_')}")

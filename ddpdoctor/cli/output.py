@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ddpdoctor import __version__
 from ddpdoctor.cli.options import settings_of
 from ddpdoctor.model.errors import UserError, report_status
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.recorder.storage.files import write_whole
+from ddpdoctor.report.lines import clean, printable, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,30 +26,19 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.options import FailOn
     from ddpdoctor.launch.command_line import SavedFormat
-    from ddpdoctor.model.findings import Report, Severity
+    from ddpdoctor.model.findings import Report
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
 ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
-
 HELP = "Nothing was measured. Choose another file."
 TRIAL = b"ddpdoctor"
-# Without one of these variables, Python would start a browser of the terminal, or none.
-SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def show_report(
-    report: Report,
-    output_format: SavedFormat,
-    stream: TextIO,
-    run_dir: Path | None,
-    *,
-    verbose: bool = False,
+    report: Report, output_format: SavedFormat, stream: TextIO, run_dir: Path | None, *, verbose: bool = False,
     fail_on: Severity | None = None,
-) -> None:
-    """Write a report to a stream. Text uses the stream's width and colors. Other formats do not depend on the stream.
-
-    ``verbose`` applies to text. ``fail_on``, the least severity that is a failure, applies to JUnit.
-    """
+) -> None:  # fmt: skip
+    """Write a report; a text by the stream's width and colors. ``verbose`` is for texts, ``fail_on`` for JUnit."""
     if output_format != "text":
         write(stream, render(report, output_format, fail_on=fail_on))
         return
@@ -59,7 +50,6 @@ def show_report(
 
 def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
     from ddpdoctor.report import formats
-    from ddpdoctor.report.lines import printable
 
     match output_format:
         case "json":
@@ -90,10 +80,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
-    """Write a report completely or not at all. A full disk loses only the file, not the report on the screen.
-
-    Return whether it was written. If not, say why on stderr.
-    """
+    """Write a report completely or not at all. On a full disk, say so on stderr and return False."""
     from ddpdoctor.report.formats import render_json
 
     problem = f"report could not be saved in {run_dir}"
@@ -125,8 +112,6 @@ def show_error(error: UserError) -> None:
 
 def print_error(message: str, hint: str) -> None:
     """Write a message to stderr, and the hint below it if there is one."""
-    from ddpdoctor.report.lines import clean
-
     say(sys.stderr, message)
     if hint:
         # A command with inserted line breaks could not be pasted.
@@ -155,17 +140,12 @@ def describe_defect(error: Exception) -> str:
 
 
 def _wrapped(stream: TextIO, text: str) -> str:
-    from ddpdoctor.report.lines import clean, wrap
-
     first = text[: len(text) - len(text.lstrip())]
     return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
 
 def write(stream: TextIO, text: str) -> bool:
-    """Write text. Characters that the stream's encoding does not support are escaped.
-
-    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped, and False is returned.
-    """
+    """Write text, escaped for the stream. If the reader of a pipe has ended, drop all from now on and return False."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -246,10 +226,7 @@ def check_files(outputs: Outputs) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions alone are not enough to know. A new file is removed again.
-
-    Raises ``UserError`` if the file cannot be written.
-    """
+    """Try to write, because permissions do not tell; remove a new file again. Raises ``UserError``."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -267,10 +244,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> Report:
-    """Save a report, then show it, and return it without the findings that the user ignores.
-
-    The order matters because a reader may close the pipe early.
-    """
+    """Save a report, then show it, as a reader may close the pipe early; return it without what the user ignores."""
     if outputs.ignore:
         from ddpdoctor.diagnose.files import check_codes
         from ddpdoctor.diagnose.report import leave_out
@@ -298,8 +272,6 @@ def deliver_check(report: Report, outputs: Outputs) -> int:
 
 def severity_of(fail_on: FailOn) -> Severity | None:
     """Return the least severity that is a failure, or None for "never"."""
-    from ddpdoctor.model.findings import Severity
-
     return None if fail_on == "never" else Severity(fail_on)
 
 
@@ -374,9 +346,8 @@ class ShownProgress:
             words = TextColumn("{task.description}", markup=False)
             left = TextColumn("{task.fields[left]}", markup=False)
             # Draw only in show(), between measurements. A drawing thread would compete with them.
-            self._bar = Progress(
-                words, BarColumn(), left, console=Console(file=stream), transient=True, auto_refresh=False
-            )
+            console = Console(file=stream)
+            self._bar = Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
         """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
@@ -400,27 +371,3 @@ class ShownProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def make_page_file() -> Path:
-    """Make a private temporary file for a page, which stays. Raises ``UserError``."""
-    try:
-        fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
-    except OSError as error:
-        raise UserError(
-            f"no temporary file can be made: {error.strerror}", help="Give a file for the page: --output report.html."
-        ) from error
-    os.close(fd)
-    return Path(name)
-
-
-def open_page(path: Path) -> None:
-    """Open a page in the browser. Say where it is, because there may be no browser on this machine."""
-    import webbrowser
-
-    page = path.resolve()
-    has_screen = sys.platform == "darwin" or any(map(os.environ.get, SCREENS))
-    if has_screen and webbrowser.open(page.as_uri()):
-        say(sys.stderr, f"the page is {page}")
-    else:
-        say(sys.stderr, f"no browser could be opened here; the page is {page}")

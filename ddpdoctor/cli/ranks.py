@@ -31,11 +31,7 @@ def run_in_ranks(
     prepare: Callable[[Launch, int], Kind],
     take_part: Callable[[Launch, Kind], int],
 ) -> int:
-    """Start ranks here, or run as a rank of a launcher. Return the exit status.
-
-    ``prepare`` gets the launch and the number of ranks, and checks everything that is possible before ranks meet.
-    Raises ``UserError`` only without a launcher.
-    """
+    """Start ranks here, or run as a rank; ``prepare`` checks before they meet. Raises only without a launcher."""
     launch = seen_ranks(env)
     if launch.launcher is Launcher.NONE:
         count, note = (nproc, "") if nproc is not None else choose_ranks(env)
@@ -62,10 +58,7 @@ def run_in_ranks(
 
 
 def refuse(error: UserError) -> int | None:
-    """Report a wrong command line once, although all ranks of a launcher have it, and return the status.
-
-    Return None without reporting if there is no launcher.
-    """
+    """Report a wrong command line once for all ranks, and return the status; None if there is no launcher."""
     launch = seen_ranks(os.environ)
     if launch.launcher is Launcher.NONE:
         return None

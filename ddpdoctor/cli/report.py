@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
-from ddpdoctor.cli.output import Outputs, check_files, make_page_file, open_page, save_plot, show_report, write_report
+from ddpdoctor.cli.output import Outputs, check_files, save_plot, say, show_report, write_report
 from ddpdoctor.launch.command_line import SavedFormat
 from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
 REPORT_NAME = "report.json"
 RUNS = "ddpdoctor-report"  # the folder for run folders, below the folder in which `wrap` is started
+# Without one of these variables, Python would start a browser of the terminal, or none.
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 RUN_MARK = "run.json"  # a file that a run folder holds even if the run was cut short before its report was written
 
 
@@ -45,10 +50,18 @@ class Options:
 def run(options: Options) -> int:
     if options.opens:
         if options.format not in {"text", "html"}:
-            raise UserError(
-                f"--open shows a page, and --format {options.format} is none", help="Leave --format out with --open."
-            )
-        options = replace(options, format="html", output=options.output or make_page_file())
+            what = f"--open shows a page, and --format {options.format} is none"
+            raise UserError(what, help="Leave --format out with --open.")
+        output = options.output
+        if output is None:  # a private temporary file, which stays
+            try:
+                fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
+            except OSError as error:
+                what = f"no temporary file can be made: {error.strerror}"
+                raise UserError(what, help="Give a file for the page: --output report.html.") from error
+            os.close(fd)
+            output = Path(name)
+        options = replace(options, format="html", output=output)
     check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
@@ -60,10 +73,8 @@ def run(options: Options) -> int:
         if options.curve is not None:
             raise UserError("--curve cannot be used with --compare")
         if is_same_run(path, options.compare):
-            raise UserError(
-                f"{path} and {options.compare} are the same run",
-                help="Give two runs: `ddpdoctor report A --compare B`.",
-            )
+            what = f"{path} and {options.compare} are the same run"
+            raise UserError(what, help="Give two runs: `ddpdoctor report A --compare B`.")
         compared = compare_reports((str(path), saved), (str(options.compare), read_run(options.compare)))
         return _show(options, compared, None)
     if options.plot is not None:
@@ -78,13 +89,15 @@ def run(options: Options) -> int:
 
 
 def _show(options: Options, report: Report, folder: Path | None) -> int:
-    from ddpdoctor.model.findings import Severity
-
     show = partial(show_report, report, options.format, verbose=options.verbose, fail_on=Severity.ERROR)
     if options.output is None:
         show(sys.stdout, folder)
     elif write_report(show, options.output) and options.opens:
-        open_page(options.output)
+        import webbrowser
+
+        page, has_screen = options.output.resolve(), sys.platform == "darwin" or any(map(os.environ.get, SCREENS))
+        is_open = has_screen and webbrowser.open(page.as_uri())
+        say(sys.stderr, f"{'' if is_open else 'no browser could be opened here; '}the page is {page}")
     return ExitStatus.OK
 
 
@@ -105,10 +118,7 @@ def find_latest(runs: Path) -> Path:
 
 
 def read_run(path: Path) -> Report:
-    """Read the report of a run folder, or rebuild it from the records if the run was cut short.
-
-    Raises ``UserError`` if the path is missing, damaged, or not a run folder.
-    """
+    """Read a run's report, or rebuild it from its records. Raises ``UserError`` for anything that is no run."""
     # The user's path may be a link. A file in a run folder from elsewhere must not lead out of that folder.
     file = path / REPORT_NAME if path.is_dir() else path.resolve() if path.is_file() else path
     if file.is_file():
@@ -126,7 +136,6 @@ def read_run(path: Path) -> Report:
 
 
 def _read_file(file: Path) -> Report:
-    import os
     import zipfile
 
     from ddpdoctor.recorder.storage.files import check_json, open_plain, read_plain

@@ -7,7 +7,6 @@ import errno
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
@@ -17,6 +16,7 @@ from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
+from ddpdoctor.report.lines import clean, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,12 +37,11 @@ NOTES: dict[str, str] = {
     "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
     "twice as long. --debug-level OFF turns it off",
 }
-
 NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
 # Errors for an exhausted resource of the machine. They are not defects of ddpdoctor.
-OUT_OF_MEANS = frozenset({
-    errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
-})  # fmt: skip
+OUT_OF_MEANS = frozenset(
+    {errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
+)
 # The message below the report of a hang, by the value of ``--on-hang``.
 GOES_ON = {
     "auto": "the job keeps running. It is stopped only if it can never continue (--on-hang kill stops it now)",
@@ -61,17 +60,14 @@ def notes_of(level: ChosenLevel | None, hang_timeout_s: float, env: Mapping[str,
 
 
 def run_and_show(
-    options: WrapOptions,
-    make_report: MakeReport | None = None,
-    is_last: Callable[[JobOutcome], bool] | None = None,
-    act: Act | None = None,
-    started: Callable[[Path], None] = lambda _: None,
-) -> JobOutcome:
+    options: WrapOptions, make_report: MakeReport | None = None, is_last: Callable[[JobOutcome], bool] | None = None,
+    act: Act | None = None, started: Callable[[Path], None] = lambda _: None,
+) -> JobOutcome:  # fmt: skip
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
-    ``make_report`` builds the report of an outcome; by default it is that of ``wrap``. ``is_last`` returns whether it
-    is shown at the end: not if other launches follow, for one report. ``act`` acts on a report that was shown.
-    ``started`` is called with the folder of the record, once the launcher has started.
+    ``make_report`` is by default that of ``wrap``. ``is_last``: whether the report is shown at the end, as no other
+    launch follows. ``act`` acts on one that was shown. ``started`` gets the folder of the record after the launcher's
+    start.
     """
     from ddpdoctor.launch.session import Session
 
@@ -101,14 +97,17 @@ def finish(
         if outcome.failure is not None:
             raise outcome.failure
 
-    return after_the_job(replace(outcome, failure=None), fail, partial(_show_launcher_log, outcome), show, say_where)
+    def show_launcher_log() -> None:
+        """Show what torchrun said about the end of a job that failed without a verdict."""
+        errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
+        if outcome.exit_status and not errors - set(outcome.end.ignore):
+            write(sys.stderr, clean(read_launcher_log(outcome.folder)))
+
+    return after_the_job(replace(outcome, failure=None), fail, show_launcher_log, show, say_where)
 
 
 def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
-    """Take some steps after the job has ended, whatever fails in them: its status is returned.
-
-    Say the first failure, unless one was said before. Return the outcome with that failure.
-    """
+    """Take some steps, whatever fails in them; say the first failure unless one was said, and keep it."""
     failure = None
     for step in steps:
         try:
@@ -131,16 +130,6 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
         else:
             show_defect(failure)
     return replace(outcome, failure=failure)
-
-
-def _show_launcher_log(outcome: JobOutcome) -> None:
-    """Show what torchrun said about the end of a job that failed without a verdict."""
-    errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
-    if not outcome.exit_status or errors - set(outcome.end.ignore):
-        return
-    from ddpdoctor.report.lines import clean
-
-    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
 def load_judge() -> Judge:
@@ -176,24 +165,20 @@ class JobReports:
 
     @property
     def page(self) -> Path | None:
-        """The file for the page, or None if no page is wanted or another node writes the report of the job."""
+        """The file for the page, if one is wanted and this node writes the report of the job."""
         return self.options.html if self.options.report_file.name == REPORT_NAME else None
 
     def report_crash(self, what: str) -> None:
         """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
         if not self.options.quiet:
-            say(
-                sys.stderr,
-                f"a check crashed ({what}). The job keeps running, but a hang may not be reported. An update of "
-                "ddpdoctor while the job runs can cause this",
-            )
+            said = f"a check crashed ({what}). The job keeps running, but a hang may not be reported."
+            say(sys.stderr, f"{said} An update of ddpdoctor while the job runs can cause this")
 
     def report_replicas(self, folder: Path, said: frozenset[str]) -> frozenset[str]:
         """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
         if self.options.quiet:
             return frozenset()
         from ddpdoctor.diagnose.job import judge_replicas
-        from ddpdoctor.report.lines import title_of
 
         left_out = said.union(self.options.ignore)
         found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in left_out]
@@ -208,7 +193,14 @@ class JobReports:
         """Show the report of an outcome, or one line if the same was shown before or another node writes it."""
         options = self.options
         if outcome.judged_at is not None and options.format == "text":
-            self._show_elsewhere(outcome)
+            # In one line what is wrong. With one wrap per rank, only blamed ranks say it.
+            report = outcome_report(outcome)
+            verdict, place = report.verdict, options.placement
+            if verdict is not None and verdict.severity is Severity.ERROR:
+                is_blamed = bool({row.rank for row in report.ranks} & set(verdict.ranks))
+                where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {options.report_file}"
+                if is_blamed or not place.of_ranks:
+                    say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
             return
         report = self.make(outcome)
         shown = keep_errors(report) if options.quiet else report
@@ -223,19 +215,6 @@ class JobReports:
             show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
         if self.act is not None and outcome.judged_at is None:
             self.act(report, options.report_file)
-
-    def _show_elsewhere(self, outcome: JobOutcome) -> None:
-        """Say in one line what is wrong. With one wrap per rank, only blamed ranks do."""
-        from ddpdoctor.report.lines import title_of
-
-        report = outcome_report(outcome)
-        verdict = report.verdict
-        if verdict is None or verdict.severity is not Severity.ERROR:
-            return
-        is_blamed = bool({row.rank for row in report.ranks} & set(verdict.ranks))
-        if is_blamed or not self.options.placement.of_ranks:
-            where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {self.options.report_file}"
-            say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
 
     def go_on(self, outcome: JobOutcome, *, is_known: bool) -> None:
         """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""

@@ -15,6 +15,8 @@ from ddpdoctor.cli.output import LiveText, has_color, read_cwd, read_width, save
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS, read_run
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import RECORD_NAME
+from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION, Liveness
+from ddpdoctor.report.lines import title_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.live import JobNow
@@ -44,13 +46,19 @@ class Options:
 
 
 def run(options: Options) -> int:
-    from ddpdoctor.model.live import Liveness
-
     if options.watch and options.dump:
         raise UserError("--watch and --dump exclude each other", help="Leave one out.")
     run_dir = _find(options.run)
     if options.dump:
-        return _dump(run_dir, options)
+        from ddpdoctor.diagnose.job import take_dump
+        from ddpdoctor.launch.evidence import ask_for_evidence
+        from ddpdoctor.launch.run_folder import make_dump_dir
+
+        report, folder = take_dump(run_dir, ask_for_evidence), make_dump_dir(run_dir)
+        save_report(folder, report)
+        show_report(report, options.format, sys.stdout, folder)
+        say(sys.stderr, "the job goes on")
+        return ExitStatus.OK
     if not options.watch:
         write(sys.stdout, _draw(_read(run_dir), options))
         return ExitStatus.OK
@@ -87,10 +95,7 @@ def _find(given: Path | None) -> Path:
 
 
 def _read(run_dir: Path) -> JobNow:
-    """Return the status, with the verdict that `wrap` has reported of a job that goes on."""
     from ddpdoctor.diagnose.live import read_status
-    from ddpdoctor.model.live import Liveness
-    from ddpdoctor.report.lines import title_of
 
     found = read_status(run_dir)
     if found.state is Liveness.RUNNING and (run_dir / REPORT_NAME).is_file():
@@ -103,7 +108,6 @@ def _read(run_dir: Path) -> JobNow:
 def _draw(status: JobNow, options: Options) -> str:
     if options.format == "json":
         from ddpdoctor.model.codec import encode
-        from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION
         from ddpdoctor.report.formats import write_json
 
         return write_json({"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)})
@@ -111,16 +115,3 @@ def _draw(status: JobNow, options: Options) -> str:
 
     width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
     return render_status(status, width=width, color=color, cwd=read_cwd())
-
-
-def _dump(run_dir: Path, options: Options) -> int:
-    from ddpdoctor.diagnose.job import take_dump
-    from ddpdoctor.launch.evidence import ask_for_evidence
-    from ddpdoctor.launch.run_folder import make_dump_dir
-
-    report = take_dump(run_dir, ask_for_evidence)
-    folder = make_dump_dir(run_dir)
-    save_report(folder, report)
-    show_report(report, options.format, sys.stdout, folder)
-    say(sys.stderr, "the job goes on")
-    return ExitStatus.OK

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock
 
 THREADS = "OMP_NUM_THREADS"
-
 INTERRUPTED = "interrupted before it was tried in every round"
 MOST_RANKS = 64  # our choice: more ranks on one machine tell nothing
 WORDS = {
@@ -121,12 +120,11 @@ class Restarts:
         if block is not None:
             self.blocks.append(block)
             return
-        reason = (
-            INTERRUPTED if outcome.end.interrupted else why_unmeasured(outcome.folder, make_report(outcome), setting)
-        )
+        interrupted = outcome.end.interrupted
+        reason = INTERRUPTED if interrupted else why_unmeasured(outcome.folder, make_report(outcome), setting)
         say(sys.stderr, f"{label} has no result: {words_of_setting(setting)}: {reason}")
-        if outcome.end.interrupted or setting in {BASE, AGAIN}:
-            self.stopped = INTERRUPTED if outcome.end.interrupted else f"{reason}: the script's own settings"
+        if interrupted or setting in {BASE, AGAIN}:
+            self.stopped = INTERRUPTED if interrupted else f"{reason}: the script's own settings"
             self.status = outcome.exit_status or ExitStatus.INCONCLUSIVE
         else:
             self.refused[setting] = reason
@@ -138,10 +136,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or not any(
         word != "1" for word in words
     ):
-        raise UserError(
-            f"--scaling is {text!r}, which is not a list of rank counts",
-            help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.",
-        )
+        what = f"--scaling is {text!r}, which is not a list of rank counts"
+        raise UserError(what, help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -193,10 +189,8 @@ def run(options: Options) -> int:
     is_in_turns = not options.only or not BY_RESTARTS.issuperset(options.only)
     prepared = _prepare(options, setting="" if is_in_turns else BASE)
     if not is_in_turns and not prepared.placement.alone:
-        raise UserError(
-            "settings that need restarts can be tried on one node only",
-            help="Run ddpdoctor tune on one node by itself.",
-        )
+        what = "settings that need restarts can be tried on one node only"
+        raise UserError(what, help="Run ddpdoctor tune on one node by itself.")
     say(sys.stderr, NOTICE)
     if is_in_turns:
         Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
@@ -212,24 +206,19 @@ def run(options: Options) -> int:
 
     outcome = run_and_show(prepared, make_report=_report, is_last=lambda one: plan_after(one) is None)
     if (plan := plan_after(outcome)) is not None:
-        return _restart(options, prepared, outcome, plan)
+        from ddpdoctor.diagnose.tuning import build_tune_report
+
+        restarts = Restarts(plan, options, prepared.report_dir)
+        report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
+        save_report(prepared.report_file.parent, report, prepared.report_file.name)
+        show_report(report, prepared.format, sys.stderr, prepared.report_dir)
+        has_result = restarts.status != ExitStatus.INTERRUPTED and report.data["tune"].result is not None
+        return ExitStatus.OK if has_result else restarts.status or ExitStatus.WRONG_USE
     trial = _report(outcome).data["tune"]
     if trial.result is not None:
         return ExitStatus.OK
     # A trial that cannot have a result, or one that came to none because of the job.
     return ExitStatus.WRONG_USE if trial.problem else outcome.exit_status
-
-
-def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
-    from ddpdoctor.diagnose.tuning import build_tune_report
-
-    restarts = Restarts(plan, options, first.report_dir)
-    report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
-    save_report(first.report_file.parent, report, first.report_file.name)
-    show_report(report, first.format, sys.stderr, first.report_dir)
-    if restarts.status == ExitStatus.INTERRUPTED or report.data["tune"].result is None:
-        return restarts.status or ExitStatus.WRONG_USE
-    return ExitStatus.OK
 
 
 def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
@@ -238,10 +227,8 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
 
     split = options.split
     if split.is_command:
-        raise UserError(
-            "--scaling needs a script, because it chooses the number of ranks",
-            help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
-        )
+        what = "--scaling needs a script, because it chooses the number of ranks"
+        raise UserError(what, help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py")
     if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
         raise UserError("--scaling cannot be used with --nproc-per-node or --nnodes", help="Leave them out.")
 
@@ -280,9 +267,8 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
 
     for name in options.only:
         if name not in SETTINGS:
-            raise UserError(
-                f"there is no setting {name}", help=f"Nothing was started. There are: {', '.join(SETTINGS)}."
-            )
+            known = ", ".join(SETTINGS)
+            raise UserError(f"there is no setting {name}", help=f"Nothing was started. There are: {known}.")
     wrapped = Wrapped(
         split=options.split, hang_timeout_s=options.hang_timeout_s, on_hang="kill", debug_level="OFF",
         report_dir=options.report_dir, format=options.format, no_consistency=True,

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.config import read_declared
-from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, load_verb
+from ddpdoctor.cli.options import PANELS, VERBS, Argument, load_verb
 from ddpdoctor.model.errors import MEANINGS, UserError
 
 if TYPE_CHECKING:
@@ -86,12 +86,10 @@ EXAMPLES = {
         ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
     ),
 }
-
 # Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments.
 UNWANTED = re.compile(
     r"  \[(\d+<=)?x[<>]=\d+\]|; (\d+<=)?x[<>]=\d+(?=\])|  \[required\]| <(list\[)?(str|path|Path)\]?>"
 )
-
 # The error for a wrong command line: click's, or that of the click inside newer versions of Typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 SPLIT = "ddpdoctor.split"
@@ -170,15 +168,10 @@ class LaunchVerb(Verb):
     """Gives Typer only ddpdoctor's own options. Those of torchrun and the script bypass it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split the command line first, and keep the rest of it for ``Options.split``."""
         from ddpdoctor.launch.command_line import split_command
 
-        params = self.get_params(ctx)
-        own = {
-            name: not getattr(param, "is_flag", False)
-            for param in params
-            for name in (*param.opts, *param.secondary_opts)
-        }
+        params = [(param, not getattr(param, "is_flag", False)) for param in self.get_params(ctx)]
+        own = {name: takes for param, takes in params for name in (*param.opts, *param.secondary_opts)}
         split = split_command(args, own)
         ctx.meta[SPLIT] = split
         return super().parse_args(ctx, list(split.own))
@@ -206,6 +199,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command with the options that its module declares, or None if the name is unknown."""
         if cmd_name not in VERBS:
+            self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]  # Typer suggests similar names of these
             return None
         module, verb = load_verb(cmd_name), VERBS[cmd_name]
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -215,11 +209,6 @@ class Verbs(TyperGroup):
             context_settings={"help_option_names": ["--help", "-h"]},
         )(_callback(module, read_declared(cmd_name, module.Options, says=not ctx.resilient_parsing)))  # fmt: skip
         return get_command(alone)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Let Typer suggest commands with similar names."""
-        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]
-        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, VERBS))
@@ -244,40 +233,28 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
         options = module.Options(**{name: value for name, value in values.items() if value is not None})
         ctx.obj.append((module.run, options))
 
-    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    parameters += [_parameter(option) for option in declared]
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("ctx", by_name, annotation=typer.Context)]
+    for declaration in declared:
+        option, text, default = declaration.option, declaration.option.help, declaration.default
+        kind: Any = declaration.type
+        if isinstance(option, Argument):
+            note = typer.Argument(metavar=option.metavar, help=text, show_default=option.shows_default)
+        else:
+            note = typer.Option(
+                *declaration.names, metavar=option.metavar, envvar=option.variable, show_envvar=False,
+                help=f"{text} {', '.join(get_args(kind))}" if text.endswith(":") else text,
+                parser=declaration.parse if option.parse else None, min=option.min, max=option.max,
+                case_sensitive=not option.ignores_case, rich_help_panel=option.panel,
+            )  # fmt: skip
+            kind = str if option.parse else kind
+        kind = list[kind] if declaration.is_repeatable else kind
+        annotation: Any = Annotated[kind | None if default is None else kind, note]
+        default = inspect.Parameter.empty if default is MISSING else default
+        parameters.append(inspect.Parameter(declaration.field, by_name, default=default, annotation=annotation))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
     return call
-
-
-def _parameter(one: Declared) -> inspect.Parameter:
-    kind: Any = str if isinstance(one.option, Option) and one.option.parse else one.type
-    kind = list[kind] if one.is_repeatable else kind
-    default = inspect.Parameter.empty if one.default is MISSING else one.default
-    note = (
-        typer.Argument(metavar=one.option.metavar, help=one.option.help, show_default=one.option.shows_default)
-        if isinstance(one.option, Argument)
-        else typer.Option(
-            *one.names,
-            help=(
-                f"{one.option.help} {', '.join(get_args(one.type))}"
-                if one.option.help.endswith(":")
-                else one.option.help
-            ),
-            metavar=one.option.metavar,
-            envvar=one.option.variable,
-            show_envvar=False,
-            parser=one.parse if one.option.parse else None,
-            min=one.option.min,
-            max=one.option.max,
-            case_sensitive=not one.option.ignores_case,
-            rich_help_panel=one.option.panel,
-        )
-    )
-    kind = kind | None if default is None else kind
-    annotation = Annotated[kind, note]
-    return inspect.Parameter(one.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _print_version(wanted: bool) -> None:
@@ -294,27 +271,20 @@ app = typer.Typer(
 )  # fmt: skip
 
 
+VERSION = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="Show the version and exit.", rich_help_panel=PANELS[-1]
+)
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Show the version and exit.",
-            rich_help_panel=PANELS[-1],
-        ),
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, VERSION] = False) -> None:
     pass
 
 
 def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
-    """Return a command's ``run`` and the options for it.
+    """Return a verb's ``run`` and its options, to run outside of Typer, which has its own ways with errors.
 
-    It runs outside of Typer, which has its own ways with errors. Help, completion and wrong use end the process.
-    Raises ``UserError``.
+    Help, completion and wrong use end the process. Raises ``UserError``.
     """
     asked: list[tuple[Callable[[Any], int], Any]] = []
     try:

@@ -1,7 +1,4 @@
-"""The process that watches ranks which called ``ddpdoctor.watch``: ``python -m ddpdoctor.cli.watching``.
-
-``ddpdoctor.integrations.place`` starts it, one for each host and launch. It is no verb: nobody types it.
-"""
+"""Watches ranks that called ``ddpdoctor.watch``. ``integrations.place`` starts it, once for a host and launch."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.launch.session import JoinedSession
+from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +24,8 @@ GOES_ON = {
 
 
 def watch(words: Sequence[str]) -> None:
-    """Watch until the last rank has left, and report on stderr what is wrong.
-
-    ``words`` is the command line, which ``ddpdoctor.integrations.place`` has written. An empty meeting means none.
-    """
+    """Watch until the last rank has left, and report what is wrong. ``integrations.place`` wrote ``words``."""
     from ddpdoctor.cli.running import JobReports, finish, load_judge, outcome_report
-    from ddpdoctor.model.findings import Severity
 
     hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
     options = WrapOptions(

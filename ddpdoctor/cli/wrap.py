@@ -16,20 +16,10 @@ from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, log_findi
 from ddpdoctor.cli.metrics import MetricExport, check_metrics
 from ddpdoctor.cli.options import ACTIONS, HANGS, METRICS, REPLICAS, REPORT, FailOn, Option, settings_of, typed
 from ddpdoctor.cli.output import check_writable, say, severity_of
-from ddpdoctor.launch.command_line import (
-    DebugLevel,
-    OnHang,
-    OutputFormat,
-    SplitCommand,
-    check_command,
-    check_script,
-    choose_ranks,
-    locate_module,
-    refuse_launcher,
-)
+from ddpdoctor.launch.command_line import DebugLevel, OnHang, OutputFormat, SplitCommand, choose_ranks, read_source
 from ddpdoctor.launch.placement import Style, WrapOptions, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, Starter, make_member_folder
-from ddpdoctor.launch.starting import become_launcher, choose_debug_level, find_outer_run, has_memory_for_detail
+from ddpdoctor.launch.starting import become_launcher, choose_debug_level, find_outer_run
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
@@ -125,11 +115,10 @@ def run(options: Options) -> int:
 def prepare(
     options: Options, env: Mapping[str, str], outer: Path | None = None, command: tuple[str, ...] = ()
 ) -> WrapOptions:
-    """Check everything that is possible before the start, and make the run folder last.
+    """Check everything that is possible before the start, and make the run folder last. Raises ``UserError``.
 
-    ``outer`` is the run folder of a ``wrap`` around this one. If given, no folder is made. ``command`` replaces the
-    command line in the report. Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that is
-    not writable.
+    ``outer`` is the run folder of a ``wrap`` around this one: then none is made. ``command`` replaces the command line
+    in the report.
     """
     if options.webhook:
         check_webhook(options.webhook)
@@ -143,12 +132,9 @@ def prepare(
     if not split.is_command:  # torchrun's flags have variables; it complains itself about one that is no number
         texts = {name: env.get(name, "").strip() for name in ("PET_MODULE", "PET_NO_PYTHON")}
         given = {name for name, text in texts.items() if text.isdigit() and int(text)}
-        split = replace(
-            split,
-            is_module=split.is_module or "PET_MODULE" in given,
-            no_python=split.no_python or "PET_NO_PYTHON" in given,
-        )
-    source = _check_source(split, env)
+        is_module, no_python = split.is_module or "PET_MODULE" in given, split.no_python or "PET_NO_PYTHON" in given
+        split = replace(split, is_module=is_module, no_python=no_python)
+    source = read_source(split, env)
     ignore = options.ignore
     if ignore:
         from ddpdoctor.diagnose.files import check_codes
@@ -162,9 +148,8 @@ def prepare(
     # Under another wrap, that one's options apply. The variable is then the one that it set for its ranks.
     compares, is_auto = not options.no_consistency and outer is None, options.check_every == AUTO
     every = NOMINAL_STEPS if is_auto or not compares else shared.parse_steps(options.check_every, "--check-every")
-    ranks = settings_of(
-        options, RecorderSettings, check_every=every if compares else 0, check_auto=is_auto and compares
-    )
+    every = every if compares else 0
+    ranks = settings_of(options, RecorderSettings, check_every=every, check_auto=is_auto and compares)
     if outer is None:
         starter = Starter(
             script=options.split.script, is_module=options.split.is_module, command=command, host=socket.gethostname(),
@@ -176,23 +161,7 @@ def prepare(
     return settings_of(
         options,
         WrapOptions,
-        # Nodes must agree on the level, so a node with little room does not choose alone.
-        debug_level=choose_debug_level(
-            options.debug_level, env, has_space=not placement.alone or has_memory_for_detail(), for_speed=options.speed
-        ),
+        debug_level=choose_debug_level(options.debug_level, env, alone=placement.alone, for_speed=options.speed),
         report_dir=folder, report_file=report_file, placement=placement, ignore=ignore, ranks=ranks, nproc_note=note,
         command=command, split=replace(split, torchrun=(*nproc_args, *placement.torchrun_args, *split.torchrun)),
     )  # fmt: skip
-
-
-def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
-    """Check the script or command. Return the script's source, or None if it cannot be found without importing."""
-    if not split.is_command and not split.is_module and not split.no_python:
-        refuse_launcher(split)
-    if split.is_command or split.no_python:
-        check_command(split.script, env.get("PATH"))
-        return None
-    if not split.is_module:
-        return check_script(split.script)
-    found = locate_module(split.script, ("", *sys.path))
-    return None if found is None else check_script(str(found))

@@ -29,7 +29,6 @@ LAUNCH_VARIABLES = (
 LOCK_LIMIT_S = 10.0
 LOCK_EVERY_S = 0.02
 MOST_BYTES = 65536
-
 PRESENT = "present"
 LEFT = "left"  # subfolders of a run folder, with a file PID-TICKS for each process
 
@@ -44,10 +43,7 @@ class HostWatch:
 
 
 def meeting_file(env: Mapping[str, str], asked: tuple[object, ...], process: Target) -> Path:
-    """Return the file at which the ranks of this launch that ask for the same meet on this host.
-
-    Without a launcher, a process is alone: the file is its own. Raises ``UserError`` if no private folder can be made.
-    """
+    """Return where ranks of this launch meet on this host; without one, each is alone. Raises ``UserError``."""
     values = [env.get(name, "") for name in LAUNCH_VARIABLES]
     if not any(values):
         values = [str(number) for number in process]

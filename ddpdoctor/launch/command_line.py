@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.gpus import GpuCount
 
 ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
-
 _WITH_VALUE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
     "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir", "-r",
@@ -36,17 +35,14 @@ _WITH_VALUE = (
     "--numa-binding", "--signals-to-handle", "--shutdown-timeout",
 )  # fmt: skip
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
-
 # Each option, written with dashes, and whether it takes a value.
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
-
 _ASK_TORCH = """
 import json
 from torch.distributed.run import get_args_parser
 actions = get_args_parser()._actions
 print(json.dumps({name: action.nargs != 0 for action in actions for name in action.option_strings}))
 """
-
 HELP_OPTIONS = frozenset({"--help", "-h"})
 USAGE = (
     "Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..., or ddpdoctor wrap [OPTIONS] -- COMMAND "
@@ -96,19 +92,14 @@ SavedFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "h
 
 @lru_cache(maxsize=1)
 def ask_torchrun() -> Mapping[str, bool]:
-    """Ask the installed torch, in a separate process, for its options and whether each takes a value.
-
-    Raises ``UserError`` if torch cannot be imported or does not answer in time.
-    """
+    """Ask the installed torch, in a process of its own, for its options. Raises ``UserError`` if it cannot say."""
     command = [sys.executable, *safe_flags(), "-c", _ASK_TORCH]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True)
         answer: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise UserError(
-            "cannot read torchrun's options: torch.distributed.run gave no answer",
-            help=f"Run `{sys.executable} -m torch.distributed.run --help` to see why.",
-        ) from error
+        what = "cannot read torchrun's options: torch.distributed.run gave no answer"
+        raise UserError(what, help=f"Run `{sys.executable} -m torch.distributed.run --help` to see why.") from error
     return {canonical(name): takes_value for name, takes_value in answer.items()}
 
 
@@ -140,10 +131,8 @@ def split_command(
 ) -> SplitCommand:
     """Split ``argv``; ``own_options`` maps each of ddpdoctor's options to whether it takes a value.
 
-    The first word that is neither an option nor an option's value is the script; everything after it belongs to the
-    script. After ``--`` comes a command. ``ask`` is called for an option that is in neither table. Raises ``UserError``
-    for an unknown option, a missing value, options of torchrun before a command, and if there is neither a script nor
-    a command.
+    The first word that is neither an option nor an option's value is the script, with all that follows. After ``--``
+    comes a command. ``ask`` is called for an option that is in neither table. Raises ``UserError`` for a wrong use.
     """
     words = deque(argv)
     own: list[str] = []
@@ -212,8 +201,7 @@ class TorchrunSettings:
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.words, self.env = words, env
-        self.given: dict[str, str] = {}
-        """Each long option with its last value; flags have an empty one."""
+        self.given: dict[str, str] = {}  # each long option with its last value; flags have an empty one
         rest = iter(words)
         for word in rest:
             name, attached, value = word.partition("=")
@@ -266,10 +254,7 @@ def variable_of(option: str) -> str:
 
 
 def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
-    """Return torchrun's settings, given before a script or in the command itself.
-
-    For another command, return the settings in an operator's PET_* variables, or None if they do not set the nodes.
-    """
+    """Return torchrun's settings. Those of another command are an operator's PET_* variables, if they set nodes."""
     if not split.is_command:
         return TorchrunSettings(split.torchrun, env)
     words = split.script_args
@@ -285,17 +270,13 @@ def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> Torchrun
 
 
 def check_script(script: str) -> bytes | None:
-    """Return the source of a script, or None if it has none to read (a zip file, compiled code).
-
-    Raises ``UserError`` if Python could not run it: not found, a directory, not readable, a syntax error.
-    """
+    """Return a script's source, or None (a zip file, compiled code). Raises ``UserError`` if Python cannot run it."""
     path = Path(script)
     if path.is_dir():
         path /= "__main__.py"
         if not path.is_file():
-            raise UserError(
-                f"{script} is a directory, not a script", help="Give the file to run, or `-m` and a module's name."
-            )
+            what = f"{script} is a directory, not a script"
+            raise UserError(what, help="Give the file to run, or `-m` and a module's name.")
     if not path.exists():
         raise UserError(f"the script {script} was not found", help=f"Looked in {Path.cwd()}; check the path.")
     try:
@@ -317,16 +298,20 @@ def check_script(script: str) -> bytes | None:
     return content
 
 
-def refuse_launcher(split: SplitCommand) -> None:
-    """Raise ``UserError`` if the script is a command that starts ranks, which belongs after ``--``."""
+def read_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
+    """Check what is to run; return the script's source, or None if there is none to find. Raises ``UserError``."""
+    if split.is_command or split.no_python:
+        check_command(split.script, env.get("PATH"))
+        return None
+    if split.is_module:
+        found = locate_module(split.script, ("", *sys.path))
+        return None if found is None else check_script(str(found))
     name = Path(split.script).name
-    if name not in LAUNCHERS or Path(name).is_file():
-        return
-    words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
-    raise UserError(
-        f"{split.script} is a command, not a training script",
-        help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`",
-    )
+    if name in LAUNCHERS and not Path(name).is_file():
+        words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
+        what = f"{split.script} is a command, not a training script"
+        raise UserError(what, help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`")
+    return check_script(split.script)
 
 
 def check_command(command: str, path: str | None) -> None:

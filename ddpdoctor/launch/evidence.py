@@ -32,6 +32,7 @@ PIECE_BYTES = 16 * 1024  # the piece size for copying rings; pieces that are all
 # machine heartbeats are late too.
 FRESH_S = 1.5
 ASK_EVERY_S = 0.05
+Dump = list[tuple[int, int, int]]  # begin and end in the file of a process's stacks, and when they were written
 HELD_S = 3.0  # if a live process has had no heartbeat for this long, C code holds the GIL
 
 
@@ -66,6 +67,10 @@ class Followed:
     exit_code: int | None = None  # the exit code, a negative signal number, or None if the kernel did not report it
 
     @property
+    def is_rank(self) -> bool:
+        return self.role == ring_layout.ROLE_RANK
+
+    @property
     def waits_since_ns(self) -> int:
         """Since when the main thread is in a call that needs other ranks, or 0 if it is in none."""
         return self.cells.get("wait_since_ns", 0)
@@ -88,13 +93,12 @@ class EvidenceTaker:
             os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
         with os.fdopen(open_plain(folder / CONTROL, os.O_RDWR), "r+b") as file:
             self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
-        self.unsaved: dict[str, str] = {}
-        """Texts that could not be written to the folder, by file name."""
+        self.unsaved: dict[str, str] = {}  # texts that could not be written to the folder, by file name
         self._copy: Path | None = None
         self.request = 0
-        self.dumps: dict[int, list[tuple[int, int, int]]] = {}
-        self._last_dumps: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
-        """By pid, the time of the last heartbeat before a process's last dump, and that dump."""
+        self.dumps: dict[int, Dump] = {}
+        # By pid, the time of the last heartbeat before a process's last dump, and that dump.
+        self._last_dumps: dict[int, tuple[int, Dump]] = {}
 
     def closing_ns(self) -> int:
         """Return since when the launcher waits to stop its ranks, or 0 if it does not."""
@@ -117,12 +121,7 @@ class EvidenceTaker:
         self.set_control(ring_layout.CONTROL_ACK, time.monotonic_ns())
 
     def take(
-        self,
-        followed: dict[int, Followed],
-        check_again: Callable[[], None],
-        *,
-        keep_rings: bool = False,
-        limit_s: float = ANSWER_LIMIT_S,
+        self, followed: dict[int, Followed], check_again: Callable[[], None], *, keep_rings: bool, limit_s: float
     ) -> None:
         """Ask all recorders that can answer, wait for them, and send a signal to ranks whose GIL is held.
 
@@ -135,11 +134,8 @@ class EvidenceTaker:
         self.request += 1
         self.set_control(ring_layout.CONTROL_REQUEST, self.request)
         alive = [process for process in followed.values() if process.ended_ns is None]
-        held = [
-            process
-            for process in alive
-            if process.role == ring_layout.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
-        ]
+        ranks = [process for process in alive if process.is_rank]
+        held = [rank for rank in ranks if now_ns - rank.heartbeat_changed_ns > HELD_S * 1e9]
         fresh_s = HELD_S if limit_s > ANSWER_LIMIT_S else FRESH_S
         asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < fresh_s * 1e9]
         began = time.monotonic()
@@ -178,18 +174,17 @@ class EvidenceTaker:
 
     def _has_answered(self, process: Followed) -> bool:
         name = f"{process.pid}-{process.ticks}-{self.request}.json"
-        path = self.folder / "evidence" / name
         if process.ended_ns is not None or proc.read_process(process.pid) is None:
             return True
         try:
-            return bool(json.loads(read_plain(path))["complete"])
+            return bool(json.loads(read_plain(self.folder / "evidence" / name))["complete"])
         except (OSError, ValueError, KeyError):
             return False
 
     def _dump(self, held: list[Followed]) -> None:
-        """Make faulthandler write all stacks. This is safe only if a handler is installed and no Python code runs.
+        """Make faulthandler write all stacks: safe only where a handler is installed and no Python code runs.
 
-        A process that has not moved since its last dump gets no second signal, because the job may be healthy.
+        One that has not moved since its last dump gets no second signal, because the job may be healthy.
         """
         sent = []
         for process in held:
@@ -246,11 +241,7 @@ class EvidenceTaker:
 
 
 def describe(
-    process: Followed,
-    below: tuple[proc.Process, ...],
-    dumps: dict[int, list[tuple[int, int, int]]],
-    *,
-    oom: bool | None,
+    process: Followed, below: tuple[proc.Process, ...], dumps: dict[int, Dump], *, oom: bool | None
 ) -> dict[str, Any]:
     """Return the facts about a process that only the watcher knows, in the format of watch.json."""
     now = proc.read_process(process.pid)
@@ -270,10 +261,7 @@ def describe(
 
 
 def ask_for_evidence(folder: Path, limit_s: float, is_running: Callable[[], bool]) -> bool:
-    """Ask the watcher of a running job for evidence, and wait for it; return whether it came.
-
-    ``folder`` is where the job's record is. Raises OSError if it cannot be written to.
-    """
+    """Ask the watcher of a job, by the folder of its record; return whether evidence came. Raises OSError."""
     control = open_plain(folder / "control", os.O_RDWR)
     try:
         asked = time.monotonic_ns()

@@ -35,7 +35,6 @@ BROKEN_NS = 5_000_000_000  # our choice: a live member reconnects with its next 
 FRESH_NS = 3_000_000_000  # our choice: a member that sent a beat within three beat intervals is waited for
 # Our choice for the answers of all members, 100 KiB a rank, until they are written to the run folder.
 MAX_PACKED_BYTES = 2**30
-
 PREFIX = "ddpdoctor/wrap/"  # the prefix of ddpdoctor's key in the job's store
 SECOND_PORT = "port"
 OPEN_LIMIT_S = 3.0
@@ -68,8 +67,7 @@ class MembersHeard:
         self._pulses: dict[int, messages.Pulse] = {}
         self._received: dict[int, int] = {}
         self._packed: dict[int, bytes] = {}
-        self.gathered: set[int] = set()
-        """The members whose records are in the run folder."""
+        self.gathered: set[int] = set()  # the members whose records are in the run folder
 
     def hear(self, heard: Mapping[str, Heard]) -> None:
         """Record the meeting's heartbeats; the keys are member numbers as text."""
@@ -113,11 +111,8 @@ class MembersHeard:
     def unread(self) -> list[tuple[int, int]]:
         """Return the members with an answer to fetch, and the number of the request that it answers."""
         with self._lock:
-            return [
-                (number, pulse.answered)
-                for number, pulse in self._pulses.items()
-                if pulse.answered > self._received.get(number, 0)
-            ]
+            answered = [(number, pulse.answered) for number, pulse in self._pulses.items()]
+            return [(number, request) for number, request in answered if request > self._received.get(number, 0)]
 
     def progress(self) -> list[messages.NodeProgress]:
         """Return the progress of the ranks of all members that are not silent."""
@@ -133,11 +128,7 @@ class MembersHeard:
             return len({0, *self._heard}) >= self._placement.expected
 
     def have_answered(self, request: int, *, late: bool) -> bool:
-        """Return whether every member has answered a request, has left, or is silent.
-
-        A member that missed some beats is waited for until it counts as silent. A member that beats but does not answer
-        is waited for until ``late``.
-        """
+        """Return whether all have answered a request, left or gone silent. Who beats is waited for until ``late``."""
         now_ns = time.monotonic_ns()
         with self._lock:
             return not any(
@@ -167,9 +158,8 @@ class MembersHeard:
         with self._lock:
             numbers = sorted({0, *range(self._placement.expected), *self._heard})
             nodes = tuple(self._node(number, now_ns) for number in numbers)
-        return NodesSeen(
-            expected=self._placement.expected, own=0, nodes=nodes, of_ranks=self._placement.style is Style.RANK
-        )
+        of_ranks = self._placement.style is Style.RANK
+        return NodesSeen(expected=self._placement.expected, own=0, nodes=nodes, of_ranks=of_ranks)
 
     def _node(self, number: int, now_ns: int) -> NodeSeen:
         if number == 0:
@@ -227,9 +217,8 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
         openers = [partial(by_port((host,), second.port).open, token or NO_TOKEN) for host in hosts]
         raced = race(openers, deadline - time.monotonic())
         if raced.best is None or raced.client is None:
-            raise StoreError(
-                "; ".join(raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
-            )
+            errors = (raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
+            raise StoreError("; ".join(errors))
         # Keep the address: the store ends with its launcher, but evidence is sent after that.
         known = replace(second, hosts=(hosts[raced.best],))
         return raced.client
@@ -257,8 +246,8 @@ class FirstNode:
         self._roster: Any = None
         self._asked_at = 0.0
         self._further_after_s = further_after_s
+        # None once the ways besides the own port are served: only when a member is missing, to spare the store.
         self._folder: Path | None = folder
-        """None once the ways besides the own port are served: only when a member is missing, to spare the store."""
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)
@@ -273,10 +262,8 @@ class FirstNode:
     def failure(self) -> Exception | None:
         if self._error is not None or not self._meeting.not_listening or self.members.have_come():
             return self._error
-        return UserError(
-            f"cannot listen to the other nodes: {self._meeting.not_listening}",
-            help="Only this node is watched. Choose another --exchange-port, the same on all nodes.",
-        )
+        what = f"cannot listen to the other nodes: {self._meeting.not_listening}"
+        return UserError(what, help="Only this node is watched. Choose another --exchange-port, the same on all nodes.")
 
     def conversation(self) -> Conversation:
         return self._conversation
@@ -300,10 +287,7 @@ class FirstNode:
         return self.members.seen()
 
     def announce(self, judgment: Judgment, *, stop: bool, place: str) -> None:
-        """Send all members the verdict, whether the job is stopped, and where the report is.
-
-        If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
-        """
+        """Send the verdict. If the job is stopped, wait until all know why, or their ranks would seem to fail."""
         number = self._board.verdict + 1
         verdict = messages.JobVerdict(judgment=judgment, stop=stop, place=place)
         try:
@@ -316,8 +300,9 @@ class FirstNode:
             until = self._began + JOIN_LIMIT_S  # some may still be on their way
             wait_until(
                 lambda: (time.monotonic() >= until or self.members.have_come()) and self.members.have_heard(number),
-                TELL_LIMIT_S, HEAR_EVERY_S,
-            )  # fmt: skip
+                TELL_LIMIT_S,
+                HEAR_EVERY_S,
+            )
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until all members' launchers have ended; then request the records of those still running."""

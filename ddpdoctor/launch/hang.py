@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Connecting
 
 FILE = "nodes.json"  # the file in the run folder with the state of all members, a ``NodesSeen``
-
 MACHINE_CODE = "DD611"  # the rule that uses the machine's facts
 # The rules that use the kernel's log, if the error is one of a device, or an abort may have been caused by one.
 DEVICE_CODES = frozenset({"DD604", "DD605"})
@@ -117,10 +116,7 @@ def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
 
 
 def try_places(folder: Path, places: Sequence[Place]) -> bool:
-    """Connect to all places at the same time, and save the results; return whether there are new ones.
-
-    Saved is the last attempt at each place, in the same order, without those that exceeded the limit.
-    """
+    """Connect to all places at once, and save how that ended; return whether there are new results."""
     if is_fresh(folder / REACHED_NAME, REACH_FRESH_S):
         return False
     from ddpdoctor.probes.store import knock
@@ -172,10 +168,8 @@ class Examining:
         self, watch: JobWatch, judge: Callable[[Path, int | None], Judgment], hang_timeout_s: float, on_hang: OnHang,
         place: str,
     ) -> None:  # fmt: skip
-        self.nodes: FirstNode | OtherNode | None = None
-        """The connection to the other nodes, if there are any."""
-        self.judged_at: str | None = None
-        """The report's place on the node that judged the job, or None if this one did."""
+        self.nodes: FirstNode | OtherNode | None = None  # the connection to the other nodes, if there are any
+        self.judged_at: str | None = None  # the report's place on the node that judged the job, or None if this one did
         self._place = place
         self._watch, self._judge = watch, judge
         self._hang_timeout_s = hang_timeout_s
@@ -184,21 +178,17 @@ class Examining:
         self._last_look_ns = 0
         self._quiet_until_ns = 0
         self._quiet_s = QUIET_S
-        self._shown_ns = 0
-        """When a report was last shown or confirmed, or 0 if none holds."""
-        self._stood_then = 0
-        """How many ranks made no progress at that time."""
+        self._shown_ns = 0  # when a report was last shown or confirmed, or 0 if none holds
+        self._stood_then = 0  # how many ranks made no progress at that time
+        # Who was blamed. While all of them stand still, the report holds, even if one that waited has given up.
         self._blamed: tuple[int, ...] = ()
-        """Who was blamed. While all of them stand still, the report holds, even if one that waited has given up."""
         self._patience_s = 1.0
-        self._began_ns = 0
-        """When the last evidence was begun."""
+        self._began_ns = 0  # when the last evidence was begun
         self._moved = False
         self._seen: NodesSeen | None = None
         self._is_asking = False
         self._next_note_ns = 0
-        self._asked_all = 0
-        """The request of `ddpdoctor status --dump` for which all nodes were asked, or 0."""
+        self._asked_all = 0  # the request of `ddpdoctor status --dump` for which all nodes were asked, or 0
 
     @property
     def _first(self) -> FirstNode | None:
@@ -325,7 +315,7 @@ class Examining:
         self.announce(NOTHING_FOUND, stop=False)
 
     def have_moved(self) -> bool:
-        """Return whether a rank without progress at the last report has moved since."""
+        """Return whether a rank that stood still at the last report has moved since."""
         return bool(self._shown_ns) and self._stands_less(self._progress_of_all())
 
     def _stands_less(self, progress: list[NodeProgress]) -> bool:

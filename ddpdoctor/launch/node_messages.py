@@ -1,8 +1,4 @@
-"""The messages between the members of a wrapped job, apart from their packed records.
-
-A member's beat carries its ranks' progress (``Pulse``). The answer carries the first member's requests to all
-(``Board``). Both are short JSON arrays. Larger messages are records under a key.
-"""
+"""Messages of a wrapped job's members: ``Pulse`` in a beat, ``Board`` in its answer, larger ones under keys."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Judgment
 
 Message = TypeVar("Message")
-
 GREETING, EVIDENCE, ROSTER, VERDICT = "greeting", "evidence", "roster", "verdict"
 CLAIM = "claim"  # key of a counter, followed by a member number: how many members were started with that number
 ARRIVALS = "arrivals"  # counts the members that joined without a number
@@ -41,7 +36,6 @@ SURPLUS = "surplus"  # counts the members whose number was already taken
 MOST_RANKS, MOST_RANKS_OF_ALL = 1024, 2**20
 MOST_NAME = 255  # the longest name of a host
 LAST = 10**9  # used as the request number for the record that a member sends when it ends
-
 MAX_PACKED_BYTES = 64 * 2**20  # Our choice: the meeting's limit for one value. A rank's record packs to about 100 KiB.
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PLAIN_BYTES = 512 * 2**20  # our choice: 256 ranks on a node, each with a ring of 1 MiB and stacks of the same size
@@ -202,10 +196,7 @@ def find(conversation: Conversation, kind: type[Message], key: str) -> Message |
 
 
 def pack_folder(folder: Path) -> bytes:
-    """Pack the files of a run folder that a judgment reads.
-
-    Files that do not fit are left out, the largest first. Raises OSError if the folder is gone.
-    """
+    """Pack the files that a judgment reads; the largest stay out if need be. Raises OSError if the folder is gone."""
     sizes: dict[Path, int] = {}
     for path in _files(folder):
         sizes[path] = 0
@@ -217,8 +208,7 @@ def pack_folder(folder: Path) -> bytes:
         left -= sizes[path]
         if sizes[path] <= MAX_FILE_BYTES and left >= 0:
             files.append(path)
-    rows: list[tuple[str, int, list[int]]] = []
-    """Name, size, and the numbers of the pieces that are not all zeros."""
+    rows: list[tuple[str, int, list[int]]] = []  # name, size, and the numbers of the pieces that are not all zeros
     pieces: list[bytes] = []
     zeros = bytes(_PIECE_BYTES)
     for path in files:

@@ -45,10 +45,7 @@ PAUSE_S = 0.05
 
 
 class OtherNode:
-    """The session's view of the first member. A thread finds the meeting and handles requests; the session never waits.
-
-    Only ``leave`` and ``close`` wait for a while.
-    """
+    """The session's view of the first member, which a thread finds and answers. Only ``leave`` and ``close`` wait."""
 
     is_first: Literal[False] = False
 
@@ -57,10 +54,9 @@ class OtherNode:
         silent_ns: int = SILENT_NS,
     ) -> None:  # fmt: skip
         self.failure: Exception | None = None
-        self.number = placement.number
-        """If it was started without a number, this is None until the meeting assigns one."""
+        self.number = placement.number  # if it was started without a number, this is None until the meeting assigns one
+        # The first member's last verdict, until ``take_verdict`` takes it.
         self.verdict: messages.JobVerdict | None = None
-        """The first member's last verdict, until ``take_verdict`` takes it."""
         self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
         self._found: FoundMeeting | None = None
@@ -76,8 +72,7 @@ class OtherNode:
         self._clocks_at = 0.0
         self._clocks_keep_s, self._silent_ns = clocks_keep_s, silent_ns
         self._searches = 0
-        self._why = ""
-        """Why the meeting has not been found yet."""
+        self._why = ""  # why the meeting has not been found yet
         self._lock = threading.Lock()
         self._began_ns = time.monotonic_ns()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -1,7 +1,4 @@
-"""Starts the ranks of a ddpdoctor command on this machine, without torchrun, and waits for them.
-
-This process runs the server over which the ranks meet, so the others can still communicate when one has died.
-"""
+"""Starts a verb's ranks here, and serves their store: the others can still communicate when one has died."""
 
 from __future__ import annotations
 
@@ -48,20 +45,16 @@ def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
         count = 2 if cores > 1 else 1
         return count, f"starting {'2 ranks' if count > 1 else '1 rank'}; {how}. GPUs are unknown: {found.unknown}"
     if gpus:
-        return (
-            gpus,
-            f"starting {gpus} ranks, one per GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}",
-        )
+        return gpus, f"starting {f'{gpus} ranks, one per GPU' if gpus > 1 else '1 rank, for the GPU'}; {how}"
     if cores > 1:
         return 2, f"starting 2 ranks, because no GPU was found; {how}"
     return 1, f"starting 1 rank, because there is no GPU and only one core; {how}"
 
 
 def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
-    """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to exit with.
+    """Run ``python -m ddpdoctor`` with ``arguments`` in ``count`` ranks; return the status to exit with.
 
-    Streams are inherited. Signals are passed on; a second one ends all ranks at once. Raises ``UserError`` if a rank
-    has failed and rank 0 does not end by itself, because then nobody reports.
+    Streams are inherited. A second signal ends all ranks at once. Raises ``UserError`` if nobody can report a failure.
     """
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
     server = Server(0, token_bytes(token), one_host=True)
@@ -70,7 +63,12 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
     try:
         with _passing_on(ranks):
             for rank in range(count):
-                variables = _variables(env, rank, count, server.port, token)
+                variables = {
+                    "OMP_NUM_THREADS": "1", **env,  # as torchrun does, unless it is set
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
+                    "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+                    OWN_VARIABLE: str(os.getpid()), TOKEN_VARIABLE: token,
+                }  # fmt: skip
                 # In its own session, or Ctrl-C would reach it twice: from the terminal and from this process.
                 ranks.running.append(subprocess.Popen(command, env=variables, start_new_session=True))
             _wait(ranks)
@@ -97,10 +95,7 @@ def choose_status(statuses: Sequence[int]) -> int:
 
 
 def describe_lost(statuses: Sequence[int | None]) -> str:
-    """Describe the failed ranks that rank 0 still waits for, or return "". A running rank has the status None.
-
-    The result is also "" if any rank ended with one of ``REPORTED``, because it has printed the reason.
-    """
+    """Describe the failed ranks that rank 0 (still running: None) waits for, or "" if a rank has said why it ends."""
     if statuses[0] is not None or any(status in REPORTED for status in statuses):
         return ""
     endings = (
@@ -134,22 +129,6 @@ class _Ranks:
                 process.send_signal(number)
 
 
-def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: str) -> dict[str, str]:
-    """Return a rank's environment: the variables that torchrun sets too, and the server's address."""
-    return {
-        "OMP_NUM_THREADS": "1",  # as torchrun does, unless it is set
-        **env,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        OWN_VARIABLE: str(os.getpid()),
-        TOKEN_VARIABLE: token,
-    }
-
-
 @contextmanager
 def _passing_on(ranks: _Ranks) -> Iterator[None]:
     def pass_on(number: int, _frame: Any) -> None:
@@ -165,7 +144,6 @@ def _passing_on(ranks: _Ranks) -> Iterator[None]:
 
 
 def _wait(ranks: _Ranks) -> None:
-    """Wait until all ranks have ended, or one has failed and the others do not end by themselves."""
     deadline: float | None = None
     while ranks.living():
         if deadline is None and (ranks.signals or any(process.poll() for process in ranks.running)):

@@ -11,15 +11,8 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch import (
-    EXCHANGE_PORTS,
-    STORE_PORTS,
-    SlurmTask,
-    is_slurm_step,
-    number,
-    read_slurm_task,
-    read_step_hosts,
-)
+from ddpdoctor.collect import launch
+from ddpdoctor.collect.launch import SlurmTask, is_slurm_step, number
 from ddpdoctor.launch.command_line import SHAPE, TorchrunSettings, settings_of_command, variable_of
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch, expand_counts, is_loopback
@@ -92,7 +85,7 @@ class SlurmStep:
     def store(self) -> tuple[str, int]:
         """Host and port for the job's store: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
         first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
-        return self.master or first, self.master_port or self.place.port(STORE_PORTS)
+        return self.master or first, self.master_port or self.place.port(launch.STORE_PORTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +116,11 @@ class WrapOptions:
 
 def read_step(env: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step of this process, or None if there is none or it has only one task."""
-    place = read_slurm_task(env)
+    place = launch.read_slurm_task(env)
     if place is None or place.tasks == 1:
         return None
     nodes, node = place.nodes or 1, number(env, "SLURM_NODEID") or 0
-    hosts, master = read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
+    hosts, master = launch.read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
     try:
         counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", ""))
     except ValueError:
@@ -148,11 +141,7 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
 
 
 def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
-    """Return the place that options, Slurm or an operator's variables give to this process.
-
-    Node options on the command line take precedence over Slurm, and Slurm over RANK and WORLD_SIZE. Raises
-    ``UserError`` if each of several tasks on a node would start the ranks of the whole node.
-    """
+    """Return a process's place by node options, else by Slurm, else by RANK and WORLD_SIZE. Raises ``UserError``."""
     torchrun, style = settings_of_command(split, env), Style.COMMAND if split.is_command else Style.TORCHRUN
     if torchrun is not None:
         standalone = "--standalone" in torchrun.given or torchrun.number("--standalone") not in {None, 0}
@@ -172,7 +161,14 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
         )  # fmt: skip
     else:
         found = _by_variables(split, torchrun, env) if by_operator else None
-        placed = found or Placement(style=style, note=_idle_note(env) if in_slurm else None)
+        note = None
+        if in_slurm and not is_slurm_step(env) and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is not None:
+            # A shell of sbatch or salloc, without srun
+            idle = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1
+            nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
+            what = f"this runs on one node of the Slurm allocation, and {nodes} idle"
+            note = f"{what}; `srun ddpdoctor wrap` uses all nodes" if idle > 0 else None
+        placed = found or Placement(style=style, note=note)
     if placed.alone:
         return placed
     from ddpdoctor.exchange.wire import job_token
@@ -185,17 +181,6 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     return replace(placed, port=exchange_port or placed.port, token=token)
 
 
-def _idle_note(env: Mapping[str, str]) -> str | None:
-    """Return a note if a shell of sbatch or salloc runs this on one node without srun, and leaves the others idle."""
-    if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
-        return None
-    idle = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1
-    if idle < 1:
-        return None
-    nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
-    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
-
-
 def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
     rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -204,10 +189,8 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
         return None
     if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.text, SHAPE))):
         return None
-    note = (
-        f"becoming rank {rank} of {size}, because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts "
-        "the ranks"
-    )
+    why = "because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts the ranks"
+    note = f"becoming rank {rank} of {size}, {why}"
     one_host = is_loopback(host)
     return Placement(
         style=Style.COMMAND if split.is_command else Style.RANK, number=rank, expected=size, most=size, of_ranks=True,
@@ -218,7 +201,6 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
 
 
 def _beside(port: int) -> int:
-    """Return the port next to the store's, or 0 if that is unknown."""
     if not port:
         return 0
     return port + 1 if port < MAX_PORT else port - 1
@@ -227,16 +209,12 @@ def _beside(port: int) -> int:
 def _by_slurm(
     split: SplitCommand, torchrun: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
 ) -> Placement:
-    """Place a task of a Slurm step, with the options or variables that its torchrun or its rank needs.
-
-    ``torchrun`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
-    tasks on a node would start the ranks of the whole node.
-    """
+    """Place a task of a Slurm step. ``torchrun`` is None if the command is not torchrun. Raises ``UserError``."""
     one_host, tasks = step.nodes == 1, step.place.tasks
     hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
     placed = Placement(
         number=step.place.task, expected=tasks, most=tasks, hosts=tuple(dict.fromkeys(filter(None, hosts))),
-        port=step.place.port(EXCHANGE_PORTS), names=step.task_hosts, one_host=one_host, store=step.store,
+        port=step.place.port(launch.EXCHANGE_PORTS), names=step.task_hosts, one_host=one_host, store=step.store,
         batch_job=step.place.name, of_ranks=tasks > step.nodes, nodes=step.nodes,
     )  # fmt: skip
     if torchrun is None or split.is_command:
@@ -253,9 +231,17 @@ def _by_slurm(
             "--nproc-per-node N SCRIPT`. Or start one task per rank, without options of torchrun: `srun "
             "--ntasks-per-node=N ddpdoctor wrap SCRIPT`.",
         )
+    (host, port), rank, size = step.store, number(env, "RANK"), number(env, "WORLD_SIZE")
+    is_chosen = rank is not None and size == tasks and rank < size  # a rank that the job's script chose stays
+    variables: dict[str, object] = {
+        "RANK": rank if is_chosen else step.place.task, "WORLD_SIZE": tasks,
+        "LOCAL_RANK": number(env, "SLURM_LOCALID") or 0, "NODE_RANK": step.node, "MASTER_ADDR": host,
+        "MASTER_PORT": port, **({} if step.local_tasks is None else {"LOCAL_WORLD_SIZE": step.local_tasks}),
+    }  # fmt: skip
     became = f"each of the {tasks} Slurm tasks on {nodes} becomes a rank"
     note = f"{became}; `srun --ntasks-per-node=1` starts torchrun" if step.place.task == 0 else None
-    return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
+    texts = tuple((name, str(value)) for name, value in variables.items())
+    return replace(placed, style=Style.RANK, variables=texts, note=note)
 
 
 def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -> Placement:
@@ -290,21 +276,6 @@ def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -
     )  # fmt: skip
 
 
-def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables of init_process_group, and LOCAL_RANK. A rank that the job's script chose stays."""
-    host, port = step.store
-    rank, size = number(env, "RANK"), number(env, "WORLD_SIZE")
-    chosen = rank is not None and size == step.place.tasks and rank < size
-    variables = [
-        ("RANK", rank if chosen else step.place.task), ("WORLD_SIZE", step.place.tasks),
-        ("LOCAL_RANK", number(env, "SLURM_LOCALID") or 0), ("NODE_RANK", step.node), ("MASTER_ADDR", host),
-        ("MASTER_PORT", port),
-    ]  # fmt: skip
-    if step.local_tasks is not None:
-        variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
-    return tuple((name, str(value)) for name, value in variables)
-
-
 def is_own_host(host: str, port: int) -> bool:
     """Return whether this host can bind to an address of the name; False if the name does not resolve."""
     from ddpdoctor.exchange.reach import look_up  # a slow import, which a job on one node does not need
@@ -321,20 +292,15 @@ def is_own_host(host: str, port: int) -> bool:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the addresses at which others may reach this host, those of the job's own interfaces first.
-
-    Next come the addresses of its host name, which Gloo publishes, and then all except loopback and link-local ones.
-    """
+    """Return this host's addresses: of the job's interfaces, of its name (Gloo publishes these), then all others."""
     from ddpdoctor.collect.system import SystemCalls
     from ddpdoctor.exchange.reach import look_up
 
-    wanted = tuple(
-        name.lstrip("=") for variable in INTERFACE_VARIABLES for name in os.environ.get(variable, "").split(",") if name
-    )
+    given = ",".join(os.environ.get(variable, "") for variable in INTERFACE_VARIABLES).split(",")
+    wanted = tuple(name.lstrip("=") for name in given if name)
     by_name = SystemCalls().interface_addresses()
-    chosen = [
-        address for name, addresses in by_name.items() if name.startswith(wanted) for address in addresses if wanted
-    ]
+    names = [name for name in by_name if wanted and name.startswith(wanted)]
+    chosen = [address for name in names for address in by_name[name]]
     named: list[str] = []
     with contextlib.suppress(OSError):
         named = [str(address[0]) for _, address in look_up(socket.gethostname(), 0, LOOKUP_LIMIT_S)]

@@ -53,8 +53,7 @@ class SharedReplicas:
         self._index: NodeIndex | None = None
         self._comparer: Comparer | None = None
         self._joint: Joint | None = None
-        self._turn = 0
-        """The number of the last request for contents that this node has answered."""
+        self._turn = 0  # the number of the last request for contents that this node has answered
         self._sent: RootsReport | None = None
         self._word: RootsRequest | None = None
         self._ended = threading.Event()
@@ -176,19 +175,14 @@ class SharedReplicas:
 
 
 class LiveComparison:
-    """Compares the replicas of each attempt of a job, one attempt after another.
-
-    The comparing code is imported after the launcher has started, so that no rank waits for it.
-    """
+    """Compares the replicas of each attempt of a job. It imports what compares late: no rank waits for that."""
 
     def __init__(
         self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None
     ) -> None:
         """Take the recorders' folder and what is shared with other nodes. With ``check_every`` 0, comparing is off."""
-        self.has_news = False
-        """Whether a difference was found that has not been reported yet."""
-        self.failure: Exception | None = None
-        """The error that ended the comparing."""
+        self.has_news = False  # whether a difference was found that has not been reported yet
+        self.failure: Exception | None = None  # the error that ended the comparing
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
@@ -196,15 +190,11 @@ class LiveComparison:
         self._attempt = -1
         self._comparer: Comparer | None = None
         self._is_off = check_every == 0
-        self._saved: Consistency | None = None
-        """What was saved last of this attempt."""
+        self._saved: Consistency | None = None  # what was saved last of this attempt
         self._next_save_s = 0.0
 
     def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
-        """Compare what the processes of an attempt have written since the last call.
-
-        ``meeting`` is the number that all nodes use for this attempt, or None if only this node's own number exists.
-        """
+        """Compare what was written since the last call. ``meeting``: the number that all nodes give this attempt."""
         with self._wall():
             if attempt != self._attempt:
                 # Save the results of an attempt that the launcher gave up on. Drop those from before the first
@@ -233,30 +223,26 @@ class LiveComparison:
                 )
             if self._comparer is not None and self._shared is not None:
                 self.has_news |= self._shared.follow(self._comparer)
-            self._save_news(time.monotonic())
+            now_s = time.monotonic()
+            if self._comparer is None or now_s < self._next_save_s:
+                return
+            from ddpdoctor.collect.run_files import save
+
+            # The results so far have a file of their own: if the watcher is killed, a report must not take them for
+            # all there is.
+            self._next_save_s = now_s + SAVE_EVERY_S
+            found = self._comparer.consistency()
+            joint = self._shared.results() if self._shared is not None else ()
+            found = replace(found, streams=(*joint, *(stream for stream in found.streams if stream.compared)))
+            if found.streams and found != self._saved:
+                with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
+                    save(self._folder / REPLICAS_NAME, found)
+                    self._saved = found
 
     def save(self) -> None:
         with self._wall():
             if self._comparer is not None:
                 self._write(self._comparer.consistency(), None)
-
-    def _save_news(self, now_s: float) -> None:
-        """Save the results so far if it is time and there are new ones.
-
-        They have a file of their own: if the watcher is killed, a report must not take them for all there is.
-        """
-        if self._comparer is None or now_s < self._next_save_s:
-            return
-        from ddpdoctor.collect.run_files import save
-
-        self._next_save_s = now_s + SAVE_EVERY_S
-        found = self._comparer.consistency()
-        joint = self._shared.results() if self._shared is not None else ()
-        found = replace(found, streams=(*joint, *(stream for stream in found.streams if stream.compared)))
-        if found.streams and found != self._saved:
-            with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
-                save(self._folder / REPLICAS_NAME, found)
-                self._saved = found
 
     def close(self) -> None:
         """Compare the rest after the job has ended, save the results, and remove the ranks' files."""

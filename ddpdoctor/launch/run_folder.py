@@ -55,7 +55,6 @@ RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present"
 _NO_PLACE = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.EPERM, errno.EROFS})
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
-
 RUN_NAME = "run.json"
 NODES = "nodes"
 # The only environment variables that a run folder holds.
@@ -71,10 +70,10 @@ MIN_FREE_FILES = 64  # our choice: the number of files that a job of eight ranks
 
 
 def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
-    """Create ``ddpdoctor-report/<time>-<script>`` in the working directory, with a number if it is taken.
+    """Create ``ddpdoctor-report/<time>-<script>`` here, with a number if it is taken.
 
-    Where nothing can be written, it is a folder for temporary files, because the job itself may need no place there.
-    ``label`` separates the members of a job, whose clocks may show the same time.
+    Where nothing can be written, it is a temporary one: the job itself may need no place here. ``label`` separates the
+    members of a job, whose clocks may show the same time.
     """
     base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
     try:
@@ -92,18 +91,14 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
 
 
 def make_dump_dir(run_dir: Path) -> Path:
-    """Create the folder of the next report that is made on demand while a job runs: ``dumps/1``, ``dumps/2``.
-
-    Raises ``UserError`` if it is not writable.
-    """
+    """Create the folder of the next report made while a job runs: ``dumps/1``, ``dumps/2``. Raises ``UserError``."""
     parent = run_dir / DUMPS
     try:
         parent.mkdir(mode=PRIVATE, exist_ok=True)
         return _make_new(parent / str(number) for number in itertools.count(1))
     except OSError as error:
-        raise UserError(
-            f"{parent} is not writable: {error.strerror}", help="The evidence is taken, and the job goes on."
-        ) from error
+        what = f"{parent} is not writable: {error.strerror}"
+        raise UserError(what, help="The evidence is taken, and the job goes on.") from error
 
 
 def name_stem(script: str, *, is_module: bool) -> str:
@@ -112,10 +107,7 @@ def name_stem(script: str, *, is_module: bool) -> str:
 
 
 def make_private(path: Path) -> None:
-    """Create a folder that only its owner may read; the mode of a non-empty one is not changed.
-
-    Raises ``UserError`` if it is not writable, is a link, belongs to another user, or has links where a run writes.
-    """
+    """Create a folder for its owner alone. Raises ``UserError`` if it, or what a run writes there, is not theirs."""
     is_new = False
     try:
         is_new = not path.exists()
@@ -215,55 +207,42 @@ class Starter:
 
 
 def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> tuple[Path, Path]:
-    """Create this member's private run folder; return it and the file for its report. ``asked`` is --report-dir.
-
-    Raises ``UserError`` if it holds another run or is not writable.
-    """
+    """Create this member's private run folder (``asked``: --report-dir) and name its report. Raises ``UserError``."""
+    # The label in this member's file names: empty for the first, else its number, or its host without one.
     label = str(placement.number)
-    """The label in this member's file names: empty for the first, else its number, or its host without one."""
     if placement.alone or placement.number == 0:
         label = ""
     elif placement.number is None:
         label = re.sub(r"[^\w.-]", "_", starter.host)
+    own_folder, report_name = (Path(NODES, label), f"node-{label}.json") if label else (Path(), REPORT_NAME)
     if asked is None and placement.batch_job:
         # The default folder of a Slurm step is the same for all members, unless an older job used it.
         stem = name_stem(starter.script, is_module=starter.is_module)
         base = PARENT / f"slurm-{placement.batch_job}-{stem}"
-        former = _read_run(_own(base, label))
+        former = _read_run(base / own_folder)
         asked = base if former is None or _is_former_start(former, starter) else None
     if asked is None:
         folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
-        return folder, folder / _report_name(label)
+        return folder, folder / report_name
     # Members that share the folder arrive at any time. So they must not move the files of an earlier start of the job,
     # and all must choose the same new folder in it.
     base = asked
-    if any(run and _is_former_start(run, starter) for run in (_read_run(asked), _read_run(_own(asked, label)))):
+    if any(run and _is_former_start(run, starter) for run in (_read_run(asked), _read_run(asked / own_folder))):
         restarts = number(starter.env, "SLURM_RESTART_COUNT")
         bases = (asked / f"restart-{i}" for i in (itertools.repeat(restarts) if restarts else itertools.count(1)))
-        base = next(base for base in bases if restarts or _read_run(_own(base, label)) is None)
+        base = next(base for base in bases if restarts or _read_run(base / own_folder) is None)
     if not label or (placement.one_host and placement.number is None and _claim(base)):
         return make_report_dir(base), base / REPORT_NAME
     run, job = _read_run(base), starter.env.get("SLURM_JOB_ID")
     if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
-        raise UserError(
-            f"the report folder {base} already holds another run",
-            help="Nothing was started. Choose another folder with --report-dir.",
-        )
+        what = f"the report folder {base} already holds another run"
+        raise UserError(what, help="Nothing was started. Choose another folder with --report-dir.")
     make_private(base)
     make_private(base / NODES)
-    own = label
     if placement.number is None:  # its host, with a suffix if another member there uses that
         names = (label if i == 1 else f"{label}-{i}" for i in itertools.count(1))
-        own = next(name for name in names if _claim(base / NODES / name))
-    return make_report_dir(base / NODES / own), base / _report_name(own)
-
-
-def _report_name(label: str) -> str:
-    return f"node-{label}.json" if label else REPORT_NAME
-
-
-def _own(base: Path, label: str) -> Path:
-    return base / NODES / label if label else base
+        label = next(name for name in names if _claim(base / NODES / name))
+    return make_report_dir(base / NODES / label), base / f"node-{label}.json"
 
 
 def _is_former_start(run: Run, starter: Starter) -> bool:
@@ -277,10 +256,7 @@ def _is_former_start(run: Run, starter: Starter) -> bool:
 
 
 def _claim(folder: Path) -> bool:
-    """Lock a folder for the lifetime of this process; return False if another process on this host holds it.
-
-    The descriptor stays open, and children do not inherit it. If the file system has no such locks, claiming succeeds.
-    """
+    """Lock a folder as long as this process lives (children do not inherit that), unless another here holds it."""
     make_private(folder)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -289,12 +265,12 @@ def _claim(folder: Path) -> bool:
         os.close(descriptor)
         return False
     except OSError:
-        pass
+        pass  # a file system without such locks
     return True
 
 
 def _read_run(folder: Path) -> Run | None:
-    """Return a folder's run.json, None if it is missing, or an empty record if it cannot be read."""
+    """Return a folder's run.json, None if there is none, or an empty record if it cannot be read."""
     try:
         return decode(Run, parse_json(read_plain(folder / RUN_NAME)))
     except FileNotFoundError:
@@ -310,11 +286,12 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     environment = {**os.environ, **dict(placement.variables)}
     shape: dict[str, Any] = {}  # how many ranks are requested; a command starts as many as it likes
     if placement.style is Style.TORCHRUN:
-        shape = launch_shape(TorchrunSettings(options.split.torchrun, os.environ))
+        torchrun = TorchrunSettings(options.split.torchrun, os.environ)
+        nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
+        nproc, node_rank = torchrun.number("--nproc-per-node"), torchrun.number("--node-rank")
+        shape = {"nproc": nproc, "nnodes": nnodes[0] if nnodes else None, "node_rank": node_rank}
     elif placement.style is Style.RANK:
-        shape = {
-            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
-        }  # fmt: skip
+        shape = {"nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected}
     # Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too
     torch, version = find_spec("torch"), None
     with suppress(OSError, UnicodeDecodeError):
@@ -330,16 +307,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
         watcher_pid=os.getpid(), watcher_ticks=own.start_ticks if own is not None else None, **shape,
     )  # fmt: skip
-    write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
-
-
-def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
-    nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
-    return {
-        "nproc": torchrun.number("--nproc-per-node"),
-        "nnodes": nnodes[0] if nnodes else None,
-        "node_rank": torchrun.number("--node-rank"),
-    }
+    write_whole(folder / RUN_NAME, json.dumps(encode(run), indent=1))
 
 
 def choose_folder(run_dir: Path) -> Path:

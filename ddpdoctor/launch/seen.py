@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -34,7 +35,6 @@ WORKING_BYTES_S = 64 * 1024  # our choice: a process below both limits is not wo
 MOST_NAME = 60
 # The kernel's names of forked Python processes, whose command line is the same as the rank's.
 PYTHON_NAMES = ("python", "pt_data_worker")
-
 HOST_EVERY_NS = 1_000_000_000  # How often the host's memory is read. Our choice: a job takes seconds to fill it.
 MOST_LINES = 64
 SHOWN_LINES = 2
@@ -47,15 +47,8 @@ _KEEP_OUT = frozenset("IES")
 _WITH_VALUE = frozenset("cmWX")  # Python's one-letter options that take a value
 _NAMES = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_NAMES)
 Key = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    """One process's totals since its start."""
-
-    ticks: int
-    wanted_ns: int | None
-    io: proc.IoBytes | None
+# A process's totals since its start: CPU ticks, nanoseconds for which it wanted a core, bytes.
+Sample = tuple[int, int | None, proc.IoBytes | None]
 
 
 @dataclass(slots=True)
@@ -65,57 +58,44 @@ class WorkSeen:
     # By a rank's pid and a process's pid; empty before the second sample.
     work: dict[int, dict[int, Work]] = field(default_factory=dict)
     # By a rank's pid, the time of the last samples, and the samples of the rank and its descendants.
-    _samples: dict[int, tuple[int | None, dict[int, _Sample]]] = field(default_factory=dict)
+    _samples: dict[int, tuple[int | None, dict[int, Sample]]] = field(default_factory=dict)
 
     def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
         then_ns, before = self._samples.get(rank.pid, (None, {}))
         if then_ns is not None and now_ns - then_ns < EVERY_NS:
             return
-        now = {
-            p.pid: _Sample(ticks=p.cpu_ticks, wanted_ns=proc.read_wanted_ns(p.pid), io=proc.read_io(p.pid))
-            for p in (rank, *below)
-        }
+        now = {p.pid: (p.cpu_ticks, proc.read_wanted_ns(p.pid), proc.read_io(p.pid)) for p in (rank, *below)}
         self._samples[rank.pid] = now_ns, now
-        if then_ns is not None:
-            over_s = (now_ns - then_ns) / 1e9
-            self.work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
-
-    def busy_cores(self, pid: int) -> float | None:
-        work = self.work.get(pid)
-        return None if work is None else sum(one.cores for one in work.values())
+        if then_ns is None:
+            return
+        over_s, self.work[rank.pid] = (now_ns - then_ns) / 1e9, {}
+        for pid in (pid for pid in now if pid in before):
+            (old_ticks, old_wanted_ns, old), (ticks, now_wanted_ns, new) = before[pid], now[pid]
+            wanted = read_s = written_s = None
+            if old_wanted_ns is not None and now_wanted_ns is not None:
+                wanted = min(1.0, max(0.0, (now_wanted_ns - old_wanted_ns) / 1e9 / over_s))
+            if old is not None and new is not None:
+                read_s = max(new.read - old.read, new.fetched - old.fetched) / over_s
+                written_s = (new.written - old.written) / over_s
+            cores = max(0.0, (ticks - old_ticks) / TICKS_PER_S / over_s)
+            self.work[rank.pid][pid] = Work(
+                over_s=over_s, cores=cores, wanted=wanted, read_bytes_s=read_s, written_bytes_s=written_s
+            )
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
         work = self.work.get(pid, {})
-        found = [
-            (child, done)
-            for child in below
-            if (done := work.get(child.pid)) is not None
-            and (
-                max(done.cores, done.wanted or 0.0) >= WORKING_CORES
-                or max(done.read_bytes_s or 0.0, done.written_bytes_s or 0.0) >= WORKING_BYTES_S
-            )
-        ]
+        found: list[tuple[proc.Process, Work]] = []
+        for child in (child for child in below if child.pid in work):
+            done = work[child.pid]
+            moved_s = max(done.read_bytes_s or 0.0, done.written_bytes_s or 0.0)
+            if max(done.cores, done.wanted or 0.0) >= WORKING_CORES or moved_s >= WORKING_BYTES_S:
+                found.append((child, done))
         found.sort(key=lambda pair: -pair[1].cores)
         named = []
         for child, done in found[:MOST_CHILDREN]:
             command = "" if child.name.startswith(PYTHON_NAMES) else proc.read_command(child.pid)
             named.append(WorkingChild(pid=child.pid, name=(command or child.name)[:MOST_NAME], work=done))
         return tuple(named)
-
-
-def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
-    wanted_ns = None if before.wanted_ns is None or now.wanted_ns is None else now.wanted_ns - before.wanted_ns
-    read = written = None
-    if before.io is not None and now.io is not None:
-        read = max(now.io.read - before.io.read, now.io.fetched - before.io.fetched)
-        written = now.io.written - before.io.written
-    return Work(
-        over_s=over_s,
-        cores=max(0.0, (now.ticks - before.ticks) / TICKS_PER_S / over_s),
-        wanted=None if wanted_ns is None else min(1.0, max(0.0, wanted_ns / 1e9 / over_s)),
-        read_bytes_s=None if read is None else read / over_s,
-        written_bytes_s=None if written is None else written / over_s,
-    )
 
 
 class Receptions:
@@ -126,31 +106,24 @@ class Receptions:
         self._before = {one.inode: one.size_bytes for one in read_received()}
 
     def of(self, families: dict[int, Iterable[int]]) -> dict[int, Receiving]:
-        """Return the connection over which each rank's processes received the most, by the rank's pid.
-
-        Connections between ranks are left out, because their data comes from ranks that wait themselves.
-        """
+        """Return by pid over which connection a rank receives most, except from other ranks, which wait themselves."""
         over_s = (time.monotonic_ns() - self._began_ns) / 1e9
         now = read_received()
         moved = [one for one in now if one.size_bytes > self._before.get(one.inode, one.size_bytes)]
         if not moved or over_s <= 0:
             return {}
         sockets = {
-            rank: frozenset(inode for pid in pids for inode in read_sockets(pid) or ())
-            for rank, pids in families.items()
+            rank: frozenset().union(*(read_sockets(pid) or () for pid in pids)) for rank, pids in families.items()
         }
         own = frozenset().union(*sockets.values())
         own_ports = {str(one.local_port) for one in now if one.inode in own}
         found: dict[int, Receiving] = {}
         for rank, inodes in sockets.items():
             mine = [one for one in moved if one.inode in inodes and one.remote.rpartition(":")[2] not in own_ports]
-            rates = [
-                Receiving(remote=one.remote, bytes_s=((one.size_bytes - self._before[one.inode]) / over_s))
-                for one in mine
-            ]
-            best = max(rates, key=lambda rate: rate.bytes_s, default=None)
-            if best is not None:
-                found[rank] = best
+            rates = [(row.size_bytes - self._before[row.inode], row.remote) for row in mine]
+            if rates:
+                grown, remote = max(rates, key=lambda rate: rate[0])
+                found[rank] = Receiving(remote=remote, bytes_s=grown / over_s)
         return found
 
 
@@ -166,6 +139,7 @@ class CausesSeen:
 
     def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
         self._work.follow(rank, below, now_ns)
+        work = self._work.work.get(rank.pid)
         key = (rank.pid, rank.start_ticks)
         old = self._seen.get(key, ProcessCauses())
         used = sum(child.rss_bytes for child in below)
@@ -175,7 +149,7 @@ class CausesSeen:
             memory=_add(old.memory, rank.rss_bytes),
             children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
             children_count=len(below) if more else old.children_count,
-            busy_cores=self._work.busy_cores(rank.pid),
+            busy_cores=None if work is None else sum(done.cores for done in work.values()),
         )
 
     def follow_host(self, now_ns: int) -> None:
@@ -194,21 +168,15 @@ class CausesSeen:
         answers: Mapping[int, dict[str, Any]],
         receptions: Receptions,
     ) -> None:
-        """Read what live ranks are blocked in, from their processes and their answers.
-
-        ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
-        created when the check began.
-        """
-        try:
+        """Read what live ranks (pid, start ticks) are blocked in, with their answers and ``receptions`` since then."""
+        spaces: set[str] = set()
+        with contextlib.suppress(OSError):
             spaces = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid, _ in alive}
-        except OSError:
-            spaces = set()
         # Read once if all ranks share one network namespace, as they do outside of containers
         shared = read_rows(next(iter(alive))[0]) if len(spaces) == 1 else ()
         locks = read_locks()
-        host = HostFacts(
-            family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
-        )
+        files = read_lock_files(answers, locks)
+        host = HostFacts(family=frozenset(family), locks=locks, connections=shared, lock_files=files)
         receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
@@ -308,17 +276,10 @@ class WorkersSeen:
             self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
 
     def row(self, pid: int) -> dict[str, Any]:
-        """Return what ended children of a rank did, in the format of watch.json.
-
-        That is file, line, function and count for the most frequent lines, the sums of ``fetch_cells`` (empty if none
-        has ended), and the errors that ended them.
-        """
-        lines = self._counts.get(pid, Counter()).most_common(KEPT_LINES)
-        return {
-            "child_lines": [[*line, times] for line, times in lines],
-            "child_fetches": self._fetches.get(pid, []),
-            "child_errors": self._errors.get(pid, []),
-        }
+        """Return for watch.json the lines of ended children with counts, sums of ``fetch_cells``, and their errors."""
+        lines = [[*line, times] for line, times in self._counts.get(pid, Counter()).most_common(KEPT_LINES)]
+        fetches, errors = self._fetches.get(pid, []), self._errors.get(pid, [])
+        return {"child_lines": lines, "child_fetches": fetches, "child_errors": errors}
 
 
 def _read(ring: Path) -> ring_reading.RingContent | None:
@@ -367,14 +328,10 @@ class Strangers:
     def rows(self) -> dict[str, dict[str, Any]]:
         return {
             str(pid): {
-                "ticks": ticks,
-                "state": s.state,
-                "ended_ns": s.ended_ns,
-                "unrecorded": s.environment,
-                "why": s.why,
+                "ticks": ticks, "state": s.state, "ended_ns": s.ended_ns, "unrecorded": s.environment, "why": s.why,
             }
             for (pid, ticks), s in self.found.items()
-        }
+        }  # fmt: skip
 
 
 def _look_at(process: proc.Process) -> Stranger | None:
@@ -382,10 +339,8 @@ def _look_at(process: proc.Process) -> Stranger | None:
     try:
         program = (folder / "exe").readlink().name
         words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        pairs = (
-            entry.partition("=") for entry in (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-        )
-        environment = {name: value for name, _, value in pairs}
+        entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        environment = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
     except OSError:
         return None
     variables = {name: environment[name] for name in _NAMES if name in environment}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -13,23 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 from ddpdoctor.collect.run_files import save
 from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
+from ddpdoctor.launch import stopping
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
 from ddpdoctor.launch.evidence import EvidenceTaker
 from ddpdoctor.launch.hang import NOTHING_FOUND, Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, SharedReplicas
 from ddpdoctor.launch.run_folder import choose_folder, copy_back, refuse, write_run_file
-from ddpdoctor.launch.starting import job_mark, start_launcher
-from ddpdoctor.launch.stopping import (
-    GRACE_S,
-    STOP_GRACE_S,
-    Guardian,
-    is_in_foreground,
-    recorded,
-    stop_all,
-    stop_job,
-    stop_tree,
-)
+from ddpdoctor.launch.starting import start_launcher
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.facts import END_NAME, RECORD_NAME, JobEnd, RecordPlace, shell_status
@@ -103,10 +95,10 @@ def cause_of(judgment: Judgment) -> Cause:
 
 
 def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | None:
-    """Start to serve the others or to look for the first; return None if there are no others, or no place to meet.
+    """Serve the others, or look for the first; None if there are none, or no place to meet.
 
-    If members on one host have no numbers, the one that gets the port is the first. ``folder`` is where the report
-    goes; if all nodes see the same folder, it is a second way to the first member.
+    If members on one host have no numbers, the one that gets the port is the first. A ``folder`` for the report that
+    all nodes see is a second way to the first.
     """
     if placement.alone or not placement.hosts:
         return None
@@ -131,10 +123,9 @@ class Session:
     def __init__(
         self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, folder: Path | None = None
     ) -> None:
-        """Prepare the record, in ``folder`` or where there is room.
+        """Prepare the record, in ``folder`` or where there is room. Raises ``UserError`` if nothing can be recorded.
 
-        ``load_judge`` imports the rules; it is called after the launcher has started. Raises ``UserError`` if nothing
-        can be recorded.
+        ``load_judge`` imports the rules; it is called after the launcher has started.
         """
         self.options = options
         self.load_judge = load_judge
@@ -143,23 +134,17 @@ class Session:
         self.run_dir = options.report_dir.resolve()
         self.folder = folder or choose_folder(self.run_dir)
         self.started_at = now()
-        self.signals: list[tuple[signal.Signals, int]] = []
-        """The ending signals that the watcher received, and when."""
+        self.signals: list[tuple[signal.Signals, int]] = []  # the ending signals that the watcher received, and when
+        # The same for signals passed on to the launcher, with which a batch system may warn of the coming end.
         self.warnings: list[tuple[signal.Signals, int]] = []
-        """The same for signals passed on to the launcher, with which a batch system may warn of the coming end."""
         self.answered_warnings = 0
-        self.hang: Judgment | None = None
-        """The hang for which the job was stopped."""
-        self.reported: Judgment | None = None
-        """The hang that was reported and still holds, while the job continues."""
-        self.reported_causes: set[Cause] = set()
-        """All hangs that were reported."""
+        self.hang: Judgment | None = None  # the hang for which the job was stopped
+        self.reported: Judgment | None = None  # the hang that was reported and still holds, while the job continues
+        self.reported_causes: set[Cause] = set()  # all hangs that were reported
         self.attempt = 0
         self.shown: set[tuple[str, tuple[int, ...]]] = set()
-        self.said: set[str] = set()
-        """Codes of findings about replicas and gradients that were said while the job runs."""
-        self.nonfinite = 0
-        """How often gradients were found not to be finite."""
+        self.said: set[str] = set()  # codes of findings about replicas and gradients that were said while the job runs
+        self.nonfinite = 0  # how often gradients were found not to be finite
         self.has_reported_crash = False
         self.failure: Exception | None = None
         self.launched_ns = time.monotonic_ns()
@@ -174,21 +159,22 @@ class Session:
             raise refuse(self.folder, error) from error
 
     def run(self) -> JobOutcome:
-        guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
+        mark = {"DDPDOCTOR_RUN": str(self.folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
+        guardian = stopping.Guardian(self.folder, mark, partial(copy_back, self.folder, self.run_dir))
         try:
             with handling(ENDING_SIGNALS, self._note_signal):
-                self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
+                self.launcher = start_launcher(self.options, self.folder, mark, guardian.protect_self)
                 try:
                     with handling(OTHER_SIGNALS, self._note_signal):
                         self._prepare(self.launcher.pid)  # no rank waits for the rules to be imported
                         status = self._watch_to_the_end()
                 finally:
                     if self.launcher.poll() is None:
-                        stop_tree(self.launcher.pid, self.folder)
+                        stopping.stop_tree(self.launcher.pid, self.folder)
                     elif self.watch.interrupted_by is not None or self.launcher.returncode < 0:
                         # A shell that is asked to end leaves its ranks behind, and so does torchrun if a signal kills
                         # it.
-                        stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
+                        stopping.stop_tree(self.launcher.pid, self.folder, grace_s=stopping.STOP_GRACE_S)
         finally:
             guardian.dismiss()
         return self._end(status)
@@ -201,9 +187,10 @@ class Session:
                 if status and self.hang is None and not self.signals:
                     self.hang = self.examining.take_stop()
             known = len(self.signals)
-            judgment = self.hang or self._settle(
-                self.examining.judge_end(status, lambda: len(self.signals) > known), status
-            )
+            judgment = self.hang
+            if judgment is None:
+                judged = self.examining.judge_end(status, lambda: len(self.signals) > known)
+                judgment = self._settle(judged, status)
             outcome = self._outcome(status, judgment)
             with self._job_goes_first():  # the findings are shown even if saving fails
                 copy_back(self.folder, self.run_dir)
@@ -261,7 +248,7 @@ class Session:
         return self.launcher.poll()
 
     def _stop_hung(self) -> None:
-        stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
+        stopping.stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _report_crash(self, what: str) -> None:
         if not self.has_reported_crash and self._poll() is None:
@@ -394,20 +381,17 @@ class Session:
             self.watch.evidence.acknowledge()
             if number == signal.SIGINT:
                 # The launcher needs a moment to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it.
-                evidence, launcher = self.watch.evidence, self.launcher
-                wait_until(
-                    lambda: evidence.has_closed_since(began_ns) or launcher.poll() is not None,
-                    LAUNCHER_TAKES_OVER_S, 0.02,
-                )  # fmt: skip
+                taker, poll = self.watch.evidence, self.launcher.poll
+                wait_until(lambda: taker.has_closed_since(began_ns) or poll() is not None, LAUNCHER_TAKES_OVER_S, 0.02)
             # The launcher needs no signal if it already stops its ranks, or got the terminal's Ctrl-C itself. A second
             # one would interrupt what a script does at the first, such as saving its last checkpoint.
             has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)
             by_terminal = number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN
-            if not has_heard and not (by_terminal and is_in_foreground()):
+            if not has_heard and not (by_terminal and stopping.is_in_foreground()):
                 self.launcher.send_signal(number)
             self._save_at_once()
         elif len(self.signals) > 1:
-            stop_tree(self.launcher.pid, self.folder)
+            stopping.stop_tree(self.launcher.pid, self.folder)
         self.watch.evidence.acknowledge()
 
     def _note_interruption(self, number: signal.Signals, at_ns: int) -> bool:
@@ -476,17 +460,12 @@ class JoinedSession(Session):
         self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, record: Path,
         meeting: Path | None,
     ) -> None:  # fmt: skip
-        """Take what ``Session`` takes.
-
-        ``meeting`` is the file at which further ranks find ``record``, or None if nobody else may come.
-        """
+        """Take what ``Session`` takes; further ranks find ``record`` at ``meeting``, or nobody may come (None)."""
         super().__init__(options, load_judge, notifier, record)
         self.meeting = meeting
         self.attendance = Attendance()
-        self.failed = 0
-        """How many processes had left with an error at the last check."""
-        self.shown_cause: Cause | None = None
-        """What was shown last, apart from hangs of a job that goes on."""
+        self.failed = 0  # how many processes had left with an error at the last check
+        self.shown_cause: Cause | None = None  # what was shown last, apart from hangs of a job that goes on
         self.closed = False
         self._deadline = time.monotonic() + COME_LIMIT_S
 
@@ -550,7 +529,7 @@ class JoinedSession(Session):
         """Show why, and stop the recorded processes. Their launcher then ends, and a batch system all that is left."""
         with self._job_goes_first():
             self._show_once(self._outcome(None))
-        stop_all(lambda _processes: recorded(self.folder), GRACE_S)
+        stopping.stop_all(lambda _processes: stopping.recorded(self.folder), stopping.GRACE_S)
 
     def _close_record(self, status: int) -> None:
         """Count those that have left as ended: what they do now is not watched."""

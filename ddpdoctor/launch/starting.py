@@ -31,39 +31,35 @@ _OF_ANOTHER_JOB = (
     "DDPDOCTOR_AGENT", "DDPDOCTOR_JOINED", "DDPDOCTOR_RANK_PID", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER",
     "DDPDOCTOR_DETAIL", OWN_VARIABLE,
 )  # fmt: skip
-
 # Tells recorders to turn DETAIL on. A Python without a recorder (``python -I``) then runs without DETAIL, because only
 # the recorder makes it safe.
 #
 # A command gets torch's own variable instead: it may start ranks on hosts where the recorder cannot be loaded, and all
 # ranks must have the same level. By default it gets none if there is a GPU, because it may use NCCL.
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
-
 NCCL_LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 # Our choice: DETAIL opens five more descriptors per rank and group, and twice that with each further rank.
 MIN_FILES = 128
 # Our choice: DETAIL takes 150 MiB more per group, because each of Gloo's threads has a stack and a malloc arena.
 MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # the drivers of NVIDIA and of AMD, whose RCCL reads the same variables
-
 MAX_ANCESTORS = 100
 
 
-def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
-    """Start the launcher; recorders write to ``folder``. Streams are inherited.
+def start_launcher(
+    options: WrapOptions, folder: Path, mark: Mapping[str, str], in_child: Callable[[], None]
+) -> subprocess.Popen[bytes]:
+    """Start the launcher, with ``mark`` in its environment; recorders write to ``folder``. Raises ``UserError``.
 
-    ``in_child`` runs in the new process before it becomes the launcher, and must not raise. Raises ``UserError`` if the
-    system cannot run the command, for example a script without a ``#!`` line.
+    ``in_child`` runs in the new process before it becomes the launcher, and must not raise.
     """
     command, placement = launch_command(options), options.placement
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
     bootstrap = str(Path(__file__).resolve().parents[1] / "recorder" / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
-    environment |= dict(placement.variables)
+    environment |= {**dict(placement.variables), **mark, **options.ranks.variables()}
     if placement.style is Style.TORCHRUN:
         environment[OWN_VARIABLE] = "1"
-    environment |= job_mark(folder)
-    environment |= options.ranks.variables()
     environment |= nccl_log_environment(environment, folder)
     environment = debug_environment(environment, options.debug_level, is_command=placement.style is Style.COMMAND)
     try:
@@ -93,10 +89,6 @@ def launch_command(options: WrapOptions) -> list[str]:
     return [sys.executable, *safe_flags(), "-m", "torch.distributed.run", *split.torchrun, *flags, *script]
 
 
-def job_mark(folder: Path) -> dict[str, str]:
-    return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
-
-
 def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
     others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
     if level is None:
@@ -109,24 +101,17 @@ def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_comm
 
 
 def choose_debug_level(
-    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True, for_speed: bool = False
+    asked: ChosenLevel | None, env: Mapping[str, str], *, alone: bool, for_speed: bool = False
 ) -> ChosenLevel | None:
-    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting.
-
-    ``for_speed``: steps are timed, and DETAIL would make small collectives take twice as long.
-    """
-    if asked is not None:
+    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting."""
+    if asked is not None or env.get(DEBUG_VARIABLE):
         return asked
-    if env.get(DEBUG_VARIABLE) or not has_space:
-        return None
-    return "OFF" if for_speed else "AUTO"
-
-
-def has_memory_for_detail() -> bool:
-    """Return whether the limits of this process, which its ranks inherit, leave room for DETAIL."""
-    least = {resource.RLIMIT_NOFILE: MIN_FILES, resource.RLIMIT_AS: MIN_ADDRESS_SPACE_BYTES}
-    limits = {limit: resource.getrlimit(limit)[0] for limit in least}
-    return all(soft == resource.RLIM_INFINITY or soft >= least[limit] for limit, soft in limits.items())
+    if alone:  # nodes must agree on the level, so one with little room does not choose by itself
+        least = {resource.RLIMIT_NOFILE: MIN_FILES, resource.RLIMIT_AS: MIN_ADDRESS_SPACE_BYTES}
+        limits = {limit: resource.getrlimit(limit)[0] for limit in least}  # the ranks inherit them
+        if any(soft != resource.RLIM_INFINITY and soft < least[limit] for limit, soft in limits.items()):
+            return None
+    return "OFF" if for_speed else "AUTO"  # DETAIL would make small collectives take twice as long
 
 
 def has_gpu_driver(system: System) -> bool:
@@ -134,11 +119,10 @@ def has_gpu_driver(system: System) -> bool:
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
-    """Return the variables that make NCCL log its warnings to the run folder.
+    """Return the variables that make NCCL log its warnings to the run folder, or none.
 
-    Empty if there is no GPU, or if the user has configured NCCL's log in the environment or in one of NCCL's files.
-    This adds nothing to the job's output: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last
-    warning anyway.
+    It is none without a GPU, or if the user has configured NCCL's log. This adds nothing to the job's output: without
+    NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last warning anyway.
     """
     system = system or System(env=env)
     if not has_gpu_driver(system) or any(env.get(name) for name in NCCL_LOG_VARIABLES):
@@ -152,10 +136,7 @@ def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | 
 
 
 def find_outer_run(env: Mapping[str, str]) -> Path | None:
-    """Return the run folder of the ``wrap`` that this process runs under, or None if there is none.
-
-    Variables may be left over from another job, so that ``wrap`` must also be an ancestor process.
-    """
+    """Return the run folder of a ``wrap`` above this process, if any; variables alone may be another job's."""
     watcher = env.get("DDPDOCTOR_WATCHER", "")
     folder = Path(env.get("DDPDOCTOR_RUN", ""))
     if not watcher.isdecimal() or not (folder / "run.json").is_file():
@@ -172,10 +153,7 @@ def find_outer_run(env: Mapping[str, str]) -> Path | None:
 
 
 def become_launcher(options: WrapOptions) -> NoReturn:
-    """Replace this process with the launcher, so that streams, signals and exit status are the launcher's own.
-
-    Raises ``UserError`` if the system cannot run the command.
-    """
+    """Replace this process with the launcher: its streams, signals and status count. Raises ``UserError``."""
     command = launch_command(options)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -23,17 +23,12 @@ GRACE_S = 2.0
 # Our choice: stop after this many scans in a row find nothing. A single scan can miss a process that just started.
 QUIET_CHECKS = 3
 KILL_LIMIT_S = 30.0  # Our choice: how long SIGKILL is repeated. Nothing ends a process that is blocked in the kernel.
-
 Target = tuple[int, int]  # a pid and its start ticks, which together identify a process even if the pid is reused
-
 _DONE = b"done\n"
 
 
 def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Callable[[], None]) -> None:
-    """Stop a job that hangs: SIGCONT and SIGTERM, then SIGKILL after some seconds.
-
-    The launcher gets SIGTERM first and may end its ranks itself. Ranks that outlive it get SIGTERM afterwards.
-    """
+    """Stop a job that hangs: SIGTERM, first to the launcher, which may end its ranks itself; SIGKILL after seconds."""
     below = _targets(proc.descendants(launcher.pid, proc.read_processes()))
     # Ranks whose parent has ended are recorded only.
     below += [target for target in recorded(folder) if target not in below and target[0] != launcher.pid]
@@ -65,19 +60,17 @@ def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
 
 
 def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_s: float) -> None:
-    """Stop the processes that ``find`` selects, and all their descendants.
-
-    It scans again until nothing is left, because a launcher may start another rank after each scan.
-    """
+    """Stop what ``find`` selects and all below it, until scans find no more: a launcher may start another rank."""
     known: set[Target] = set()
     asked: set[Target] = set()
     limit = time.monotonic() + grace_s
     quiet_checks = 0
     while quiet_checks < QUIET_CHECKS and time.monotonic() < limit + KILL_LIMIT_S:
         processes = proc.read_processes()
+        children = proc.by_parent(processes)
         known.update(find(processes))
         alive = {target for target in known if _is_alive(target, processes)}
-        alive.update(*(_targets(proc.descendants(pid, processes)) for pid, _ in tuple(alive)))
+        alive.update(*(_targets(proc.below(pid, children)) for pid, _ in tuple(alive)))
         alive = {target for target in alive if _is_alive(target, processes)}
         known |= alive
         if time.monotonic() < limit:
@@ -141,10 +134,7 @@ class Guardian:
     """A process that is forked before the launcher starts. Call ``dismiss`` when the job has ended."""
 
     def __init__(self, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:
-        """Fork. Recorders write to ``folder``, and the job's environment holds ``mark``.
-
-        ``on_orphaned`` runs in the guardian, after the job was stopped.
-        """
+        """Fork. The job's environment holds ``mark``; ``on_orphaned`` runs in the guardian once the job was stopped."""
         reader, self._writer = os.pipe()
         try:
             self.pid = os.fork()

@@ -1,7 +1,4 @@
-"""Watches a running job from outside: which processes live, how far each rank has come, and their evidence.
-
-``suspicion_of`` says whether the job may hang, so that evidence should be taken.
-"""
+"""Watches a running job from outside: which processes live, how far each has come, and whether it may hang."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import open_plain, remove
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ddpdoctor.launch.replica_exchange import LiveComparison
@@ -50,12 +47,10 @@ IO_BYTES_PER_S = 64 * 1024
 # another (a poll by a shell command). They count as moving for this many hang timeouts. Our choice: an export of twice
 # the time limit passes, and a poll is reported after four.
 FAMILIAR_PATIENCE = 3
-
 # Descendants whose waits for a core are read. Our choice: a rank has its loader workers, and few others.
 MOST_CHILDREN = 32
-
+Below = tuple[proc.Process, ...]  # all that a process has started, nearest first
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
-
 EARLY_EXIT_WAIT_S = 1.5  # how long others must have waited for a rank that ended with status 0 before evidence is taken
 
 
@@ -110,26 +105,6 @@ def note_progress(
         process.last_progress_ns = process.advanced_ns = now_ns
 
 
-def discount_starving(process: Followed, now_ns: int, below: frozenset[int]) -> None:
-    """Move the last progress of a process by the time for which it, or one it started, waited for a core since.
-
-    Beside many busy processes a rank may get a tenth of a core, and its loader workers less. The longest wait of any
-    thread counts, because a single starved thread holds up the rank.
-    """
-    if process.last_progress_ns == now_ns:
-        process.run_delays = {}  # a healthy job pays nothing more
-        return
-    delays: dict[int, int] = {}
-    for pid in (process.pid, *sorted(below)[:MOST_CHILDREN]):
-        delays.update(proc.read_run_delays(pid))
-    waited = (delay - process.run_delays[thread] for thread, delay in delays.items() if thread in process.run_delays)
-    most_ns = min(max(waited, default=0), now_ns - process.last_progress_ns)
-    process.run_delays = delays
-    process.starved_ns += most_ns
-    process.last_progress_ns += most_ns
-    process.last_new_ns += most_ns
-
-
 class Suspicion(Enum):
     """How likely a hang is, before any evidence is taken."""
 
@@ -138,40 +113,8 @@ class Suspicion(Enum):
     STRONG = 2  # others wait for a rank that makes no progress or has ended, or no rank makes progress
 
 
-def read_progress(
-    ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None, *, is_stopping: bool
-) -> NodeProgress:
-    """Return the progress of this node's ranks.
-
-    ``idle_s`` is how long a live launcher without ranks has been idle, else None. ``is_stopping`` says whether the
-    launcher has begun to stop its ranks.
-    """
-    alive = [rank for rank in ranks if rank.ended_ns is None]
-    waiting = [rank for rank in alive if rank.waits_since_ns]
-    still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
-    ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
-    ends = [(rank.cells.get("main_ended_ns", 0), rank.last_progress_ns) for rank in alive]
-    return NodeProgress(
-        alive=len(alive),
-        starting=idle_s is not None and idle_s <= limit_s,
-        never=idle_s is not None and idle_s > limit_s,
-        begun=any(rank.cells.get("initialized") for rank in alive),
-        waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
-        stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
-        nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
-        still=len(still),
-        stood=sum(rank.stands(now_ns, limit_s) for rank in ranks),
-        idle=any(not rank.waits_since_ns for rank in still),
-        ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
-        lives_on=any(end and now_ns - max(end, moved) > limit_s * 1e9 for end, moved in ends),
-    )
-
-
 def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
-    """Return whether the job may hang, so that evidence should be taken. This is a cheap check; the rules decide.
-
-    A rank without progress is not suspicious until another one has waited longer than the limit.
-    """
+    """Say cheaply if the job may hang; the rules decide. Who stands still counts once another has waited too long."""
     found = list(progress)
     alive = sum(node.alive for node in found)
     ended = [node.ended_s for node in found if node.ended_s is not None]
@@ -204,16 +147,15 @@ class JobWatch:
         self.folder = evidence.folder
         self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
-        self.launched_ns = launched_ns
         self.evidence = evidence
         self.followed: dict[int, Followed] = {}
         self.agent = AgentLog()
         self.stopping_since_ns: int | None = None
         self.interrupted_by: str | None = None
         self.interrupted_ns: int | None = None
+        # How long the launcher may wait beyond the hang timeout before it starts its ranks again.
         self.restart_patience_s = 0.0
-        """How long the launcher may wait beyond the hang timeout before it starts its ranks again."""
-        self.below: dict[int, tuple[proc.Process, ...]] = {}
+        self.below: dict[int, Below] = {}
         self._poller = select.poll()
         self._pidfds: dict[int, int] = {}
         self._followed_ns = 0
@@ -266,7 +208,7 @@ class JobWatch:
             if is_at_work or wanted_ns > WANTED_SHARE * interval_s * 1e9:
                 self._launcher_busy_ns = now_ns
         if self.launcher_pid is not None and not self.agent.started:  # else torch's agent lists its ranks in its log
-            self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
+            self._strangers.follow(proc.below(self.launcher_pid, children), self.followed)
         self._holdups.follow(self.ranks())
         self._causes.follow_host(now_ns)
         self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
@@ -274,17 +216,12 @@ class JobWatch:
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
     def _follow_one(
-        self,
-        process: Followed,
-        there: proc.Process | None,
-        below: tuple[proc.Process, ...],
-        now_ns: int,
-        interval_s: float,
+        self, process: Followed, there: proc.Process | None, below: Below, now_ns: int, interval_s: float
     ) -> None:
         if there is None or there.start_ticks != process.ticks or there.state in "ZX":
             self._ended(process.pid)
             return
-        if process.role == ring_layout.ROLE_RANK and process.pid not in self._pidfds:
+        if process.is_rank and process.pid not in self._pidfds:
             self._pidfds[process.pid] = -1
             with contextlib.suppress(OSError, AttributeError):
                 self._pidfds[process.pid] = os.pidfd_open(process.pid)
@@ -294,14 +231,29 @@ class JobWatch:
             process.frozen_since_ns = None
         elif process.frozen_since_ns is None or interval_s > NOT_WATCHED_S:
             process.frozen_since_ns = now_ns
-        if process.role == ring_layout.ROLE_RANK:
+        if process.is_rank:
             self._causes.follow(there, below, now_ns)
         pids = frozenset(child.pid for child in below)
         note_progress(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
             process.cpu_since = (now_ns, there.cpu_ticks)
-        if process.role == ring_layout.ROLE_RANK:
-            discount_starving(process, now_ns, pids)
+        if not process.is_rank:
+            return
+        if process.last_progress_ns == now_ns:
+            process.run_delays = {}  # a healthy job pays nothing more
+            return
+        # Time for which it, or one that it started, waited for a core is no time without progress: beside many busy
+        # processes a rank may get a tenth of a core, and its loader workers less. The longest wait of any thread
+        # counts, because a single starved thread holds up the rank.
+        delays: dict[int, int] = {}
+        for pid in (process.pid, *sorted(pids)[:MOST_CHILDREN]):
+            delays.update(proc.read_run_delays(pid))
+        waited = (delay - process.run_delays[tid] for tid, delay in delays.items() if tid in process.run_delays)
+        most_ns = min(max(waited, default=0), now_ns - process.last_progress_ns)
+        process.run_delays = delays
+        process.starved_ns += most_ns
+        process.last_progress_ns += most_ns
+        process.last_new_ns += most_ns
 
     def _ended(self, pid: int) -> None:
         process = self.followed.get(pid)
@@ -316,11 +268,8 @@ class JobWatch:
 
     def _sweep(self) -> None:
         """Remove the files of ended children, so that a job with many workers keeps its folder small."""
-        ended = [
-            process
-            for process in self.followed.values()
-            if process.role == ring_layout.ROLE_CHILD and process.ended_ns is not None
-        ]
+        children = (process for process in self.followed.values() if process.role == ring_layout.ROLE_CHILD)
+        ended = [child for child in children if child.ended_ns is not None]
         names = [f"{process.pid}-{process.ticks}" for process in ended]
         # All are read before one is removed: the ring of a fork server says for whom its children work.
         for name in names:
@@ -335,20 +284,19 @@ class JobWatch:
 
     def ranks(self) -> list[Followed]:
         begun = self.agent.begun_ns or 0
-        return [
-            process
-            for process in self.followed.values()
-            if process.role == ring_layout.ROLE_RANK
-            and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
-        ]
+        ranks, started = (process for process in self.followed.values() if process.is_rank), self.agent.started
+        return [rank for rank in ranks if rank.pid in started or rank.cells.get("started_ns", 0) >= begun]
 
     def rank_range(self) -> tuple[int, int] | None:
         numbers = [start.rank for start in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
     def own_progress(self) -> NodeProgress:
-        now_ns, ranks, idle_s = time.monotonic_ns(), self.ranks(), None
-        # The launcher waits for other nodes if it has no rank: none yet or, with torch's agent, none any more.
+        """Return the progress of this node's ranks."""
+        now_ns, limit_s, ranks = time.monotonic_ns(), self.hang_timeout_s, self.ranks()
+        # How long a live launcher without ranks has been idle. It waits for other nodes if it has none yet or, with
+        # torch's agent, none any more.
+        idle_s = None
         if self._launcher_lives and not ranks and not self.agent.started:
             idle_s = (now_ns - self._launcher_busy_ns) / 1e9
         elif self._launcher_lives and ranks and self.agent.started and all(rank.ended_ns is not None for rank in ranks):
@@ -357,14 +305,29 @@ class JobWatch:
             idle_s = max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
         begun_ns = self.agent.begun_ns
         is_stopping = begun_ns is not None and self.evidence.has_closed_since(begun_ns)
-        return read_progress(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
+        alive = [rank for rank in ranks if rank.ended_ns is None]
+        waiting = [rank for rank in alive if rank.waits_since_ns]
+        still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
+        ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
+        ends = [(rank.cells.get("main_ended_ns", 0), rank.last_progress_ns) for rank in alive]
+        return NodeProgress(
+            alive=len(alive), starting=idle_s is not None and idle_s <= limit_s,
+            never=idle_s is not None and idle_s > limit_s, begun=any(rank.cells.get("initialized") for rank in alive),
+            waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
+            stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
+            nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
+            still=len(still), stood=sum(rank.stands(now_ns, limit_s) for rank in ranks),
+            idle=any(not rank.waits_since_ns for rank in still),
+            ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
+            lives_on=any(end and now_ns - max(end, moved) > limit_s * 1e9 for end, moved in ends),
+        )  # fmt: skip
 
     def take_evidence(self, *, keep_rings: bool = False, limit_s: float = ANSWER_LIMIT_S) -> None:
         """Ask the ranks for evidence, check the processes, and save everything (see ``EvidenceTaker.take``)."""
         receptions = Receptions()
         self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings, limit_s=limit_s)
         # Read what live ranks are blocked in. Those that have ended keep their last causes.
-        alive = [p for p in self.followed.values() if p.role == ring_layout.ROLE_RANK and p.ended_ns is None]
+        alive = [process for process in self.followed.values() if process.is_rank and process.ended_ns is None]
         below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
         children = (child.pid for children in below.values() for child in children)
         found = find_answers(self.evidence.folder / "evidence")
@@ -387,14 +350,15 @@ class JobWatch:
 
     def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
         """Write watch.json, the watcher's own facts. A finished ``attempt`` gets its own file."""
-        kernel = read_kernel_oom_pids()
-        now_kills = read_oom_kills()
+        kernel, now_kills = read_kernel_oom_pids(), read_oom_kills()
         kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
         processes = self._strangers.rows()
         for pid, process in self.followed.items():
-            if process.role != ring_layout.ROLE_RANK:
+            if not process.is_rank:
                 continue
-            oom = _was_oom_killed(pid, process, kernel, kills)
+            is_named = None if kernel is None else pid in kernel
+            by_memory = is_named or (kills > 0 if kills is not None else is_named)
+            oom = None if process.ended_ns is None else by_memory
             row = describe(process, self.below.get(pid, ()), self.evidence.dumps, oom=oom)
             if process.ended_ns is None:
                 self._children_seen[pid] = row["children"]
@@ -404,27 +368,10 @@ class JobWatch:
             row["before_call"] = self._holdups.row(pid, process.ticks)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
-        self.evidence.save(
-            {
-                "now_ns": time.monotonic_ns(),
-                "ended": ended,
-                "launcher_pid": self.launcher_pid,
-                "launcher_status": launcher_status,
-                "stopping_since_ns": self.stopping_since_ns,
-                "interrupted_by": self.interrupted_by,
-                "interrupted_ns": self.interrupted_ns,
-                "processes": processes,
-                "host_causes": dict(encode(HostCauses(**self._causes.host))),
-            },
-            attempt_name("watch", attempt),
-        )
-
-
-def _was_oom_killed(pid: int, process: Followed, kernel: frozenset[int] | None, kills: int | None) -> bool | None:
-    if process.ended_ns is None:
-        return None
-    if kernel is not None and pid in kernel:
-        return True
-    if kills is not None:
-        return kills > 0
-    return False if kernel is not None else None
+        facts = {
+            "now_ns": time.monotonic_ns(), "ended": ended, "launcher_pid": self.launcher_pid,
+            "launcher_status": launcher_status, "stopping_since_ns": self.stopping_since_ns,
+            "interrupted_by": self.interrupted_by, "interrupted_ns": self.interrupted_ns, "processes": processes,
+            "host_causes": dict(encode(HostCauses(**self._causes.host))),
+        }  # fmt: skip
+        self.evidence.save(facts, attempt_name("watch", attempt))

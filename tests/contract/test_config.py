@@ -388,7 +388,7 @@ def acting() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("verb", "key"), acting())
 def test_an_option_that_acts_comes_from_the_user_only(verb, key, project, capsys) -> None:
     (one,) = (one for one in declared_by(load_verb(verb).Options) if one.names[0] == f"--{key}")
-    text = f"{key} = " + ("true" if one.is_flag else json.dumps(VALUES.get(key, "x:y")))
+    text = f"{key} = " + ("true" if one.type is bool else json.dumps(VALUES.get(key, "x:y")))
     project.file.write_text("")
     before = {one.field: one.default for one in read_declared(verb, load_verb(verb).Options)}
     for table in (f"[tool.ddpdoctor.{verb}]\n{text}", f"[tool.ddpdoctor]\n{text}"):

@@ -67,7 +67,7 @@ def test_typer_has_what_is_declared(verb):
     params = {param.name: param for param in group.get_command(context, verb).params}
     for one in declared_by(options_of(verb)):
         param = params.pop(one.field)
-        assert bool(getattr(param, "is_flag", False)) == one.is_flag
+        assert bool(getattr(param, "is_flag", False)) == (one.type is bool)
         if isinstance(one.option, Argument):
             continue
         assert set(param.opts + param.secondary_opts) == {part for name in one.names for part in name.split("/")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ddpdoctor.cli.wrap import prepare
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.launch.command_line import split_command
-from ddpdoctor.launch.starting import choose_debug_level, debug_environment, has_gpu_driver
+from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment, has_gpu_driver
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity
@@ -233,9 +234,18 @@ def environment_with(row):
     return made
 
 
+def chosen_level(row):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft if len(row) == 2 else MIN_FILES - 1, hard))
+    try:
+        return choose_debug_level(row[0], environment_of(row[1]), alone=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 test_words = words(
     __name__,
-    choose_debug_level=lambda row: choose_debug_level(row[0], environment_of(row[1]), has_space=len(row) == 2),
+    choose_debug_level=chosen_level,
     debug_note=lambda row: notes_of(row[0], 300.0, environment_of(row[1]))[0],
     patience_note=lambda seconds: notes_of(None, int(seconds), {})[1],
     debug_environment=environment_with,

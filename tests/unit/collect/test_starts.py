@@ -293,7 +293,7 @@ def test_a_recorder_whose_heartbeat_is_late_is_waited_for_where_there_is_time(tm
     answer = tmp_path / "evidence" / f"{own.pid}-{own.start_ticks}-1.json"
     monkeypatch.setattr(time, "monotonic_ns", lambda: 10 * S_PAST)
     monkeypatch.setattr(time, "sleep", lambda _: answer.write_text('{"complete": true}'))
-    taker.take({own.pid: late}, lambda: None, limit_s=limit_s)
+    taker.take({own.pid: late}, lambda: None, keep_rings=False, limit_s=limit_s)
     assert answer.exists() is answered
 
 

@@ -1,5 +1,6 @@
 """What is made and looked at before a job starts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from ddpdoctor.collect.gpus import GpuCount
 from ddpdoctor.launch.command_line import (
-    TorchrunSettings,
+    SplitCommand,
     check_command,
     check_script,
     choose_nproc,
@@ -21,7 +22,8 @@ from ddpdoctor.launch.command_line import (
     locate_module,
     starts_ranks,
 )
-from ddpdoctor.launch.run_folder import launch_shape, make_default_dir, make_report_dir
+from ddpdoctor.launch.placement import Placement, WrapOptions
+from ddpdoctor.launch.run_folder import make_default_dir, make_report_dir, write_run_file
 from ddpdoctor.launch.seen import why_unrecorded
 from ddpdoctor.launch.stopping import Guardian
 from ddpdoctor.model.errors import UserError
@@ -205,6 +207,18 @@ def number_of_ranks(row):
     return choose_nproc(source=source, gpus=GpuCount(unknown=gpus) if isinstance(gpus, str) else GpuCount(count=gpus))
 
 
+def shape_of(line):
+    """Return how many ranks a run folder says were asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = WrapOptions(
+            split=SplitCommand(script="train.py", torchrun=tuple(line.split())), hang_timeout_s=1.0, on_hang="auto",
+            report_dir=Path(folder), report_file=Path(folder, "report.json"), placement=Placement(), command=(),
+        )  # fmt: skip
+        write_run_file(Path(folder), options, "", 0)
+        run = json.loads(Path(folder, "run.json").read_text())
+    return {name: run[name] for name in ("nproc", "nnodes", "node_rank")}
+
+
 def chosen_ranks(row):
     arguments, _, env = row.partition(" | ")
     return choose_ranks(tuple(arguments.split()), b"", dict([env.split("=")] if env else []))
@@ -215,7 +229,7 @@ test_words = words(
     check_script=script_of,
     check_command=commanded,
     make_report_dir=refused_folder,
-    launch_shape=lambda line: launch_shape(TorchrunSettings(tuple(line.split()), {})),
+    launch_shape=shape_of,
     starts_ranks=lambda source: starts_ranks(source.encode()),
     number_of_ranks=number_of_ranks,
     choose_ranks=chosen_ranks,

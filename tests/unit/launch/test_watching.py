@@ -144,11 +144,10 @@ def test_rates_are_those_between_two_samples_that_are_far_enough_apart() -> None
     seen.follow(RANK, (CHILD,), S)
     seen.follow(busier(RANK, 90), (CHILD,), 2 * S)
     assert seen.work == {}
-    assert seen.busy_cores(RANK.pid) is None
     seen.follow(busier(RANK, 100), (busier(CHILD, 400),), 5 * S)
     work = seen.work[RANK.pid][RANK.pid]
     assert (work.over_s, work.cores) == (4.0, pytest.approx(0.25))
-    assert seen.busy_cores(RANK.pid) == pytest.approx(1.25)
+    assert sum(done.cores for done in seen.work[RANK.pid].values()) == pytest.approx(1.25)
     (child,) = seen.of_children(RANK.pid, (CHILD,))
     assert (child.pid, child.work.cores) == (CHILD.pid, pytest.approx(1.0))
     assert child.name
