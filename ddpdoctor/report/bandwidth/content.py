@@ -46,7 +46,7 @@ from ddpdoctor.report.findings import count_findings, places_of
 from ddpdoctor.report.lines import clean, format_hosts, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve, Measurement, Member
     from ddpdoctor.model.findings import Report
@@ -54,14 +54,19 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Section
 
 # In the order in which they are counted.
-WORDS = {
-    Assessment.BELOW: "below the reference",
-    Assessment.NOISY: "too noisy to say",
-    Assessment.HEALTHY: "healthy",
-    Assessment.NO_REFERENCE: "without a reference",
-    Assessment.NOT_REACHED: "short of the plateau",
-    Assessment.NOT_DEFINED: "n/a",
+ASSESSMENTS = {
+    Assessment.BELOW: ("below the reference", Tone.ERROR),
+    Assessment.NOISY: ("too noisy to say", Tone.WARNING),
+    Assessment.HEALTHY: ("healthy", Tone.GOOD),
+    Assessment.NO_REFERENCE: ("without a reference", Tone.STRONG),
+    Assessment.NOT_REACHED: ("short of the plateau", Tone.STRONG),
+    Assessment.NOT_DEFINED: ("n/a", Tone.STRONG),
 }
+MISSING = "-"  # shown if this size was not measured in this mode
+MODE_WIDTH = max(len(mode.value) for mode in Mode)
+MAX_ROWS = 12  # More rows do not help on a screen. The report file has all of them.
+# A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job.
+LATE_SHARE = 0.8
 
 
 def describe_members(bench: Bandwidth) -> str:
@@ -98,8 +103,8 @@ def headline(report: Report, bench: Bandwidth) -> str:
         return f"{found}: {name_series(chosen[0])}: {chosen[0].verdict.removesuffix('.')}"
     assessments = [curve.assessment for curve in chosen]
     if len(set(assessments)) == 1:
-        return f"{found}; all {len(chosen)} curves {WORDS[assessments[0]]}"
-    counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]
+        return f"{found}; all {len(chosen)} curves {ASSESSMENTS[assessments[0]][0]}"
+    counts = [f"{assessments.count(one)} {word}" for one, (word, _) in ASSESSMENTS.items() if one in assessments]
     return found + (f"; of {len(chosen)} curves {', '.join(counts)}" if chosen else "")
 
 
@@ -111,42 +116,8 @@ def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
     return ", ".join(f"{value or 'unknown'} ({format_ranks(at)})" for value, at in ranks.items())
 
 
-MISSING = "-"  # shown if this size was not measured in this mode
-
-
-def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
-    """List all columns of a series. Their weights decide which are dropped if not all fit."""
-    measured = [next(iter(row.values())) for row in series.rows]
-    sizes = Column(
-        name="size", cells=tuple(format_size(measurement.size_bytes) for measurement in measured), weight=100
-    )
-    counts = Column(
-        name="count", unit="elements", cells=tuple(str(measurement.count) for measurement in measured), weight=5
-    )
-    # Both modes share one correctness pass.
-    checked = [
-        [measurement.wrong for measurement in row.values() if measurement.wrong is not None] for row in series.rows
-    ]
-    wrong = Column(
-        name="wrong", cells=tuple(str(max(counts)) if counts else NOT_DEFINED for counts in checked), weight=90
-    )
-    timed = [
-        Column(
-            group=mode.value,
-            name=name,
-            unit=unit,
-            cells=tuple(write(row[mode]) if mode in row else MISSING for row in series.rows),
-            weight=weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else weight,
-        )
-        for mode in series.modes
-        for name, unit, write, weight, weight_beside in _QUANTITIES
-    ]
-    return (sizes, counts, *timed, wrong)
-
-
-# Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput.
-#
-# Throughput's bandwidths matter more.
+# Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput,
+# whose bandwidths matter more.
 _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...] = (
     ("calls", "", lambda measured: str(measured.iterations), 20, 20),
     ("first", "us", lambda measured: format_us(measured.first_us), 6, 15),
@@ -157,20 +128,6 @@ _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...]
     ("algbw", "GB/s", lambda measured: format_gb_s(measured.algbw_gb_s), 70, 2),
     ("busbw", "GB/s", lambda measured: format_gb_s(measured.busbw_gb_s), 92, 3),
 )
-
-
-TONES = {
-    Assessment.HEALTHY: Tone.GOOD,
-    Assessment.BELOW: Tone.ERROR,
-    Assessment.NOISY: Tone.WARNING,
-    Assessment.NOT_REACHED: Tone.STRONG,
-    Assessment.NO_REFERENCE: Tone.STRONG,
-    Assessment.NOT_DEFINED: Tone.STRONG,
-}
-MODE_WIDTH = max(len(mode.value) for mode in Mode)
-
-
-MAX_ROWS = 12  # More rows do not help on a screen. The report file has all of them.
 
 
 def comparison_section(comparison: Comparison) -> Section:
@@ -222,10 +179,6 @@ _CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
     ("between", "", 5, lambda change: f"{format_share(change.ratio_low)} and {format_share(change.ratio_high)}"),
     ("", "", 8, lambda change: "below" if change.below else "slower"),
 )
-
-
-# A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job.
-LATE_SHARE = 0.8
 
 
 def bandwidth_content(report: Report) -> Content:
@@ -292,38 +245,50 @@ def bandwidth_content(report: Report) -> Content:
 
 
 def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
-    wrong = [number for number, row in enumerate(series.rows) if any(measurement.wrong for measurement in row.values())]
+    """Return a case's table, whose columns have weights that decide which are dropped, and what its curves say."""
+    measured = [next(iter(row.values())) for row in series.rows]
+    # Both modes share one correctness pass.
+    wrongs = [[result.wrong for result in row.values() if result.wrong is not None] for row in series.rows]
+    columns = (
+        Column(name="size", cells=tuple(format_size(result.size_bytes) for result in measured), weight=100),
+        Column(name="count", unit="elements", cells=tuple(str(result.count) for result in measured), weight=5),
+        *(
+            Column(
+                group=mode.value,
+                name=name,
+                unit=unit,
+                cells=tuple(write(row[mode]) if mode in row else MISSING for row in series.rows),
+                weight=weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else weight,
+            )
+            for mode in series.modes
+            for name, unit, write, weight, weight_beside in _QUANTITIES
+        ),
+        Column(name="wrong", cells=tuple(str(max(each)) if each else NOT_DEFINED for each in wrongs), weight=90),
+    )
     of_series = (series.collective, series.dtype, series.redop, series.in_place)
-    curves = [
-        curve for curve in bench.curves if (curve.collective, curve.dtype, curve.redop, curve.in_place) == of_series
-    ]
+    facts = []
+    for curve in sorted(bench.curves, key=lambda curve: list(Mode).index(curve.mode)):
+        if (curve.collective, curve.dtype, curve.redop, curve.in_place) != of_series:
+            continue
+        figures = []
+        if curve.plateau_gb_s is not None:
+            since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
+            spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
+            figures += [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}"]
+            figures += [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
+        figures += [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
+        texts = [curve.verdict, *(["; ".join(figures)] if figures else [])]
+        if (fit := curve.fit) is not None:
+            residual = format_share(fit.residual)
+            line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
+            texts.append(line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}")
+        facts.append(FactEntry(label=curve.mode.value, texts=tuple(texts), tone=ASSESSMENTS[curve.assessment][1]))
+    bad = [number for number, row in enumerate(wrongs) if any(row)]
     return (
         Heading(text=name_series(series) + (", in place" if series.in_place else "")),
-        Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR)),
-        FactList(
-            facts=tuple(
-                FactEntry(label=one.mode.value, texts=(one.verdict, *_figures(one)), tone=TONES[one.assessment])
-                for one in sorted(curves, key=lambda curve: list(Mode).index(curve.mode))
-            ),
-            width=MODE_WIDTH + 2,
-        ),
+        Table(columns=columns, tones=dict.fromkeys(bad, Tone.ERROR)),
+        FactList(facts=tuple(facts), width=MODE_WIDTH + 2),
     )
-
-
-def _figures(curve: Curve) -> Iterator[str]:
-    parts = []
-    if curve.plateau_gb_s is not None:
-        since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
-        spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
-        parts += [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}"]
-        parts += [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
-    parts += [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
-    if parts:
-        yield "; ".join(parts)
-    if (fit := curve.fit) is not None:
-        residual = format_share(fit.residual)
-        line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
-        yield line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}"
 
 
 def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
@@ -375,7 +340,6 @@ SHARED_OUT = {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_T
 ROOTED = {Collective.BROADCAST, Collective.REDUCE}
 ROOT, NO_ROOT = 0, -1
 ABSENT = "N/A"
-
 TITLE = f"#{'out-of-place':>74}{'in-place':>31}{'':10}"
 HEAD = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}" + "  {:>7}  {:>6}  {:>6} {:>6}" * 2
 NAMES = ("time", "algbw", "busbw", "#wrong")
@@ -392,58 +356,51 @@ def render_nccl_tests(report: Report) -> str:
     half repeats the other one, with "N/A" for wrong elements, as nccl-tests prints without validation. A blank or "N/A"
     for any other number would break most parsers.
     """
-    bench = read_bandwidth(report)
-    collectives = dict.fromkeys(row.collective for row in bench.results)
-    lines = [line for collective in collectives for line in _block(bench, collective)]
-    return "".join(f"{clean(line)}\n" for line in lines)
-
-
-def _block(bench: Bandwidth, collective: Collective) -> list[str]:
-    measured = [row for row in bench.results if row.collective is collective]
-    mode = Mode.THROUGHPUT if any(row.mode is Mode.THROUGHPUT for row in measured) else Mode.LATENCY
-    rows = [row for row in measured if row.mode is mode]
-    # Describe the settings. A setting is "auto" if the time budget chose it.
+    bench, lines = read_bandwidth(report), []
     settings = bench.settings
-    sizes = [row.size_bytes for row in rows]
-    warmup = "auto" if settings.warmup is None else settings.warmup
-    iterations = "auto" if settings.iterations is None else settings.iterations
-    checked = int(any(row.wrong is not None for row in rows))
-    wrong = sum(1 for row in rows if row.wrong)
-    halves: dict[tuple[str, int], dict[bool, Measurement]] = {}  # one line per size and dtype
-    for row in rows:
-        halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
-    known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
-    average = sum(known) / len(known) if known else 0.0
-    places = {row.in_place for row in rows}
-    measured_half, other_half = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
-    repeated = f"# measured {measured_half} only: the {other_half} half repeats it, with {ABSENT} for #wrong"
-    return [
-        f"# Collective test starting: {PROGRAMS[collective]}",
-        (
-            f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor) "
-            f"warmup iters: {warmup} iters: {iterations} agg iters: 1 validation: {checked} graph: 0"
-        ),
-        "#",
-        f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
-        *([repeated] if len(places) == 1 else []),
-        "#",
-        "# Using devices",
-        *(
-            f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device {member.local_rank:2d} "
-            f"[{member.device}] {member.device_name}"
-            for member in bench.members
-        ),
-        "#",
-        TITLE,
-        HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
-        HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
-        *(_row(measured_places, len(bench.members)) for measured_places in halves.values()),
-        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-        f"# Avg bus bandwidth    : {average:g} ",
-        "#",
-        f"# Collective test concluded: {PROGRAMS[collective]}",
-        "#",
-    ]
+    # A setting is "auto" if the time budget chose it.
+    warmup, iterations = ("auto" if count is None else count for count in (settings.warmup, settings.iterations))
+    calls = f"warmup iters: {warmup} iters: {iterations}"
+    for collective, measured in grouped((row.collective, row) for row in bench.results).items():
+        mode = Mode.THROUGHPUT if any(row.mode is Mode.THROUGHPUT for row in measured) else Mode.LATENCY
+        rows = [row for row in measured if row.mode is mode]
+        sizes = [row.size_bytes for row in rows]
+        span = f"minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor)"
+        checked = int(any(row.wrong is not None for row in rows))
+        wrong = sum(1 for row in rows if row.wrong)
+        halves: dict[tuple[str, int], dict[bool, Measurement]] = {}  # one line per size and dtype
+        for row in rows:
+            halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
+        known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
+        average = sum(known) / len(known) if known else 0.0
+        places = {row.in_place for row in rows}
+        half, other = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
+        repeated = f"# measured {half} only: the {other} half repeats it, with {ABSENT} for #wrong"
+        lines += [
+            f"# Collective test starting: {PROGRAMS[collective]}",
+            f"# nThread 1 nGpus 1 {span} {calls} agg iters: 1 validation: {checked} graph: 0",
+            "#",
+            f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
+            *([repeated] if len(places) == 1 else []),
+            "#",
+            "# Using devices",
+            *(
+                f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device "
+                f"{member.local_rank:2d} [{member.device}] {member.device_name}"
+                for member in bench.members
+            ),
+            "#",
+            TITLE,
+            HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
+            HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
+            *(_row(both, len(bench.members)) for both in halves.values()),
+            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+            f"# Avg bus bandwidth    : {average:g} ",
+            "#",
+            f"# Collective test concluded: {PROGRAMS[collective]}",
+            "#",
+        ]
+    return "".join(f"{clean(line)}\n" for line in lines)
 
 
 def _row(places: dict[bool, Measurement], ranks: int) -> str:

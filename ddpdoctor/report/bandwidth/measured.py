@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Change, Collective, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.blocks import Block, Section
+    from ddpdoctor.report.blocks import Section
 
 VERB = "allreduce-bench"
 
@@ -101,7 +101,7 @@ _RECORDED = (
 RECORDED = (*_RECORDED, *(field.name for field in fields(Measurement) if field.name not in _RECORDED))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredCase:
     """One collective, dtype and place (in or out), over all its sizes and measured modes."""
 
@@ -121,16 +121,7 @@ def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
     for result in results:
         sizes = series.setdefault((result.collective, result.dtype, result.redop, result.in_place), {})
         sizes.setdefault(result.size_bytes, {})[result.mode] = result
-    return tuple(
-        MeasuredCase(
-            collective=collective,
-            dtype=dtype,
-            redop=redop,
-            in_place=in_place,
-            rows=tuple(sizes[size] for size in sorted(sizes)),
-        )
-        for (collective, dtype, redop, in_place), sizes in series.items()
-    )
+    return tuple(MeasuredCase(*key, tuple(sizes[size] for size in sorted(sizes))) for key, sizes in series.items())
 
 
 def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
@@ -141,18 +132,18 @@ def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
 MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plotted:
     """A line of a plot: times and bandwidths over sizes. A bandwidth may be None."""
 
     label: str
     mode: Mode
-    baseline: bool
     sizes_bytes: tuple[int, ...]
     time_us: tuple[float, ...]
-    low_us: tuple[float, ...]  # the fastest call of each size; empty for a baseline
-    high_us: tuple[float, ...]  # the 95th percentile of each size; empty for a baseline
     busbw_gb_s: tuple[float | None, ...]
+    low_us: tuple[float, ...] = ()  # the fastest call of each size
+    high_us: tuple[float, ...] = ()  # the 95th percentile of each size
+    baseline: bool = False
 
 
 def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
@@ -175,29 +166,18 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
             Plotted(
                 label=name,
                 mode=mode,
-                baseline=False,
                 sizes_bytes=tuple(row.size_bytes for row in rows),
                 time_us=tuple(row.p50_us for row in rows),
+                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
                 low_us=tuple(row.min_us for row in rows),
                 high_us=tuple(row.p95_us for row in rows),
-                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
             )
         )
         if then := [(row, changes[_key(row)]) for row in rows if _key(row) in changes]:
             # For the same size and collective, bandwidth is proportional to 1 / time.
             busbw = [row.busbw_gb_s and row.busbw_gb_s * row.p50_us / change.then_us for row, change in then]
-            plotted.append(
-                Plotted(
-                    label=f"{name}, baseline",
-                    mode=mode,
-                    baseline=True,
-                    sizes_bytes=tuple(row.size_bytes for row, _ in then),
-                    time_us=tuple(change.then_us for _, change in then),
-                    low_us=(),
-                    high_us=(),
-                    busbw_gb_s=tuple(busbw),
-                )
-            )
+            sizes, times = tuple(row.size_bytes for row, _ in then), tuple(change.then_us for _, change in then)
+            plotted.append(Plotted(f"{name}, baseline", mode, sizes, times, tuple(busbw), baseline=True))
     return tuple(plotted)
 
 
@@ -212,6 +192,8 @@ def _key(one: Measurement | Change) -> tuple[object, ...]:
 MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
 MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
 EMPTY, LOWEST, BLAMED = ".", "<", "> "
+HOW = {True: "one after the other", False: "several at once"}
+PALER = "The paler, the slower."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +231,7 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
     place = {rank: at for at, rank in enumerate(ranks)}
     several = len(set(hosts.values())) > 1
     return Matrix(
-        title=f"pairs of ranks: busbw in GB/s, {_how(all(pair.alone for pair in pairs))}",
+        title=f"pairs of ranks: busbw in GB/s, {HOW[all(pair.alone for pair in pairs)]}",
         noun="rank",
         ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
         heads=tuple(map(str, ranks)),
@@ -266,7 +248,7 @@ def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: 
     heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
     alone = all(node.alone for node in nodes if node.peer is not None)
     return Matrix(
-        title=f"hosts: busbw in GB/s of two together, {_how(alone)}; on the diagonal of one by itself",
+        title=f"hosts: busbw in GB/s of two together, {HOW[alone]}; on the diagonal of one by itself",
         noun="host",
         ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
         heads=heads,
@@ -286,11 +268,19 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
 
 def matrix_section(matrix: Matrix) -> Section:
     """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
-    title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
+    title, between, lowest = Heading(text=matrix.title), matrix.between, matrix.lowest
+    middle = format_rate(median(between.values())) if between else ""
+    listed = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
+    pairs = tuple(f"{matrix.ends[row]} - {matrix.ends[column]}" for row, column in listed)
+    rates = Column(name="", cells=tuple(format_gb_s(between[at]) for at in listed))
+    count = f"the slowest {len(listed)} of {count_of(len(between), 'pair')}" + (middle and f"; the median is {middle}")
+    slowest: Section = (
+        Table(columns=(rates, Column(name="", cells=pairs, align="left")), indent=2),
+        Text(text=f"{count}; report.json has them all", indent=2),
+    )
     if len(matrix.ends) > MAX_ENDS:
         return (title, *slowest)
     places = range(len(matrix.ends))
-    between, lowest = matrix.between, matrix.lowest
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
     cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
     columns = [
@@ -303,42 +293,17 @@ def matrix_section(matrix: Matrix) -> Section:
     ]
     legend: list[str] = []
     if lowest is not None:
-        one, other = (matrix.ends[at] for at in lowest)
-        middle = format_rate(median(between.values()))
-        legend += [f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
+        one_end, other_end = (matrix.ends[at] for at in lowest)
+        pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
+        legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    return (
-        title,
-        Table(
-            columns=(Column(name="", cells=ends, align="left"), *columns),
-            tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
-            instead=slowest,
-            legend=tuple(legend),
-        ),
-    )
-
-
-def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
-    between = matrix.between
-    slowest = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
-    columns = (
-        Column(name="", cells=tuple(format_gb_s(between[at]) for at in slowest)),
-        Column(name="", cells=tuple(f"{matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest), align="left"),
-    )
-    middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
-    count = f"the slowest {len(slowest)} of {count_of(len(between), 'pair')}{middle}; report.json has them all"
-    return (Table(columns=columns, indent=2), Text(text=count, indent=2))
+    columns.insert(0, Column(name="", cells=ends, align="left"))
+    tones = dict.fromkeys(matrix.blamed, Tone.STRONG)
+    return (title, Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 
 
 def cell_key(one: int, other: int) -> tuple[int, int]:
     return (one, other) if one <= other else (other, one)
-
-
-def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
-    return "one after the other" if alone else "several at once"
-
-
-PALER = "The paler, the slower."
 
 
 def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
@@ -372,16 +337,12 @@ def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLin
 
 def matrix_picture(matrix: Matrix) -> Grid:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
-    if len(matrix.ends) <= MAX_COLUMNS:
-        choose_ends = list(range(len(matrix.ends)))
-    else:
-        slowest: dict[int, float] = {}
-        for pair, value in matrix.between.items():
-            for at in pair:
-                slowest[at] = min(value, slowest.get(at, math.inf))
-        order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
-        choose_ends = sorted(order[:MAX_COLUMNS])
-    shown, lowest = choose_ends, matrix.lowest
+    slowest: dict[int, float] = {}
+    for pair, value in matrix.between.items():
+        for at in pair:
+            slowest[at] = min(value, slowest.get(at, math.inf))
+    order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
+    shown, lowest = sorted(order[:MAX_COLUMNS]), matrix.lowest
     values = [value for value in matrix.between.values() if value > 0]
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
