@@ -196,6 +196,9 @@ BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
 ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
 MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
 MAX_CHARACTERS = 31  # what fits a line of a box
+TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
+ABSENT = -1
+HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
 
 
 def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
@@ -233,12 +236,21 @@ def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
     for one, other in graph.links:
         verb = "waits" if len(graph.classes[one].ranks) == 1 else "wait"
         sentences.append(f"{_words(graph.classes[one])} {verb} for {_words(graph.classes[other])}")
+    boxes = []
+    for at, place in sorted(places.items()):
+        waiting = graph.classes[at]
+        lines = (format_ranks(waiting.ranks), waiting.state, waiting.place.rpartition("/")[2])
+        cut = [
+            line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+            for line in map(clean, filter(None, lines))
+        ]
+        boxes.append((*place, cut, waiting.blamed, _words(waiting)))
     below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
     backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
     return {
         "width": 2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
         "height": below + MARGIN + (DOWN * 2 if backward else 0),
-        "boxes": [_box(graph.classes[node], places[node]) for node in sorted(places)],
+        "boxes": boxes,
         "arrows": [_path(places[one], places[other], below) for one, other in edges],
         "words": sentences,
         "left_out": len(graph.classes) - count,
@@ -281,23 +293,9 @@ def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
     return f"M{from_x} {start[1] + BOX_HEIGHT}C{from_x} {low} {into_x} {low} {into_x} {end[1] + BOX_HEIGHT}"
 
 
-def _box(node: WaitingRanks, place: tuple[int, int]) -> tuple[int, int, list[str], bool, str]:
-    lines = (format_ranks(node.ranks), node.state, node.place.rpartition("/")[2])
-    cleaned = [clean(line) for line in lines if line]
-    cut = [
-        line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
-        for line in cleaned
-    ]
-    return *place, cut, node.blamed, _words(node)
-
-
 def _words(node: WaitingRanks) -> str:
     about = ", ".join(part for part in (node.state, node.place) if part)
     return f"{format_ranks(node.ranks)} ({about})" if about else format_ranks(node.ranks)
-
-
-TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
-ABSENT = -1
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
@@ -383,9 +381,6 @@ def _ticks(time_ms: float) -> int:
     return round(time_ms * TICKS_PER_MS) if math.isfinite(time_ms) else 0
 
 
-HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
-
-
 # The macro of a block that needs no more than itself
 MACROS = {
     Heading: "heading", Text: "text", Items: "items", FactList: "facts", Table: "table", Places: "places",
@@ -444,9 +439,8 @@ def render_html(report: Report) -> str:
     env = make_environment(folder)
     style, script = read_file("page.css"), "".join(map(read_file, SCRIPTS))
     # A policy under which nothing runs but the page's own script, and nothing is loaded
-    policy = (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
-    )
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'; "
+    policy += f"style-src {_hash(style)}; script-src {_hash(script)}"
     # What the headline means to the reader
     if report.verdict is not None:
         tone = TONES[report.verdict.severity].value
@@ -493,9 +487,8 @@ def make_environment(folder: Path | None = None) -> Environment:
         return [(tuple(at), places[line]) for line, at in ranks.items()]
 
     def by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
-        return [
-            (group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)
-        ]
+        groups = itertools.groupby(columns, lambda column: column.group)
+        return [(group, len(list(members))) for group, members in groups]
 
     env = Environment(
         loader=FileSystemLoader(FOLDER),
