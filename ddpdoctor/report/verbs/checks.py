@@ -74,14 +74,8 @@ def machine_pictures(report: Report) -> Iterator[Grid]:
         differs = marked and those[0] not in most
         return (MARK if differs else "") + format_hosts(hosts[at] for at in those)
 
-    yield grid_by_member(
-        "checks by host",
-        shown,
-        range(len(hosts)),
-        name,
-        axes=("check", "host"),
-        legend=(*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check")),
-    )
+    legend = (*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check"))
+    yield grid_by_member("checks by host", shown, range(len(hosts)), name, axes=("check", "host"), legend=legend)
 
 
 def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> GridCell:
@@ -92,38 +86,30 @@ def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> Gr
         return GridCell(text=severity_word(worst), tone=TONES[worst], about=about)
     everywhere = not check.hosts and (not found or check.outcome is Outcome.PASSED)
     if everywhere or host in check.hosts:
-        return GridCell(
-            text=OUTCOME_WORDS[check.outcome], tone=OUTCOME_TONES[check.outcome], about=check.seen or check.reason
-        )
+        word, tone = OUTCOME_WORDS[check.outcome], OUTCOME_TONES[check.outcome]
+        return GridCell(text=word, tone=tone, about=check.seen or check.reason)
     if check.outcome is Outcome.PASSED:
         return GridCell(text=OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
     return GridCell(text="-", about="no problem known here")
 
 
-def checklist_content(
-    report: Report, *about: Section, pictures: Callable[[], Iterable[Grid]] = tuple
-) -> Content:  # fmt: skip
+def checklist_content(report: Report, *about: Section, pictures: Callable[[], Iterable[Grid]] = tuple) -> Content:
     """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     # The verdict. If there is none, say "no problem found" only if something was checked.
+    outcomes = {check.outcome for check in report.checks}
+    headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
     if report.verdict is not None:
-        checks_headline = report.verdict.summary
-    else:
-        outcomes = {check.outcome for check in report.checks}
-        if Outcome.PASSED in outcomes or not outcomes:
-            checks_headline = "no problem found"
-        else:
-            checks_headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
-    # Say how many machines and ranks were checked, if there are several
+        headline = report.verdict.summary
+    elif Outcome.PASSED in outcomes or not outcomes:
+        headline = "no problem found"
     # With --nnodes, world_size counts nodes, not ranks.
     ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
-    parts = [count_of(count, "host")] if count > 1 else []
-    if isinstance(ranks, int):
-        parts.append(count_of(ranks, "rank"))
+    parts = [count_of(count, "host") if count > 1 else "", count_of(ranks, "rank") if isinstance(ranks, int) else ""]
     return Content(
-        headline=checks_headline,
-        status=", ".join(filter(None, (", ".join(parts), count_findings(report.findings)))),
+        headline=headline,
+        status=", ".join(filter(None, (*parts, count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,
         draw_pictures=lambda: (*machine_pictures(report), *pictures()),
@@ -165,13 +151,12 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
         known = isinstance(count, int)
         rows["tensors"][at] = GridCell(text=str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
     rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in kinds}
-    yield grid_by_member(
-        "what could be read of each file, and what it holds",
-        list(rows.items()),
-        range(len(files)),
-        lambda those: first_names([names[at] for at in those], MAX_NAMES),
-        axes=("", "file"),
-    )
+
+    def name(those: Sequence[int]) -> str:
+        return first_names([names[at] for at in those], MAX_NAMES)
+
+    title = "what could be read of each file, and what it holds"
+    yield grid_by_member(title, list(rows.items()), range(len(files)), name, axes=("", "file"))
 
 
 def checkpoint_content(report: Report) -> Content:
@@ -206,14 +191,8 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Gri
         named, rank = rank_list((number + 1 for number in those), noun="file"), facts.files[those[0]].rank
         return named if len(those) > 1 or rank is None else f"{named} (rank {rank})"
 
-    yield grid_by_member(
-        "contents that differ",
-        rows,
-        files,
-        name,
-        axes=("tensor or value", "file"),
-        legend=(SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value")),
-    )
+    legend = (SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value"))
+    yield grid_by_member("contents that differ", rows, files, name, axes=("tensor or value", "file"), legend=legend)
 
 
 def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
@@ -256,7 +235,18 @@ def diff_content(report: Report) -> Content:
     shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
     table: tuple[Section, ...] = ()
     if shown:
-        rows = [row for one in shown[:MAX_TENSORS] for row in _tensor_rows(one, several=len(facts.files) > 2)]
+        rows: list[tuple[str, ...]] = []
+        for part in shown[:MAX_TENSORS]:
+            if not part.apart:
+                seen = " | ".join(part.seen)
+                absent = f"not in file {', '.join(str(n + 1) for n in part.absent_in)}" if part.absent_in else ""
+                rows.append((part.name, "; ".join(filter(None, [seen, absent])), "", "", "", ""))
+            for each in part.apart:  # a row for each file that differs from the first
+                against = f", file {each.file + 1} against {each.against + 1}" if len(facts.files) > 2 else ""
+                largest = "" if each.largest is None else f"{each.largest:.3g}"
+                relative = "" if each.relative is None else f"{each.relative:.2g}"
+                what = "".join(part.seen[:1]) + against
+                rows.append((part.name, what, str(each.differing), str(each.of), largest, relative))
         more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
         table = ((table_of(HEADS, rows, left=2), *more),)
     return Content(
@@ -268,25 +258,6 @@ def diff_content(report: Report) -> Content:
     )
 
 
-def _tensor_rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:
-    """Return a row for each file that differs from the first. With several files, rows say "3 against 1"."""
-    if not one.apart:
-        seen = " | ".join(one.seen)
-        absent = f"not in file {', '.join(str(n + 1) for n in one.absent_in)}" if one.absent_in else ""
-        return [(one.name, "; ".join(filter(None, [seen, absent])), "", "", "", "")]
-    return [
-        (
-            one.name,
-            "".join(one.seen[:1]) + (f", file {each.file + 1} against {each.against + 1}" if several else ""),
-            str(each.differing),
-            str(each.of),
-            "" if each.largest is None else f"{each.largest:.3g}",
-            "" if each.relative is None else f"{each.relative:.2g}",
-        )
-        for each in one.apart
-    ]
-
-
 LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."
 
 
@@ -296,21 +267,14 @@ def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count
         row = []
         for other, peer in enumerate(ranks):
             shared, fewer = both[at][other], min(both[at][at], both[other][other])
-            if at == other:
-                about = f"rank {rank}: {count_of(shared, 'sample')}"
-                row.append(GridCell(text=str(shared), tone=Tone.STRONG, about=about))
-            else:
-                about = f"ranks {rank} and {peer}: {shared} of {count_of(fewer, 'sample')}"
-                row.append(GridCell(text=str(shared), about=about, level=linear_level(shared, fewer)))
+            about = f"ranks {rank} and {peer}: {shared} of {count_of(fewer, 'sample')}"
+            row.append(GridCell(text=str(shared), about=about, level=linear_level(shared, fewer)))
+        about = f"rank {rank}: {count_of(both[at][at], 'sample')}"
+        row[at] = GridCell(text=str(both[at][at]), tone=Tone.STRONG, about=about)
         cells.append(tuple(row))
+    legend = (LEGEND, *not_shown(count - len(ranks), "rank"))
     return Grid(
-        title=title,
-        rows=names,
-        columns=names,
-        cells=tuple(cells),
-        row_name="rank",
-        column_name="rank",
-        legend=(LEGEND, *not_shown(count - len(ranks), "rank")),
+        title=title, rows=names, columns=names, cells=tuple(cells), row_name="rank", column_name="rank", legend=legend
     )
 
 
@@ -328,16 +292,15 @@ def shares_content(report: Report) -> Content:
     alike = grouped(
         ((rank.drawn, rank.repeated, rank.batches, rank.last_batch, rank.delivered), rank.rank) for rank in shares.ranks
     )
-    rows: list[tuple[str, ...]] = []
-    for (*numbers, _), ranks in alike.items():
-        rows.append((_each(ranks), *map(str, numbers), str(by_rank[ranks[0]].left_out)))
+    rows: list[tuple[str, ...]] = [
+        (_each(ranks), *map(str, numbers), str(by_rank[ranks[0]].left_out)) for (*numbers, _), ranks in alike.items()
+    ]
     rows.append(("in all", str(drawn), str(repeated), str(batches), "", str(left_out)))
     plan = shares.plan
     different = "; how many are different depends on each rank's shuffle"
     if shares.unique is not None:
-        different = (
-            f", {shares.unique} of {plan.samples} different, {shares.duplicates} repeated, {shares.missed} missed"
-        )
+        different = f", {shares.unique} of {plan.samples} different"
+        different += f", {shares.duplicates} repeated, {shares.missed} missed"
     flags = [
         *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
         *(["drop_last=True"] if plan.drop_last else []),
@@ -368,20 +331,11 @@ def drawn_content(report: Report) -> Content:
     totals: list[str] = []
     pictures: list[Grid] = []
     for one in drawn.passes:
-        marked = ((row, "" if row.complete else "+") for row in one.ranks)
-        found = grouped(
-            (
-                (
-                    f"{row.drawn}{more}",
-                    "?" if row.repeated is None else str(row.repeated),
-                    f"{row.batches}{more}",
-                    str(row.last_batch),
-                ),
-                row.rank,
-            )
-            for row, more in marked
-        )
-        for place, (numbers, ranks) in enumerate(found.items()):
+        counts = []
+        for row in one.ranks:
+            more, repeated = "" if row.complete else "+", "?" if row.repeated is None else str(row.repeated)
+            counts.append(((f"{row.drawn}{more}", repeated, f"{row.batches}{more}", str(row.last_batch)), row.rank))
+        for place, (numbers, ranks) in enumerate(grouped(counts).items()):
             rows.append(("" if place else str(one.number), _each(ranks), *numbers))
         different = f", {one.unique} different, {one.shared} drawn by two ranks or more, {one.missed} by none"
         if one.unique is None:

@@ -13,7 +13,7 @@ from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
-from ddpdoctor.model.words import count_of, format_numbers, majority_of, rank_list
+from ddpdoctor.model.words import count_of, format_numbers, grouped, majority_of, rank_list
 from ddpdoctor.report.blocks import (
     MARK,
     MAX_ROWS,
@@ -36,7 +36,6 @@ from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.findings import Finding, RankRow, Report
@@ -50,8 +49,7 @@ NOUNS = {
     What.STATE: "optimizer state",
 }
 SAME_LETTER = "Equal letters: equal contents. Most have A."
-EQUAL = "equal"
-OTHER = "other"
+EQUAL, OTHER = "equal", "other"
 
 
 def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[Grid]:
@@ -60,8 +58,26 @@ def consistency_pictures(consistency: Consistency | None, findings: Iterable[Fin
     tone = tone_of(findings)
     several = len({(stream.group, stream.model) for stream in streams}) > 1
     for stream in streams:
-        if any(each.splits for each in stream.differences):
-            yield _grid(stream, tone, several=several)
+        splits = [(each, split) for each in stream.differences for split in each.splits][:MAX_ROWS]
+        if not splits:
+            continue
+        rows = [_row(stream, each, split, tone) for each, split in splits]
+        ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
+        hidden = sum(each.differing for each in stream.differences) - len(splits)
+        # One row for each kind of tensors, for those that are equal on all ranks
+        equal = dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
+        differences = {each.what: each for each in stream.differences}
+        for what in stream.kinds:
+            if (difference := differences.get(what)) is None:
+                rows.append((f"all {NOUNS[what]}", equal))
+            elif others := difference.of - difference.differing:
+                rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
+        points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
+        model = f", model {stream.model}" if several and stream.model > 0 else ""
+        outside = ", parameters outside DDP" if stream.model < 0 else ""
+        title = f"replicas that differ, compared {points}{model}{outside}"
+        legend = (SAME_LETTER, *not_shown(hidden, "differing tensor"))
+        yield grid_by_member(title, rows, ranks, format_ranks, axes=("tensor", "rank"), legend=legend)
 
 
 def tone_of(findings: Iterable[Finding]) -> Tone:
@@ -73,32 +89,6 @@ def tone_of(findings: Iterable[Finding]) -> Tone:
 def letter(side: int) -> str:
     """Return the letter of a set of equal contents: A for the largest set. Beyond Z, a word stands for all others."""
     return ascii_uppercase[side] if side < len(ascii_uppercase) else OTHER
-
-
-def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
-    splits = [(each, split) for each in stream.differences for split in each.splits][:MAX_ROWS]
-    rows = [_row(stream, each, split, tone) for each, split in splits]
-    ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
-    hidden = sum(each.differing for each in stream.differences) - len(splits)
-    # One row for each kind of tensors, for those that are equal on all ranks
-    equal = dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
-    differences = {one.what: one for one in stream.differences}
-    for what in stream.kinds:
-        if (difference := differences.get(what)) is None:
-            rows.append((f"all {NOUNS[what]}", equal))
-        elif others := difference.of - difference.differing:
-            rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
-    points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
-    model = f", model {stream.model}" if several and stream.model > 0 else ""
-    outside = ", parameters outside DDP" if stream.model < 0 else ""
-    return grid_by_member(
-        f"replicas that differ, compared {points}{model}{outside}",
-        rows,
-        ranks,
-        format_ranks,
-        axes=("tensor", "rank"),
-        legend=(SAME_LETTER, *not_shown(hidden, "differing tensor")),
-    )
 
 
 def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone) -> Row:
@@ -150,18 +140,9 @@ def loader_pictures(report: Report) -> Iterator[Grid]:
     def name(those: Sequence[int]) -> str:
         return (MARK if marked.intersection(those) else "") + format_ranks(those)
 
-    yield grid_by_member(
-        "what ranks took from loaders",
-        shown,
-        ranks,
-        name,
-        axes=("pass", "rank"),
-        legend=(
-            SAME_ORDER,
-            *((NAMED,) if marked.intersection(ranks) else ()),
-            *not_shown(len(rows) - len(shown), "row"),
-        ),
-    )
+    named = (NAMED,) if marked.intersection(ranks) else ()
+    legend = (SAME_ORDER, *named, *not_shown(len(rows) - len(shown), "row"))
+    yield grid_by_member("what ranks took from loaders", shown, ranks, name, axes=("pass", "rank"), legend=legend)
 
 
 def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
@@ -213,18 +194,11 @@ def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | Non
     if not root.below:
         return None
     # The lines that the verdict names, each with its ranks
-    found: dict[tuple[str, int], set[int]] = {}
-    for place in verdict.where if verdict is not None else ():
-        found.setdefault((place.file, place.line), set()).add(place.rank)
-    return Tree(
-        title="Stacks of the main threads",
-        roots=tuple(_build(root.below, {line: frozenset(ranks) for line, ranks in found.items()})),
-    )
+    blamed = grouped(((place.file, place.line), place.rank) for place in (verdict.where if verdict is not None else ()))
+    return Tree(title="Stacks of the main threads", roots=tuple(_build(root.below, blamed)))
 
 
-def _build(
-    below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], AbstractSet[int]]
-) -> Iterator[TreeNode]:  # fmt: skip
+def _build(below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], Sequence[int]]) -> Iterator[TreeNode]:
     for frame, node in sorted(below.items(), key=lambda item: (-len(item[1].ranks), item[1].ranks)):
         parts = _FRAME.fullmatch(frame)
         file, line = (parts["file"], int(parts["line"])) if parts and len(parts["line"]) < 10 else (frame, 0)
@@ -233,7 +207,7 @@ def _build(
             text=f"{place} in {parts['function']}" if parts else place,
             ranks=tuple(node.ranks),
             strong=not _LIBRARY.search(file),
-            blamed=not blamed.get((file, line), frozenset()).isdisjoint(node.ranks),
+            blamed=any(rank in node.ranks for rank in blamed.get((file, line), ())),
             children=tuple(_build(node.below, blamed)),
         )
 
@@ -282,21 +256,17 @@ def job_content(report: Report) -> Content:
         if (verdict := attempt.verdict) is None:
             attempt_sections.append((Text(text="no cause found", indent=2),))
             continue
-        facts = (
-            FactEntry(label="wrong", texts=(verdict.summary,)),
-            FactEntry(label="where", texts=merge_places(verdict.where)),
-        )
+        wrong = FactEntry(label="wrong", texts=(verdict.summary,))
+        where = FactEntry(label="where", texts=merge_places(verdict.where))
         title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
-        attempt_sections.append((title, FactList(facts=facts, width=LABEL_WIDTH)))
+        attempt_sections.append((title, FactList(facts=(wrong, where), width=LABEL_WIDTH)))
     if attempts:
         attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
+    sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
     return Content(
         headline=_headline(report, restarts),
         status=status_words(report, restarts),
-        sections=(
-            *attempt_sections,
-            *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
-        ),
+        sections=(*attempt_sections, *sections),
         remarks=(*(() if replicas is None else (replicas,)), *starved),
         ends_with_verdict=True,
         others=tuple(finding for finding in report.findings if finding != report.verdict and finding not in earlier),
@@ -354,10 +324,8 @@ def _ending(attempt: Attempt) -> str:
 def replica_words(report: Report) -> str | None:
     """Return how often replicas were compared, and the result. None if they were not compared or findings say it."""
     consistency = read_part(Consistency, report.data.get("consistency"), "replicas")
-    said = any(
-        finding.code.startswith(REPLICAS) and finding.severity is not Severity.INFO for finding in report.findings
-    )
-    if consistency is None or said:
+    problems = (finding for finding in report.findings if finding.severity is not Severity.INFO)
+    if consistency is None or any(finding.code.startswith(REPLICAS) for finding in problems):
         return None
     compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
     if not compared:
@@ -391,21 +359,16 @@ def evidence_content(report: Report) -> Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
-    if about.get("job"):
-        status = str(about["job"])
-    else:
-        lines = _number(about, "lines")
-        read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
-        runs = _number(about, "runs")
-        which = f", the last of {runs} runs" if runs > 1 else ""
-        status = f"{read}{which}"
+    lines, runs = _number(about, "lines"), _number(about, "runs")
+    read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
+    which = f", the last of {runs} runs" if runs > 1 else ""
+    status = str(about.get("job") or f"{read}{which}")
     # The verdict, or why there is none
+    headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
     if report.verdict is not None:
         headline = report.verdict.summary
     elif any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
         headline = "cannot tell the cause from this"
-    else:
-        headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
     # Why the cause cannot be told, and what to collect, one instruction a line
     lacking: tuple[Section, ...] = ()
     if about.get("unclear"):
@@ -422,7 +385,7 @@ def evidence_content(report: Report) -> Content:
     what = (
         FactEntry(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
         FactEntry(label="ranks", texts=(ranks,)),
-        FactEntry(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
+        FactEntry(label="run", texts=(str(about.get("run")),) if runs > 1 else ()),
         FactEntry(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
         FactEntry(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
@@ -59,9 +58,8 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
     heads = ("change", "shorter step", "if")
     heading = Heading(text="what a change would gain (predicted)")
     blocks = (heading, table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
-    if not refused:
-        return blocks
-    return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2))
+    more = Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
+    return (*blocks, more) if refused else blocks
 
 
 SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
@@ -79,7 +77,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     rows = [row for row in budget.phases if is_shown(row, budget)]
-    network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
+    network = read_part(NetworkUse, said.get("network"), "use of the network")
     shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
     lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
     if budget.overlap is not None:
@@ -88,6 +86,10 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
         lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
+    if network is not None and network.limit_gb_s is not None:
+        used = f"{network.used_gb_s:.2g} GB/s on average ({format_about(network.step_bytes)} a step)"
+        could = f"the network could carry {network.limit_gb_s:.3g} GB/s ({network.source})"
+        lines.append(f"{could}; the reductions of this job use {used}")
     shown: Section = (
         Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
         table_of(
@@ -103,7 +105,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 for row in rows
             ],
         ),
-        *(Text(text=line, indent=2) for line in (*lines, network) if line),
+        *(Text(text=line, indent=2) for line in lines),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -117,14 +119,6 @@ def speed_data(report: Report) -> dict[str, Any]:
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
-
-
-def network_words(use: NetworkUse | None) -> str | None:
-    """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
-    if use is None or use.limit_gb_s is None:
-        return None
-    used = f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
-    return f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use {used}"
 
 
 def number(value: float) -> str:
@@ -152,38 +146,29 @@ PHASES = {
 def speed_pictures(report: Report) -> Iterator[Grid]:
     """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
-    if asked:
-        yield from _budget_pictures(report)
+    budget = read_picture(Budget, speed_data(report).get("budget")) if asked else None
+    phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
+    if budget is not None and phases:
+        wall_ms = budget.wall_ms
+
+        def cell(time_ms: float, whose: str = "") -> GridCell:
+            about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
+            return GridCell(text=number(time_ms), about=about, level=linear_level(time_ms, wall_ms))
+
+        yield Grid(
+            title="time of a step by phase, in ms",
+            rows=tuple(row.phase for row in phases),
+            columns=("critical rank", "median rank", "worst rank"),
+            cells=tuple(
+                (cell(row.critical_ms), cell(row.median_ms), cell(row.worst_ms, f" on rank {row.worst_rank}"))
+                for row in phases
+            ),
+            row_name="phase",
+            column_name="rank",
+            legend=("The darker, the more of the step.",),
+        )
     if asked or any(finding.code == STRAGGLER for finding in report.findings):
         yield from _pace_pictures(report)
-
-
-def _budget_pictures(report: Report) -> Iterator[Grid]:
-    budget = read_picture(Budget, speed_data(report).get("budget"))
-    phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
-    if budget is None or not phases:
-        return
-
-    def cells(row: PhaseRow) -> tuple[GridCell, ...]:
-        worst = f" on rank {row.worst_rank}"
-        return tuple(
-            GridCell(
-                text=number(value),
-                about=f"{ms(value)}, {value / (budget.wall_ms or 1):.1%} of the step{whose}",
-                level=linear_level(value, budget.wall_ms),
-            )
-            for value, whose in ((row.critical_ms, ""), (row.median_ms, ""), (row.worst_ms, worst))
-        )
-
-    yield Grid(
-        title="time of a step by phase, in ms",
-        rows=tuple(row.phase for row in phases),
-        columns=("critical rank", "median rank", "worst rank"),
-        cells=tuple(map(cells, phases)),
-        row_name="phase",
-        column_name="rank",
-        legend=("The darker, the more of the step.",),
-    )
 
 
 def _pace_pictures(report: Report) -> Iterator[Grid]:
@@ -200,9 +185,8 @@ def _pace_pictures(report: Report) -> Iterator[Grid]:
         return
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
     shown = {rank: paces[rank] for rank in sorted(slowest[:MAX_COLUMNS])}
-    named = {
-        rank for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)) for rank in finding.ranks
-    }
+    slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
+    named = {rank for finding in slow for rank in finding.ranks}
     longest = max(pace["step_ms"] for pace in shown.values())
 
     def name(ranks: Sequence[int]) -> str:
@@ -211,14 +195,9 @@ def _pace_pictures(report: Report) -> Iterator[Grid]:
     def cell(value: float) -> GridCell:
         return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
 
-    yield grid_by_member(
-        "usual step by rank, in ms",
-        [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()],
-        shown,
-        name,
-        axes=("phase", "rank"),
-        legend=(*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank")),
-    )
+    by_phase = [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()]
+    legend = (*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank"))
+    yield grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
 
 
 STEP = "step"
@@ -329,52 +308,37 @@ def run_diff_content(report: Report) -> Content:
     )
     sections: list[Section] = []
     if found.differences:
-        rows = [
-            (difference.topic.value, difference.name, _cut(difference.first), _cut(difference.second))
-            for difference in found.differences
-        ]
-        narrow = FactList(
-            facts=tuple(
-                FactEntry(
-                    label=difference.topic.value,
-                    texts=(difference.name, f"A: {difference.first or ABSENT}", f"B: {difference.second or ABSENT}"),
-                )
-                for difference in found.differences
-            )
-        )
-        table = replace(table_of(HEADS, rows, left=4), instead=(narrow,))
+        rows, facts = [], []
+        for each in found.differences:
+            rows.append((each.topic.value, each.name, _cut(each.first), _cut(each.second)))
+            texts = (each.name, f"A: {each.first or ABSENT}", f"B: {each.second or ABSENT}")
+            facts.append(FactEntry(label=each.topic.value, texts=texts))
+        table = table_of(HEADS, rows, left=4, instead=(FactList(facts=tuple(facts)),))
         sections.append((Heading(text="differences, the most telling first"), table))
     if found.not_compared:
         unknown = f"not compared, because one run has no facts: {', '.join(found.not_compared)}"
         sections.append((Text(text=unknown, tone=Tone.SKIPPED),))
+    # The difference that tells most. The verdicts themselves are what is to be explained.
+    causes = [difference for difference in found.differences if difference.topic not in {Topic.VERDICT, Topic.PACE}]
+    if not found.differences:
+        headline = f"no difference found (compared: {', '.join(found.compared) or 'nothing'})"
+    elif not causes:
+        topics = dict.fromkeys(difference.topic.value for difference in found.differences)
+        headline = f"the runs differ only in {' and '.join(topics)}"
+    else:
+        more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
+        a, b = (_cut(value) or "not set" for value in (causes[0].first, causes[0].second))
+        headline = f"the runs differ in {causes[0].name}: {a} in A, {b} in B{more}"
     return Content(
-        headline=_most_telling(found),
+        headline=headline,
         verb="diff",
         about=((FactList(facts=sides),),),
         sections=tuple(sections),
         records=Records(
             names=("topic", "name", "first", "second"),
-            rows=tuple(
-                (difference.topic.value, difference.name, difference.first, difference.second)
-                for difference in found.differences
-            ),
+            rows=tuple((each.topic.value, each.name, each.first, each.second) for each in found.differences),
         ),
     )
-
-
-def _most_telling(found: RunDifferences) -> str:
-    """Name the difference that tells most. The verdicts themselves are what is to be explained."""
-    causes = [difference for difference in found.differences if difference.topic not in {Topic.VERDICT, Topic.PACE}]
-    if not found.differences:
-        kinds = ", ".join(found.compared) or "nothing"
-        return f"no difference found (compared: {kinds})"
-    if not causes:
-        topics = dict.fromkeys(difference.topic.value for difference in found.differences)
-        return f"the runs differ only in {' and '.join(topics)}"
-    first = causes[0]
-    more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
-    a, b = (_cut(value) or "not set" for value in (first.first, first.second))
-    return f"the runs differ in {first.name}: {a} in A, {b} in B{more}"
 
 
 def _cut(text: str) -> str:

@@ -54,23 +54,19 @@ def reference_pictures(trial: Trial) -> Iterator[Grid]:
     names = sorted(errors, key=lambda name: -worst[name])
     shown = names[:MAX_ROWS]
     highest = worst[names[0]]
+
+    def cell(tensor: GradientErrors) -> GridCell:
+        scale, ratio = tensor.norm or 1, error_ratio(tensor)
+        about = f"relative error {tensor.whole / scale:.1e}, rounding {tensor.rounding / scale:.1e}"
+        return GridCell(text=f"{ratio:.3g}", about=about, level=log_level(max(ratio, 1.0), 1.0, highest))
+
     yield grid_by_member(
         "how many times the rounding error DDP's gradient is off from that of one process",
-        [(name, {at: _cell(one, highest) for at, one in errors[name].items()}) for name in shown],
+        [(name, {at: cell(tensor) for at, tensor in errors[name].items()}) for name in shown],
         range(len(steps)),
         lambda those: ", ".join(f"step {steps[at].step}" for at in those),
         axes=("parameter", "step"),
         legend=not_shown(len(names) - len(shown), "parameter"),
-    )
-
-
-def _cell(one: GradientErrors, highest: float) -> GridCell:
-    scale = one.norm or 1
-    ratio = error_ratio(one)
-    return GridCell(
-        text=f"{ratio:.3g}",
-        about=f"relative error {one.whole / scale:.1e}, rounding {one.rounding / scale:.1e}",
-        level=log_level(max(ratio, 1.0), 1.0, highest),
     )
 
 
@@ -96,33 +92,28 @@ def trial_content(report: Report) -> Content:
         more = len(step.tensors) - WORST
         rows = []
         for errors in sorted(step.tensors, key=lambda tensor: -error_ratio(tensor))[:WORST]:
-            scale = errors.norm or 1
-            rows.append(
-                (
-                    errors.name,
-                    f"{errors.whole / scale:.1e}",
-                    f"{errors.rounding / scale:.1e}",
-                    f"{error_ratio(errors):.3g}",
-                )
-            )
-        sections.append(
-            (
-                Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
-                Text(
-                    text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2
-                ),
-                table_of(("", "error", "rounding", "times"), rows),
-                *(
-                    [Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)]
-                    if more > 0
-                    else []
-                ),
-            )
-        )
+            whole, rounding = errors.whole / (errors.norm or 1), errors.rounding / (errors.norm or 1)
+            rows.append((errors.name, f"{whole:.1e}", f"{rounding:.1e}", f"{error_ratio(errors):.3g}"))
+        heading = Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}")
+        said = f"relative errors at step {step.step}{among}; rounding as measured against {against}"
+        rest = Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)
+        table = table_of(("", "error", "rounding", "times"), rows)
+        sections.append((heading, Text(text=said, indent=2), table, *([rest] if more > 0 else [])))
     if trial.rerun is not None and trial.rerun.step is None:
         sections.append((Text(text="a second run with the same seed: equal bits on every rank"),))
+    headline = "nothing was trained"
+    if report.verdict is not None:
+        headline = report.verdict.summary
+    elif trial.consistency is not None:
+        headline = f"the replicas stayed equal over {count_of(trial.settings.steps, 'step')}"
+        if trial.reference is not None:
+            judged = (check for check in report.checks if REFERENCE in {check.id, check.code})
+            said = "the comparison with one process is inconclusive"
+            if any(check.outcome is Outcome.PASSED for check in judged):
+                said = "DDP's gradient equals that of one process"
+            headline += f", {said}"
     return Content(
-        headline=_healthy(trial, report) if report.verdict is None else report.verdict.summary,
+        headline=headline,
         status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
         about=((items(_about(trial)),),),
         sections=(*sections, *((items([note], "to know: "),) for note in trial.notes)),
@@ -166,15 +157,3 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
                 how += f"{first.row.name}{part}: {sides}"
             facts.append(FactEntry(label=words, texts=(how,), tone=Tone.PLAIN))
     return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=tuple(facts))),)
-
-
-def _healthy(trial: Trial, report: Report) -> str:
-    if trial.consistency is None:
-        return "nothing was trained"
-    parts = [f"the replicas stayed equal over {count_of(trial.settings.steps, 'step')}"]
-    if trial.reference is not None:
-        passed = any(check.outcome is Outcome.PASSED and REFERENCE in {check.id, check.code} for check in report.checks)
-        parts.append(
-            "DDP's gradient equals that of one process" if passed else "the comparison with one process is inconclusive"
-        )
-    return ", ".join(parts)
