@@ -77,7 +77,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     rows = [row for row in budget.phases if is_shown(row, budget)]
-    network = read_part(NetworkUse, said.get("network"), "use of the network")
+    network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
     shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
     lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
     if budget.overlap is not None:
@@ -86,10 +86,6 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
         lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
-    if network is not None and network.limit_gb_s is not None:
-        used = f"{network.used_gb_s:.2g} GB/s on average ({format_about(network.step_bytes)} a step)"
-        could = f"the network could carry {network.limit_gb_s:.3g} GB/s ({network.source})"
-        lines.append(f"{could}; the reductions of this job use {used}")
     shown: Section = (
         Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
         table_of(
@@ -105,7 +101,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 for row in rows
             ],
         ),
-        *(Text(text=line, indent=2) for line in lines),
+        *(Text(text=line, indent=2) for line in (*lines, network) if line),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -119,6 +115,14 @@ def speed_data(report: Report) -> dict[str, Any]:
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
+
+
+def network_words(use: NetworkUse | None) -> str | None:
+    """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
+    if use is None or use.limit_gb_s is None:
+        return None
+    used = f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
+    return f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use {used}"
 
 
 def number(value: float) -> str:

@@ -135,13 +135,11 @@ def network_use(state: SpeedState, curves: MeasuredCurves | None = None) -> Netw
     settings, ranks = settings_of(state), len(state.ranks)
     if not settings.gradient_bytes or not settings.reductions or ranks < 2 or not state.budget.wall_ms:
         return None
-    limit: tuple[float, str] | None
+    limit = _by_link(state.job) or _by_reference(state.job, ranks)
     if curves is not None:
         _, mid, _ = curves
         points = zip(mid.sizes_bytes, mid.times_ms, strict=True)
         limit = max(ring_factor(mid.ranks) * size / time / 1e6 for size, time in points), "allreduce-bench"
-    else:
-        limit = _by_link(state.job) or _by_reference(state.job, ranks)
     step_bytes = settings.gradient_bytes * settings.reductions
     return NetworkUse(
         step_bytes=round(step_bytes),
@@ -159,12 +157,9 @@ def _by_link(job: Job) -> tuple[float, str] | None:
     links = []
     for node in (job.machine, *(seen.machine for seen in job.elsewhere)):
         network = known(node.network) if node is not None else None
-        default, interfaces = (network.default_interface, network.interfaces) if network is not None else (None, ())
-        links += [
-            (interface.speed_mb_s, interface.name)
-            for interface in interfaces
-            if interface.name == default and interface.speed_mb_s
-        ]
+        if network is not None:
+            name = network.default_interface
+            links += [(i.speed_mb_s, i.name) for i in network.interfaces if i.name == name and i.speed_mb_s]
     if len(links) < len(hosts):
         return None
     speed_mb_s, name = min(links)

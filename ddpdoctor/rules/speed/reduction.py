@@ -128,8 +128,8 @@ class ReductionCurve:
 
 
 LinkModel: TypeAlias = ReductionCost | ReductionCurve
-# A curve that ``allreduce-bench`` measured, between the ends of the 95 % intervals of its points.
-MeasuredCurves: TypeAlias = tuple[ReductionCurve, ReductionCurve, ReductionCurve]
+# A curve that ``allreduce-bench`` measured, between the curves of the ends of the 95 % intervals of its points.
+MeasuredCurves: TypeAlias = tuple[ReductionCurve, ...]
 
 
 def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | None:
@@ -147,10 +147,8 @@ def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | No
         return None
     sizes = tuple(point.size_bytes for point in points)
     columns = zip(*((point.p50_low_us, point.p50_us, point.p50_high_us) for point in points), strict=True)
-    low, mid, high = (
-        ReductionCurve(ranks=ranks, sizes_bytes=sizes, times_ms=tuple(us / 1e3 for us in column)) for column in columns
-    )
-    return low, mid, high
+    times = (tuple(us / 1e3 for us in column) for column in columns)
+    return tuple(ReductionCurve(ranks=ranks, sizes_bytes=sizes, times_ms=times_ms) for times_ms in times)
 
 
 def scaled_to(curves: MeasuredCurves, ranks: int) -> MeasuredCurves:
@@ -159,10 +157,8 @@ def scaled_to(curves: MeasuredCurves, ranks: int) -> MeasuredCurves:
     if ranks == measured or ranks < 2 or measured < 2:
         return curves
     factor = ring_factor(ranks) / ring_factor(measured)
-    low, mid, high = (
-        replace(curve, ranks=ranks, times_ms=tuple(factor * time for time in curve.times_ms)) for curve in curves
-    )
-    return low, mid, high
+    times = (tuple(factor * time for time in curve.times_ms) for curve in curves)
+    return tuple(replace(curve, ranks=ranks, times_ms=ms) for curve, ms in zip(curves, times, strict=True))
 
 
 def networks_of(gradients: BucketGradients) -> tuple[ReductionCost, ...]:
@@ -218,8 +214,7 @@ def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int,
         if held >= caps[min(len(buckets), len(caps) - 1)]:
             buckets.append(held)
             held = 0
-    if held:
-        buckets.append(held)
+    buckets += [held] if held else []
     return tuple(reversed(buckets)) if gradients.by_registration else tuple(buckets)
 
 
@@ -267,10 +262,10 @@ def contention(ranks: Iterable[Rank]) -> str:
     cores = 0
     is_known = False
     for rank in ranks:
-        if rank.speed is None or rank.speed.core_time is None or not rank.speed.core_time.elapsed_ms:
+        time, around = (rank.speed.core_time, rank.speed.surroundings) if rank.speed is not None else (None, None)
+        if time is None or not time.elapsed_ms:
             continue
         is_known = True
-        time, around = rank.speed.core_time, rank.speed.surroundings
         if time.queued_ms > MOST_QUEUED * time.elapsed_ms:
             return f"rank {rank.rank} waited for a core for {time.queued_ms / time.elapsed_ms:.0%} of the time"
         if around is not None:

@@ -232,14 +232,9 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
     warm_up = min(MOST_WARM_UP, int(WARM_UP_SHARE * last) + 1)
     parts = {rank: speed.kept.parts_ms for rank, speed in speeds.items()}
     for most in LOOK_SHARES:
-        numbers = [
-            number
-            for number in common
-            if number > warm_up
-            and not any(
-                parts[rank]["own"][at[number]] > most * parts[rank]["wall"][at[number]] for rank, at in tables.items()
-            )
-        ]
+        looks = ((parts[rank]["own"], parts[rank]["wall"], at) for rank, at in tables.items())
+        looked_at = {n for own, wall, at in looks for n in common if own[at[n]] > most * wall[at[n]]}
+        numbers = [number for number in common if number > warm_up and number not in looked_at]
         if len(numbers) >= MIN_USABLE and last >= MIN_STEPS:
             ranks = {rank: _of_ring(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
             rows = {part: zip(*(rank.parts_ms[part] for rank in ranks.values()), strict=True) for part in SHARED_PARTS}
@@ -253,17 +248,35 @@ def align_devices(speeds: Mapping[int, Speed]) -> JobSteps | None:
     tables = {rank: {number: i for i, number in enumerate(steps.numbers)} for rank, steps in known.items()}
     common = set.intersection(*map(set, tables.values())) if len(known) == len(speeds) and known else set()
     numbers = sorted(number for number in common if number > MOST_WARM_UP)
-    exposed: dict[int, float] = {}
+    if len(numbers) < MIN_USABLE:
+        return None
+    exposed_ms: dict[int, float] = {}
+    ranks: dict[int, RankSteps] = {}
     for rank, steps in known.items():
         late = [ms for iteration, ms in steps.exposed_ms.items() if iteration >= USUAL_ITERATION]
         early = [ms for iteration, ms in steps.exposed_ms.items() if iteration > FIRST_ITERATION]
-        if late or early:
-            exposed[rank] = median(late or early)
-    if len(numbers) < MIN_USABLE or len(exposed) < len(known):
-        return None
-    ranks = {rank: _of_device(known[rank], exposed[rank], [tables[rank][n] for n in numbers]) for rank in known}
+        if not late and not early:
+            return None
+        exposed_ms[rank] = median(late or early)
+        places, rows = [tables[rank][number] for number in numbers], []
+        for i in places:
+            times = {phase: column[i] for phase, column in steps.device_ms.items()}
+            host_before = steps.host_ms["before"][i]
+            data = times["before"] * min(1.0, steps.data_ms[i] / host_before) if host_before else 0.0
+            exposed = min(exposed_ms[rank], times["backward"])
+            rows.append({
+                "data": data, "host": times["before"] - data, "forward": times["forward"], "loss": times["between"],
+                "backward": times["backward"] - exposed, "optimizer": times["optimizer"], "exposed": exposed,
+                "buffers": 0.0, "calls": 0.0, "own": 0.0, "gc": min(steps.gc_ms[i], times["before"]),
+                "wall": sum(times.values()),
+            })  # fmt: skip
+        ranks[rank] = RankSteps(
+            parts_ms={part: tuple(row[part] for row in rows) for part in rows[0]},
+            cpu_ms={"data": tuple(steps.data_cpu_ms[i] for i in places)},
+            **_counts(steps, places),
+        )
     none = (0.0,) * len(numbers)
-    transfer = {"buffers": none, "exposed": (min(exposed.values()),) * len(numbers), "calls": none}
+    transfer = {"buffers": none, "exposed": (min(exposed_ms.values()),) * len(numbers), "calls": none}
     return _side_by_side(numbers, ranks, transfer, speeds)
 
 
@@ -290,10 +303,8 @@ def _of_ring(kept: StepParts, places: Sequence[int]) -> RankSteps:
 
     Of long runs the recorder reads only some steps. In the others the computation is taken to be as long as usual.
     """
-    parts = {
-        part: tuple(kept.parts_ms[part][i] for i in places)
-        for part in (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")
-    }
+    names = (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")
+    parts = {part: tuple(kept.parts_ms[part][i] for i in places) for part in names}
     known = [kept.parts_ms["backward"][i] for i in places if kept.is_split[i]]
     if known:
         most = median(known)
@@ -304,26 +315,6 @@ def _of_ring(kept: StepParts, places: Sequence[int]) -> RankSteps:
         parts_ms=parts,
         cpu_ms={name: tuple(values[i] for i in places) for name, values in kept.cpu_ms.items()},
         **_counts(kept, places),
-    )
-
-
-def _of_device(steps: DeviceSteps, exposed_ms: float, places: Sequence[int]) -> RankSteps:
-    rows = []
-    for i in places:
-        times = {phase: column[i] for phase, column in steps.device_ms.items()}
-        host_before = steps.host_ms["before"][i]
-        data = times["before"] * min(1.0, steps.data_ms[i] / host_before) if host_before else 0.0
-        exposed = min(exposed_ms, times["backward"])
-        rows.append({
-            "data": data, "host": times["before"] - data, "forward": times["forward"], "loss": times["between"],
-            "backward": times["backward"] - exposed, "optimizer": times["optimizer"], "exposed": exposed,
-            "buffers": 0.0, "calls": 0.0, "own": 0.0, "gc": min(steps.gc_ms[i], times["before"]),
-            "wall": sum(times.values()),
-        })  # fmt: skip
-    return RankSteps(
-        parts_ms={part: tuple(row[part] for row in rows) for part in rows[0]},
-        cpu_ms={"data": tuple(steps.data_cpu_ms[i] for i in places)},
-        **_counts(steps, places),
     )
 
 
@@ -348,9 +339,8 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
     wall = mean(walls)
     waiting = median(map(mean, steps.waits_ms.values()))
     rows = sum(mean(rank.input_rows) for rank in ranks.values())
-    own = (
-        speed.totals["own"].sum_ms / speed.count for speed in speeds.values() if speed.count and "own" in speed.totals
-    )
+    looked = (speed for speed in speeds.values() if speed.count and "own" in speed.totals)
+    own = (speed.totals["own"].sum_ms / speed.count for speed in looked)
     return Budget(
         phases=(
             *(row(NAMES[part], {rank: one.parts_ms[part] for rank, one in ranks.items()}) for part in BUSY_PARTS),
