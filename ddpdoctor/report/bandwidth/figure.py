@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import format_rate, format_size
+from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import describe_members, headline
-from ddpdoctor.report.bandwidth.measured import (
-    list_plotted,
-    list_references,
-    make_matrices,
-    name_series,
-    read_bandwidth,
-    sort_series,
-)
 from ddpdoctor.report.lines import clean, format_time, printable, wrap
 
 if TYPE_CHECKING:
@@ -33,13 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.bandwidth.measured import Bandwidth, Matrix, Plotted
 
 MAX_NUMBERS = 20  # With more ends than this, numbers would overlap. Then only shades and the frame are drawn.
 PANEL_CHARACTERS = 62
 
 
-def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
+def draw_matrix_panel(axes: Axes, matrix: measured.Matrix) -> None:
     """Draw a matrix: the darker, the slower. Shades are logarithmic, because slow links are slower by factors."""
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
@@ -93,7 +85,7 @@ NEAR = 0.1
 TITLE_CHARACTERS = 120
 
 
-def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
+def draw_figure(report: Report, bench: measured.Bandwidth, file_format: str) -> bytes:
     """Draw the figure as "png" or "svg". SVG text is drawn as shapes, because fonts differ between machines."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -103,7 +95,7 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
         "text.parse_math": False,  # a "$" in a name is a dollar
     }  # fmt: skip
     with mpl.rc_context(settings):
-        matrices = make_matrices(report, bench)
+        matrices = measured.make_matrices(report, bench)
         heights = (CURVES_IN, MATRIX_IN) if matrices else (CURVES_IN,)
         figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
         parts: Any = figure.subfigures(1 + bool(matrices), 1, height_ratios=heights, squeeze=False)
@@ -113,9 +105,9 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
             panels = parts[1, 0].subplots(1, len(matrices), squeeze=False)[0]
             for panel, matrix in zip(panels, matrices, strict=True):
                 draw_matrix_panel(panel, matrix)
-        series = sort_series(bench.results)
+        series = measured.sort_series(bench.results)
         names = dict.fromkeys(case.collective.value for case in series)
-        what = name_series(series[0]) if len(series) == 1 else ", ".join(names)
+        what = measured.name_series(series[0]) if len(series) == 1 else ", ".join(names)
         title = "\n".join(wrap(clean(": ".join(filter(None, (what, describe_members(bench))))), TITLE_CHARACTERS))
         said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))
         figure.suptitle(f"{title}\n{said}", fontsize=11)
@@ -127,8 +119,8 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
     return drawn.getvalue()
 
 
-def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
-    lines = list_plotted(bench)
+def draw_curves(busbw: Axes, time: Axes, bench: measured.Bandwidth) -> None:
+    lines = measured.list_plotted(bench)
     _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
     shaded = len(lines) <= MAX_LABELLED
     _prepare_axes(time, "time of a call in us: median" + (", shaded from min to p95" if shaded else ""))
@@ -150,7 +142,7 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
     if not sizes:
         return
     first, last = sizes[0], sizes[-1]
-    for reference in list_references(bench):
+    for reference in measured.list_references(bench):
         # The line is thick at the sizes to which the reference applies. Its label is at the left end.
         level, start = reference.gb_s, min(max(reference.min_size_bytes, first), last)
         busbw.plot([first, last], [level] * 2, color="black", linestyle="-.", linewidth=0.6)
@@ -165,7 +157,7 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
         _finish_axes(axes, sizes)
 
 
-def _draw_line(axes: Axes, line: Plotted, points: list[tuple[int, float]], color: str, marker: str) -> None:
+def _draw_line(axes: Axes, line: measured.Plotted, points: list[tuple[int, float]], color: str, marker: str) -> None:
     if not points:
         return
     across, up = zip(*points, strict=True)
@@ -258,7 +250,7 @@ def check_plot(path: Path) -> None:
 
 def render_plot(report: Report, suffix: str) -> bytes:
     """Draw a run of `allreduce-bench`. ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for other reports."""
-    bench = read_bandwidth(report)
+    bench = measured.read_bandwidth(report)
     if suffix == PAGE:
         from ddpdoctor.report.html.page import render_html
 

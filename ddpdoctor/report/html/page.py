@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
 from ddpdoctor.model.words import format_size, grouped
+from ddpdoctor.report import findings
 from ddpdoctor.report.blocks import (
     FactList,
     Grid,
@@ -27,17 +28,6 @@ from ddpdoctor.report.blocks import (
     Tree,
     log_share,
     read_content,
-)
-from ddpdoctor.report.findings import (
-    COMMAND,
-    OUTCOME_TONES,
-    OUTCOME_WORDS,
-    TONES,
-    UNKNOWN,
-    check_words,
-    count_checks,
-    merge_findings,
-    severity_word,
 )
 from ddpdoctor.report.lines import clean, cleaned, format_hosts, format_place, format_ranks, format_time, title_of
 
@@ -443,7 +433,7 @@ def render_html(report: Report) -> str:
     policy += f"style-src {_hash(style)}; script-src {_hash(script)}"
     # What the headline means to the reader
     if report.verdict is not None:
-        tone = TONES[report.verdict.severity].value
+        tone = findings.TONES[report.verdict.severity].value
     elif report.job is not None and report.job.ended_badly:
         tone = "warning"
     else:
@@ -460,15 +450,15 @@ def render_html(report: Report) -> str:
         headline=content.headline,
         tone=tone,
         parts=list_parts(content),
-        others=merge_findings(finding for finding in ordered if finding != report.verdict),
+        others=findings.merge_findings(finding for finding in ordered if finding != report.verdict),
         draw=BlockDrawer(env, folder).draw,
         folder=folder,
         style=style,
         script=script,
         policy=policy,
-        counts=count_checks(report),
+        counts=findings.count_checks(report),
         checks=sorted(report.checks, key=lambda check: CHECK_ORDER.index(check.outcome)),
-        has_unknown=any(check.outcome in UNKNOWN for check in report.checks),
+        has_unknown=any(check.outcome in findings.UNKNOWN for check in report.checks),
     )
 
 
@@ -499,11 +489,11 @@ def make_environment(folder: Path | None = None) -> Environment:
         finalize=finalize,
     )
     env.filters |= {
-        "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": severity_word,
-        "tone": lambda severity: TONES[severity].value, "outcome_tone": lambda outcome: OUTCOME_TONES[outcome].value,
-        "outcome_word": OUTCOME_WORDS.get, "is_command": lambda fix: COMMAND.match(fix) is not None,
+        "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": findings.severity_word,
+        "tone": lambda severity: findings.TONES[severity].value, "outcome_tone": lambda outcome: findings.OUTCOME_TONES[outcome].value,
+        "outcome_word": findings.OUTCOME_WORDS.get, "is_command": lambda fix: findings.COMMAND.match(fix) is not None,
         "whole": lambda text: escape(clean(text)),
-        "title_of": title_of, "check_words": check_words, "by_place": by_place, "by_group": by_group,
+        "title_of": title_of, "check_words": findings.check_words, "by_place": by_place, "by_group": by_group,
         "rows": lambda table: list(zip(*(column.cells for column in table.columns), strict=True)),
     }  # fmt: skip
     return env
