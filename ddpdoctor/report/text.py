@@ -439,8 +439,8 @@ def render_text(
             fix = [f"to do: {finding.fix}"] if finding.fix else []
             more = [] if finding.severity is Severity.INFO else [*places, *fix]
             texts = (f"{title_of(finding)}: {finding.summary}", *more)
-            facts.append(FactEntry(label=finding.severity.value, texts=texts, tone=TONES[finding.severity]))
-        add_sections(page, [(FactList(facts=tuple(facts), width=FACT_WIDTH),)])
+            facts.append(FactEntry(finding.severity.value, texts, tone=TONES[finding.severity]))
+        add_sections(page, [(FactList(tuple(facts), width=FACT_WIDTH),)])
         if report.verdict is not None:
             add_sections(page, [verdict_section(report.verdict)])
     else:
@@ -502,5 +502,5 @@ def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bo
             title = f"{severity_word(finding.severity)}  {title_of(finding, hosts=content.several_hosts)}"
             label = "note" if finding.severity is Severity.INFO else "wrong"
             backing = finding_facts(finding, explain=finding == report.verdict)
-            facts = FactList(facts=(FactEntry(label=label, texts=(finding.summary,)), *backing), width=FACT_WIDTH)
-            add_sections(page, [(Heading(text=title, tone=TONES[finding.severity]), facts)])
+            facts = FactList((FactEntry(label, (finding.summary,)), *backing), width=FACT_WIDTH)
+            add_sections(page, [(Heading(title, tone=TONES[finding.severity]), facts)])

@@ -161,7 +161,7 @@ def comparison_section(comparison: Comparison) -> Section:
     counted = f"{count_of(len(changes), 'size')}: {words}" + (f"; {missing}" if comparison.missing else "")
     counted = counted if changes else f"nothing to compare: {missing}"
     return (
-        Heading(text=f"against {comparison.baseline}"),
+        Heading(f"against {comparison.baseline}"),
         items([f"not alike: {difference}" for difference in comparison.differences], "  "),
         *([Table(columns=columns)] if matter else []),
         items([*more, counted], "  "),
@@ -210,7 +210,7 @@ def bandwidth_content(report: Report) -> Content:
     if late is not None and late.share >= LATE_SHARE and late.late_us > small_us:
         calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others"
         words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
-        late_section = ((Text(text=words),),)
+        late_section = ((Text(words),),)
     # How the run was cut short, and where its ranks were
     stop_sections: tuple[Section, ...] = ()
     if bench.stop is not None:
@@ -218,7 +218,7 @@ def bandwidth_content(report: Report) -> Content:
         phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
         seen = "the results above were measured before" if bench.results else "nothing was measured"
         text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
-        stop_sections = ((Text(text=text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
+        stop_sections = ((Text(text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
     return Content(
         headline=headline(report, bench),
         status=", ".join(filter(None, status)),
@@ -250,7 +250,7 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
     # Both modes share one correctness pass.
     wrongs = [[result.wrong for result in row.values() if result.wrong is not None] for row in series.rows]
     columns = (
-        Column(name="size", cells=tuple(format_size(result.size_bytes) for result in measured), weight=100),
+        Column("size", tuple(format_size(result.size_bytes) for result in measured), weight=100),
         Column(name="count", unit="elements", cells=tuple(str(result.count) for result in measured), weight=5),
         *(
             Column(
@@ -263,7 +263,7 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
             for mode in series.modes
             for name, unit, write, weight, weight_beside in _QUANTITIES
         ),
-        Column(name="wrong", cells=tuple(str(max(each)) if each else NOT_DEFINED for each in wrongs), weight=90),
+        Column("wrong", tuple(str(max(each)) if each else NOT_DEFINED for each in wrongs), weight=90),
     )
     of_series = (series.collective, series.dtype, series.redop, series.in_place)
     facts = []
@@ -282,12 +282,12 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
             residual = format_share(fit.residual)
             line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
             texts.append(line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}")
-        facts.append(FactEntry(label=curve.mode.value, texts=tuple(texts), tone=ASSESSMENTS[curve.assessment][1]))
+        facts.append(FactEntry(curve.mode.value, tuple(texts), tone=ASSESSMENTS[curve.assessment][1]))
     bad = [number for number, row in enumerate(wrongs) if any(row)]
     return (
-        Heading(text=name_series(series) + (", in place" if series.in_place else "")),
+        Heading(name_series(series) + (", in place" if series.in_place else "")),
         Table(columns=columns, tones=dict.fromkeys(bad, Tone.ERROR)),
-        FactList(facts=tuple(facts), width=MODE_WIDTH + 2),
+        FactList(tuple(facts), width=MODE_WIDTH + 2),
     )
 
 
@@ -320,9 +320,9 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
     for reason in bench.reasons:
         hosts = f"on {format_hosts(reason.hosts)}" if several and reason.hosts else ""
         whom = " ".join(filter(None, (format_ranks(reason.ranks), hosts)))
-        reasons.append(Item(text=f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
+        reasons.append(Item(f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
     title = "what could explain it" if low else "seen on the machines"
-    return ((Heading(text=title), Items(items=tuple(reasons), mark="  - ")),)
+    return ((Heading(title), Items(tuple(reasons), mark="  - ")),)
 
 
 PROGRAMS = {

@@ -268,15 +268,15 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
 
 def matrix_section(matrix: Matrix) -> Section:
     """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
-    title, between, lowest = Heading(text=matrix.title), matrix.between, matrix.lowest
+    title, between, lowest = Heading(matrix.title), matrix.between, matrix.lowest
     middle = format_rate(median(between.values())) if between else ""
     listed = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
     pairs = tuple(f"{matrix.ends[row]} - {matrix.ends[column]}" for row, column in listed)
-    rates = Column(name="", cells=tuple(format_gb_s(between[at]) for at in listed))
+    rates = Column("", tuple(format_gb_s(between[at]) for at in listed))
     count = f"the slowest {len(listed)} of {count_of(len(between), 'pair')}" + (middle and f"; the median is {middle}")
     slowest: Section = (
-        Table(columns=(rates, Column(name="", cells=pairs, align="left")), indent=2),
-        Text(text=f"{count}; report.json has them all", indent=2),
+        Table(columns=(rates, Column("", pairs, align="left")), indent=2),
+        Text(f"{count}; report.json has them all", indent=2),
     )
     if len(matrix.ends) > MAX_ENDS:
         return (title, *slowest)
@@ -286,8 +286,7 @@ def matrix_section(matrix: Matrix) -> Section:
     columns = [
         # The blank takes the place of the mark, so that headers align with the digits.
         Column(
-            name=f"{head} ",
-            cells=tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places),
+            f"{head} ", tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
         )
         for at, head in enumerate(matrix.heads)
     ]
@@ -297,7 +296,7 @@ def matrix_section(matrix: Matrix) -> Section:
         pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
         legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    columns.insert(0, Column(name="", cells=ends, align="left"))
+    columns.insert(0, Column("", ends, align="left"))
     tones = dict.fromkeys(matrix.blamed, Tone.STRONG)
     return (title, Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 
@@ -369,14 +368,14 @@ def _cell(
     at = cell_key(row, column)
     result = matrix.results.get(at)
     if result is None or result.busbw_gb_s is None:
-        return GridCell(text="" if row == column else NOT_DEFINED)
+        return GridCell("" if row == column else NOT_DEFINED)
     # The slowest pair is a warning if a finding names one of its ends.
     tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
     visits = f" over {count_of(len(result.busbws_gb_s), 'visit')}" if result.busbws_gb_s else ""
     rates = f"busbw {format_rate(result.busbw_gb_s)}, latency {format_time(result.latency_us)}"
     return GridCell(
-        text=format_gb_s(result.busbw_gb_s),
+        format_gb_s(result.busbw_gb_s),
         tone=tone if at == lowest else Tone.PLAIN,
         about=f"{matrix.noun} {names}: {rates}, variation {format_share(result.cv)}{visits}",
         level=None if row == column else log_level(result.busbw_gb_s, *limits),

@@ -63,7 +63,7 @@ def machine_pictures(report: Report) -> Iterator[Grid]:
         for outcome in QUIET:
             if names := [name_check(check) for check in quiet if check.outcome is outcome]:
                 word, about = OUTCOME_WORDS[outcome], first_names(names, MAX_NAMED)
-                cell = GridCell(text=word, tone=OUTCOME_TONES[outcome], about=about)
+                cell = GridCell(word, tone=OUTCOME_TONES[outcome], about=about)
                 rows.append((f"{prefix}{len(names)} {word}", dict.fromkeys(range(len(hosts)), cell)))
     shown = rows[:MAX_ROWS]
     sides = list(grouped((tuple(cells[at] for _, cells in shown), at) for at in range(len(hosts))).values())
@@ -83,14 +83,14 @@ def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> Gr
     if own:
         worst = min((one.severity for one in own), key=lambda severity: severity.order)
         about = "; ".join(one.summary for one in own)
-        return GridCell(text=severity_word(worst), tone=TONES[worst], about=about)
+        return GridCell(severity_word(worst), tone=TONES[worst], about=about)
     everywhere = not check.hosts and (not found or check.outcome is Outcome.PASSED)
     if everywhere or host in check.hosts:
         word, tone = OUTCOME_WORDS[check.outcome], OUTCOME_TONES[check.outcome]
-        return GridCell(text=word, tone=tone, about=check.seen or check.reason)
+        return GridCell(word, tone=tone, about=check.seen or check.reason)
     if check.outcome is Outcome.PASSED:
-        return GridCell(text=OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
-    return GridCell(text="-", about="no problem known here")
+        return GridCell(OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
+    return GridCell("-", about="no problem known here")
 
 
 def checklist_content(report: Report, *about: Section, pictures: Callable[[], Iterable[Grid]] = tuple) -> Content:
@@ -132,24 +132,24 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
         for file in files
     ]
     kinds = [part.value for part in StatePart if any(part.value in own for own in held)]
-    yes, no = GridCell(text="yes", tone=Tone.GOOD), GridCell(text="no", tone=Tone.NOTE)
+    yes, no = GridCell("yes", tone=Tone.GOOD), GridCell("no", tone=Tone.NOTE)
     rows: dict[str, dict[int, GridCell]] = {"read": {}, "checksums": {}, "NaN and infinity": {}, "tensors": {}}
     for at, one in enumerate(files):
         state, checksums = str(one.get("state")), str(one.get("checksums", Checksums.NOT_READ.value))
         is_whole, is_checked = state == ReadState.WHOLE.value, checksums == Checksums.CHECKED.value
         found, count = one.get("not_finite"), one.get("tensors")
         if isinstance(found, int) and found > 0:
-            values = GridCell(text=f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
+            values = GridCell(f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
         elif one.get("values_looked_at") is True:
             good = found == 0
-            values = GridCell(text="none" if good else "looked for", tone=Tone.GOOD if good else Tone.PLAIN)
+            values = GridCell("none" if good else "looked for", tone=Tone.GOOD if good else Tone.PLAIN)
         else:
-            values = GridCell(text="not looked for", tone=Tone.SKIPPED)
-        rows["read"][at] = GridCell(text=state, tone=Tone.GOOD if is_whole else Tone.ERROR)
-        rows["checksums"][at] = GridCell(text=checksums, tone=Tone.GOOD if is_checked else Tone.SKIPPED)
+            values = GridCell("not looked for", tone=Tone.SKIPPED)
+        rows["read"][at] = GridCell(state, tone=Tone.GOOD if is_whole else Tone.ERROR)
+        rows["checksums"][at] = GridCell(checksums, tone=Tone.GOOD if is_checked else Tone.SKIPPED)
         rows["NaN and infinity"][at] = values
         known = isinstance(count, int)
-        rows["tensors"][at] = GridCell(text=str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
+        rows["tensors"][at] = GridCell(str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
     rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in kinds}
 
     def name(those: Sequence[int]) -> str:
@@ -185,7 +185,7 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Gri
     rows: list[Row] = [(f"{one.name} ({one.kind.value})", _cells(one, tone)) for one in unequal[:MAX_ROWS]]
     equal = facts.tensors + facts.values - len(facts.incomparable) - len(facts.unequal)
     if equal > 0:
-        rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(text=EQUAL, tone=Tone.GOOD))))
+        rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(EQUAL, tone=Tone.GOOD))))
 
     def name(those: Sequence[int]) -> str:
         named, rank = rank_list((number + 1 for number in those), noun="file"), facts.files[those[0]].rank
@@ -196,7 +196,7 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Gri
 
 
 def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
-    cells = dict.fromkeys(one.absent_in, GridCell(text="none", tone=tone, about="not in this file"))
+    cells = dict.fromkeys(one.absent_in, GridCell("none", tone=tone, about="not in this file"))
     most, apart = majority_of(one.sides), {each.file: each for each in one.apart}
     for number, side in enumerate(one.sides):
         measured = next((apart[each] for each in side if each in apart), None)
@@ -210,7 +210,7 @@ def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
             ]
             about.append(", ".join(parts))
         cell = GridCell(
-            text=letter(number) + (f", off by {measured.largest:.2g}" if measured and measured.largest else ""),
+            letter(number) + (f", off by {measured.largest:.2g}" if measured and measured.largest else ""),
             tone=Tone.PLAIN if side is most and not one.absent_in else tone,
             about="; ".join(filter(None, about)),
         )
@@ -247,7 +247,7 @@ def diff_content(report: Report) -> Content:
                 relative = "" if each.relative is None else f"{each.relative:.2g}"
                 what = "".join(part.seen[:1]) + against
                 rows.append((part.name, what, str(each.differing), str(each.of), largest, relative))
-        more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
+        more = (Text(f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
         table = ((table_of(HEADS, rows, left=2), *more),)
     return Content(
         headline=equal if report.verdict is None else report.verdict.summary,
@@ -268,9 +268,9 @@ def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count
         for other, peer in enumerate(ranks):
             shared, fewer = both[at][other], min(both[at][at], both[other][other])
             about = f"ranks {rank} and {peer}: {shared} of {count_of(fewer, 'sample')}"
-            row.append(GridCell(text=str(shared), about=about, level=linear_level(shared, fewer)))
+            row.append(GridCell(str(shared), about=about, level=linear_level(shared, fewer)))
         about = f"rank {rank}: {count_of(both[at][at], 'sample')}"
-        row[at] = GridCell(text=str(both[at][at]), tone=Tone.STRONG, about=about)
+        row[at] = GridCell(str(both[at][at]), tone=Tone.STRONG, about=about)
         cells.append(tuple(row))
     legend = (LEGEND, *not_shown(count - len(ranks), "rank"))
     return Grid(
@@ -317,16 +317,16 @@ def shares_content(report: Report) -> Content:
         pictures.append(_grid(title, [share.rank for share in shown], both, len(shares.ranks)))
     return checklist_content(
         report,
-        (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
+        (Text(f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
         (table_of(SHARES_HEAD, rows),),
-        (Text(text=f"an epoch: {shares.delivered} samples in batches{different}"),),
+        (Text(f"an epoch: {shares.delivered} samples in batches{different}"),),
         pictures=lambda: pictures,
     )
 
 
 def drawn_content(report: Report) -> Content:
     drawn = decode(Drawn, report.data["drawn"])
-    notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
+    notes = [Text(f"not checked: {note}") for note in drawn.notes]
     rows: list[tuple[str, ...]] = []
     totals: list[str] = []
     pictures: list[Grid] = []
@@ -355,9 +355,9 @@ def drawn_content(report: Report) -> Content:
     )
     return checklist_content(
         report,
-        (Text(text=loader), Text(text=", ".join(filter(None, settings)))),
+        (Text(loader), Text(", ".join(filter(None, settings)))),
         (table_of(DRAWN_HEAD, rows),),
-        (*(Text(text=line) for line in totals), *notes),
+        (*(Text(line) for line in totals), *notes),
         pictures=lambda: pictures,
     )
 

@@ -65,7 +65,7 @@ def consistency_pictures(consistency: Consistency | None, findings: Iterable[Fin
         ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
         hidden = sum(each.differing for each in stream.differences) - len(splits)
         # One row for each kind of tensors, for those that are equal on all ranks
-        equal = dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
+        equal = dict.fromkeys(ranks, GridCell(EQUAL, tone=Tone.GOOD))
         differences = {each.what: each for each in stream.differences}
         for what in stream.kinds:
             if (difference := differences.get(what)) is None:
@@ -100,11 +100,11 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone)
         when = f"from {'step' if stream.clock is StreamClock.STEP else 'backward'} {difference.number} on"
     most, absent = majority_of(split.sides), frozenset(split.absent_on)
     others = [rank for side in split.sides[len(ascii_uppercase) :] for rank in side]
-    cells = dict.fromkeys(others, GridCell(text=OTHER, tone=tone, about="unlike those with a letter"))
+    cells = dict.fromkeys(others, GridCell(OTHER, tone=tone, about="unlike those with a letter"))
     for number, side in enumerate(split.sides[: len(ascii_uppercase)]):
         lacks = bool(absent) and absent.issuperset(side)
         cell = GridCell(
-            text="none" if lacks else letter(number),
+            "none" if lacks else letter(number),
             tone=Tone.PLAIN if side is most else tone,
             about=f"{'not there' if lacks else 'equal'} on {format_ranks(side)}",
         )
@@ -156,7 +156,7 @@ def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
             more = "" if row.complete else ", not to the end"
             drawn = "" if row.drawn is None else f", {count_of(row.drawn, 'index', 'indices')}"
             cells[row.rank] = GridCell(
-                text=f"{letters.get(row.order, '')} {row.batches}".strip(),
+                f"{letters.get(row.order, '')} {row.batches}".strip(),
                 tone=tone if row.order and taken[row.order] > 1 else Tone.PLAIN,
                 about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
             )
@@ -251,17 +251,17 @@ def job_content(report: Report) -> Content:
     # The sections of the restarted attempts, and the heading of the last one
     attempt_sections: list[Section] = []
     for attempt in attempts[:-1]:
-        attempt_sections.append((Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
+        attempt_sections.append((Heading(f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
         attempt_sections += places_of(attempt.ranks, attempt.verdict)
         if (verdict := attempt.verdict) is None:
-            attempt_sections.append((Text(text="no cause found", indent=2),))
+            attempt_sections.append((Text("no cause found", indent=2),))
             continue
-        wrong = FactEntry(label="wrong", texts=(verdict.summary,))
-        where = FactEntry(label="where", texts=merge_places(verdict.where))
-        title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
-        attempt_sections.append((title, FactList(facts=(wrong, where), width=LABEL_WIDTH)))
+        wrong = FactEntry("wrong", (verdict.summary,))
+        where = FactEntry("where", merge_places(verdict.where))
+        title = Text(title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
+        attempt_sections.append((title, FactList((wrong, where), width=LABEL_WIDTH)))
     if attempts:
-        attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
+        attempt_sections.append((Heading(f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
     sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
     return Content(
         headline=_headline(report, restarts),
@@ -373,8 +373,8 @@ def evidence_content(report: Report) -> Content:
     lacking: tuple[Section, ...] = ()
     if about.get("unclear"):
         steps = tuple(str(step) for step in about.get("collect") or ())
-        facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
-        lacking = ((FactList(facts=facts, width=LABEL_WIDTH),),)
+        facts = (FactEntry("unclear", (str(about["unclear"]),)), FactEntry("to do", steps))
+        lacking = ((FactList(facts, width=LABEL_WIDTH),),)
     notes = [str(note) for note in about.get("notes") or ()]
     # What the files were, which ranks were seen, and what could not be read
     seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
@@ -383,16 +383,16 @@ def evidence_content(report: Report) -> Content:
     problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     what = (
-        FactEntry(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
-        FactEntry(label="ranks", texts=(ranks,)),
-        FactEntry(label="run", texts=(str(about.get("run")),) if runs > 1 else ()),
-        FactEntry(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
-        FactEntry(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
+        FactEntry("read", (", ".join(map(str, about.get("formats") or ())),)),
+        FactEntry("ranks", (ranks,)),
+        FactEntry("run", (str(about.get("run")),) if runs > 1 else ()),
+        FactEntry("skipped", tuple(problems[:MOST_PROBLEMS])),
+        FactEntry("unknown", (count_of(unknown, "file"),) if unknown else ()),
     )
     return Content(
         headline=headline,
         status=", ".join(filter(None, (status, count_findings(report.findings)))),
-        about=((FactList(facts=what, width=LABEL_WIDTH),),),
+        about=((FactList(what, width=LABEL_WIDTH),),),
         sections=(
             *places_of(report.ranks, report.verdict),
             *(((items(notes, "  note: "),),) if notes else ()),

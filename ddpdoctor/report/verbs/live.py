@@ -40,7 +40,7 @@ def render_history(
     page = TextPage(width=width, cwd=cwd)
     for job in jobs:
         add_sections(page, history_sections(job, several=len(jobs) > 1))
-    add_sections(page, [tuple(Text(text=f"not read: {why}", tone=Tone.WARNING) for why in unread)])
+    add_sections(page, [tuple(Text(f"not read: {why}", tone=Tone.WARNING) for why in unread)])
     return draw(page, color=color)
 
 
@@ -78,7 +78,7 @@ def plain_histories(jobs: Sequence[History], unread: Sequence[str]) -> dict[str,
 
 
 def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
-    heading = (Heading(text=" ".join(job.command[:MOST_WORDS])),) if several else ()
+    heading = (Heading(" ".join(job.command[:MOST_WORDS])),) if several else ()
     rows, reasons = [], []
     for number, (start, cost) in enumerate(zip(job.starts, job.costs, strict=True), start=1):
         if start.code:
@@ -100,7 +100,7 @@ def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
         legend=(LEGEND,) if len(rows) > 1 else (),
     )
     return (
-        (*heading, Text(text=f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG)),
+        (*heading, Text(f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG)),
         (table,),
         (items(reasons, "  "),) if reasons else (),
     )
@@ -141,16 +141,16 @@ def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path |
     """Draw a status as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     page = TextPage(width=width, cwd=cwd)
     # The command that shows the report stands on a line of its own, so that it can be pasted.
-    command = FactList(facts=(FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True),))
+    command = FactList((FactEntry("report", (f"ddpdoctor report {status.run}",), whole=True),))
     if status.state is Liveness.ENDED:
         code = status.exit_status
         how = ", and its `wrap` left no word of how" if code is None else f" with exit status {code}"
-        add_sections(page, [(Heading(text=f"ddpdoctor: the job has ended{how}"), command)])
+        add_sections(page, [(Heading(f"ddpdoctor: the job has ended{how}"), command)])
         return draw(page, color=color)
     classes = fold(status.ranks)
     reported: list[Block] = []
     if status.reported:
-        reported = [Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR), command]
+        reported = [Text(f"`wrap` has reported {status.reported}", tone=Tone.ERROR), command]
     table = (_table(classes),) if classes else ()
     is_here = status.state is Liveness.RUNNING
     known = ["the job runs" if is_here else f"the job was started on {status.host}"]
@@ -162,7 +162,7 @@ def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path |
         known.append(f"after {count_of(status.attempt, 'restart')}")
     if not status.ranks:
         known.append("no rank has started yet")
-    heading = Heading(text=f"ddpdoctor: {', '.join(known)}; run folder {status.run}")
+    heading = Heading(f"ddpdoctor: {', '.join(known)}; run folder {status.run}")
     unseen = []
     for node in status.unseen:
         name = f"node {node.number}" + (f" ({node.host})" if node.host else "")
@@ -177,7 +177,7 @@ def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path |
     if missing:
         there = "`ddpdoctor status` on the first node says what is known of all nodes"
         unseen.append(f"{rank_list(missing)} cannot be seen from here: {there}")
-    texts = (Text(text=line) for line in unseen)
+    texts = (Text(line) for line in unseen)
     add_sections(page, [(heading, *table), (*reported, *_doings(status, classes), *texts)])
     return draw(page, color=color)
 
@@ -250,18 +250,18 @@ def _doings(status: JobNow, classes: Sequence[Sequence[RankNow]]) -> Iterator[Te
         whom = f" for {rank_list(others)}" if others else ""
         verb = "has" if len(wait.ranks) == 1 else "have"
         words = f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}"
-        yield Text(text=words, tone=Tone.WARNING)
+        yield Text(words, tone=Tone.WARNING)
     still = [(those, those[0].where) for those in classes if those[0].lives and not those[0].trains]
     for those, where in [(those, where) for those, where in still if where is not None][:MOST_STILL]:
         verb = "is" if len(those) == 1 else "are"
-        yield Text(text=f"{rank_list(rank.rank for rank in those)} {verb} at {format_place(where)}")
+        yield Text(f"{rank_list(rank.rank for rank in those)} {verb} at {format_place(where)}")
     if (found := status.replicas) is None:
         return
     if not found.differing:
-        yield Text(text=f"replicas equal up to {found.at} {found.equal_up_to}, in {count_of(found.compared, 'check')}")
+        yield Text(f"replicas equal up to {found.at} {found.equal_up_to}, in {count_of(found.compared, 'check')}")
         return
     since = "never equal" if found.equal_up_to is None else f"equal up to {found.at} {found.equal_up_to} only"
-    yield Text(text=f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)
+    yield Text(f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)
 
 
 _PRESENCE = {

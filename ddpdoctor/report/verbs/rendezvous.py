@@ -70,7 +70,7 @@ def pair_pictures(seen: Rendezvous) -> Iterator[Grid]:
                 result = f" arrived{rate}" if arrived else f": {sent.error or sent.contact.value}"
                 parts.append(f"{format_about(sent.size_bytes)}{result}")
         tone = {"ok": Tone.GOOD, "-": Tone.SKIPPED}.get(word, Tone.ERROR)
-        cells[pair.source, pair.target] = GridCell(text=word, tone=tone, about="; ".join(parts))
+        cells[pair.source, pair.target] = GridCell(word, tone=tone, about="; ".join(parts))
     hosts = {visit.number: visit.host for visit in seen.visits}
     numbers = sorted(hosts, key=lambda number: (number not in bad, number))
     shown = sorted(numbers[:MAX_COLUMNS])
@@ -96,7 +96,7 @@ def rendezvous_content(report: Report) -> Content:
         return checklist_content(report)
     rendezvous = decode(Rendezvous, {**plain, "fleet": {"nodes": []}})
     tried = plain.get("pairs_tried")
-    trust = (Text(text=f"trusted: {rendezvous.trust}"),) if rendezvous.trust and rendezvous.complete else ()
+    trust = (Text(f"trusted: {rendezvous.trust}"),) if rendezvous.trust and rendezvous.complete else ()
     store = next((visit.store_view for visit in rendezvous.visits if visit.store_view is not None), None)
     place = f" at {say_place(store.host, store.port)}" if store is not None else ""
     heads = ("node", "host", "publishes", f"store{place}")
@@ -141,15 +141,15 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
             if pair.large and pair.large.duration_s and pair.large.contact is Contact.CONNECTED
         ]
         pace = f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""
-        yield Text(text=f"all {tried} ordered pairs of nodes connect, and large payloads arrive{pace}")
+        yield Text(f"all {tried} ordered pairs of nodes connect, and large payloads arrive{pace}")
         return
     if len(seen.visits) > MATRIX_NODES:
-        yield Text(text=f"{len(bad)} of {tried} ordered pairs of nodes do not work")
+        yield Text(f"{len(bad)} of {tried} ordered pairs of nodes do not work")
         return
-    yield Text(text="connections, from the node of the row to that of the column:")
+    yield Text("connections, from the node of the row to that of the column:")
     numbers = [visit.number for visit in seen.visits]
     cells = {(pair.source, pair.target): pair_word(pair) for pair in seen.pairs}
     cells |= {(number, number): "." for number in numbers}
     rows = [(str(source), *(cells.get((source, target), "-") for target in numbers)) for source in numbers]
     yield table_of(("", *map(str, numbers)), rows, left=0)
-    yield Text(text="; ".join(_legend(seen)))
+    yield Text("; ".join(_legend(seen)))

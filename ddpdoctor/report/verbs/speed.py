@@ -56,9 +56,9 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
         gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}")
     rows = [(one.change, gain, one.assumes) for one, gain in zip(shown, gains, strict=True)]
     heads = ("change", "shorter step", "if")
-    heading = Heading(text="what a change would gain (predicted)")
+    heading = Heading("what a change would gain (predicted)")
     blocks = (heading, table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
-    more = Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
+    more = Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
     return (*blocks, more) if refused else blocks
 
 
@@ -72,7 +72,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
         return ()
     budget = read_part(Budget, said.get("budget"), "time budget")
     if budget is None:
-        return ((Heading(text="time of a step"), Text(text=f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
+        return ((Heading("time of a step"), Text(f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
     seen = count_of(budget.count, "step")
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
@@ -87,7 +87,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
     shown: Section = (
-        Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
+        Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
         table_of(
             ("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")),
             [
@@ -101,7 +101,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 for row in rows
             ],
         ),
-        *(Text(text=line, indent=2) for line in (*lines, network) if line),
+        *(Text(line, indent=2) for line in (*lines, network) if line),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -157,7 +157,7 @@ def speed_pictures(report: Report) -> Iterator[Grid]:
 
         def cell(time_ms: float, whose: str = "") -> GridCell:
             about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
-            return GridCell(text=number(time_ms), about=about, level=linear_level(time_ms, wall_ms))
+            return GridCell(number(time_ms), about=about, level=linear_level(time_ms, wall_ms))
 
         yield Grid(
             title="time of a step by phase, in ms",
@@ -197,7 +197,7 @@ def _pace_pictures(report: Report) -> Iterator[Grid]:
         return (MARK if named.intersection(ranks) else "") + format_numbers(ranks)
 
     def cell(value: float) -> GridCell:
-        return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
+        return GridCell(number(value), about=ms(value), level=linear_level(value, longest))
 
     by_phase = [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()]
     legend = (*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank"))
@@ -212,7 +212,7 @@ LIMIT = (
 
 def comparison_content(report: Report) -> Content:
     found = decode(SpeedComparison, report.data["comparison"])
-    about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
+    about = FactList((_compared_run("A", found.first), _compared_run("B", found.second)))
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
     every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
@@ -224,7 +224,7 @@ def comparison_content(report: Report) -> Content:
         about=((about,),),
         sections=(
             (
-                Heading(text="time of a step, on the rank that the others wait for"),
+                Heading("time of a step, on the rank that the others wait for"),
                 table_of(
                     ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed"),
                     [
@@ -246,7 +246,7 @@ def comparison_content(report: Report) -> Content:
                     },
                 ),
             ),
-            (Heading(text=title), *([items(texts, "  ")] if texts else [])),
+            (Heading(title), *([items(texts, "  ")] if texts else [])),
         ),
         records=Records(
             names=("phase", *fields),
@@ -291,7 +291,7 @@ def _ranks(run: RunSpeed) -> str:
 def _compared_run(label: str, run: RunSpeed) -> FactEntry:
     samples = "" if run.samples_per_s is None else f", {run.samples_per_s:,.0f} samples/s"
     seen = f"{run.status}, {_ranks(run)}, {count_of(run.count, 'step')} of {ms(run.wall_ms)}{samples}"
-    return FactEntry(label=label, texts=(f"{run.name}: {seen}", *([run.command] if run.command else [])))
+    return FactEntry(label, (f"{run.name}: {seen}", *([run.command] if run.command else [])))
 
 
 def _signed(value_ms: float) -> str:
@@ -307,7 +307,7 @@ MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of t
 def run_diff_content(report: Report) -> Content:
     found = decode(RunDifferences, report.data["run_differences"])
     sides = tuple(
-        FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
+        FactEntry(label, (f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
         for label, run in (("A", found.first), ("B", found.second))
     )
     sections: list[Section] = []
@@ -316,12 +316,12 @@ def run_diff_content(report: Report) -> Content:
         for each in found.differences:
             rows.append((each.topic.value, each.name, _cut(each.first), _cut(each.second)))
             texts = (each.name, f"A: {each.first or ABSENT}", f"B: {each.second or ABSENT}")
-            facts.append(FactEntry(label=each.topic.value, texts=texts))
-        table = table_of(HEADS, rows, left=4, instead=(FactList(facts=tuple(facts)),))
-        sections.append((Heading(text="differences, the most telling first"), table))
+            facts.append(FactEntry(each.topic.value, texts))
+        table = table_of(HEADS, rows, left=4, instead=(FactList(tuple(facts)),))
+        sections.append((Heading("differences, the most telling first"), table))
     if found.not_compared:
         unknown = f"not compared, because one run has no facts: {', '.join(found.not_compared)}"
-        sections.append((Text(text=unknown, tone=Tone.SKIPPED),))
+        sections.append((Text(unknown, tone=Tone.SKIPPED),))
     # The difference that tells most. The verdicts themselves are what is to be explained.
     causes = [difference for difference in found.differences if difference.topic not in {Topic.VERDICT, Topic.PACE}]
     if not found.differences:
@@ -336,7 +336,7 @@ def run_diff_content(report: Report) -> Content:
     return Content(
         headline=headline,
         verb="diff",
-        about=((FactList(facts=sides),),),
+        about=((FactList(sides),),),
         sections=tuple(sections),
         records=Records(
             names=("topic", "name", "first", "second"),

@@ -58,7 +58,7 @@ def reference_pictures(trial: Trial) -> Iterator[Grid]:
     def cell(tensor: GradientErrors) -> GridCell:
         scale, ratio = tensor.norm or 1, error_ratio(tensor)
         about = f"relative error {tensor.whole / scale:.1e}, rounding {tensor.rounding / scale:.1e}"
-        return GridCell(text=f"{ratio:.3g}", about=about, level=log_level(max(ratio, 1.0), 1.0, highest))
+        return GridCell(f"{ratio:.3g}", about=about, level=log_level(max(ratio, 1.0), 1.0, highest))
 
     yield grid_by_member(
         "how many times the rounding error DDP's gradient is off from that of one process",
@@ -94,13 +94,13 @@ def trial_content(report: Report) -> Content:
         for errors in sorted(step.tensors, key=lambda tensor: -error_ratio(tensor))[:WORST]:
             whole, rounding = errors.whole / (errors.norm or 1), errors.rounding / (errors.norm or 1)
             rows.append((errors.name, f"{whole:.1e}", f"{rounding:.1e}", f"{error_ratio(errors):.3g}"))
-        heading = Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}")
+        heading = Heading(f"DDP's gradient compared with one process on the whole batch{samples}")
         said = f"relative errors at step {step.step}{among}; rounding as measured against {against}"
-        rest = Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)
+        rest = Text(f"and {more} more, with smaller errors relative to rounding", indent=2)
         table = table_of(("", "error", "rounding", "times"), rows)
-        sections.append((heading, Text(text=said, indent=2), table, *([rest] if more > 0 else [])))
+        sections.append((heading, Text(said, indent=2), table, *([rest] if more > 0 else [])))
     if trial.rerun is not None and trial.rerun.step is None:
-        sections.append((Text(text="a second run with the same seed: equal bits on every rank"),))
+        sections.append((Text("a second run with the same seed: equal bits on every rank"),))
     headline = "nothing was trained"
     if report.verdict is not None:
         headline = report.verdict.summary
@@ -155,5 +155,5 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
                 part = f" ({first.row.part})" if first.row.part else ""
                 how = f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
                 how += f"{first.row.name}{part}: {sides}"
-            facts.append(FactEntry(label=words, texts=(how,), tone=Tone.PLAIN))
-    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=tuple(facts))),)
+            facts.append(FactEntry(words, (how,), tone=Tone.PLAIN))
+    return ((Heading(f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(tuple(facts))),)

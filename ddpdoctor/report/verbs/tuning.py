@@ -55,11 +55,11 @@ def tune_pictures(rows: Sequence[TriedSetting]) -> Iterator[Grid]:
 
 def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
     if span is None:
-        return GridCell(text="-", tone=Tone.SKIPPED, about=reason)
+        return GridCell("-", tone=Tone.SKIPPED, about=reason)
     tone = Tone.GOOD if span.high < 1 else Tone.WARNING if span.low > 1 else Tone.PLAIN
     about = f"{span.low - 1:+.1%} to {span.high - 1:+.1%}"
     level = linear_level(abs(span.ratio - 1), most)
-    return GridCell(text=f"{span.ratio - 1:+.0%}", tone=tone, about=about, level=level)
+    return GridCell(f"{span.ratio - 1:+.0%}", tone=tone, about=about, level=level)
 
 
 KINDS = {
@@ -101,7 +101,7 @@ def scaling_content(report: Report) -> Content:
         headline=f"{text}; communication and waiting alone: {last.communication:.0%}",
         verb="tune",
         sections=(
-            ((Heading(text="scaling efficiency (measured)"), *(Text(text=line, indent=2) for line in said), table)),
+            ((Heading("scaling efficiency (measured)"), *(Text(line, indent=2) for line in said), table)),
             *_predicted_ranks(result),
         ),
         remarks=result.notes,
@@ -111,7 +111,7 @@ def scaling_content(report: Report) -> Content:
                 rows=tuple(str(row.ranks) for row in rows),
                 columns=("efficiency", "threads", "contention", "communication"),
                 cells=tuple(
-                    tuple(GridCell(text=f"{f:.2f}", about=f"{f:.1%}", level=linear_level(f, 1.0)) for f in factors)
+                    tuple(GridCell(f"{f:.2f}", about=f"{f:.1%}", level=linear_level(f, 1.0)) for f in factors)
                     for factors in factors_of_rows
                 ),
                 row_name="ranks",
@@ -123,9 +123,9 @@ def scaling_content(report: Report) -> Content:
 
 
 def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
-    heading = Heading(text="more ranks (predicted)")
+    heading = Heading("more ranks (predicted)")
     if not result.predicted:
-        return ((heading, Text(text=f"Not predicted: {result.reason}.", indent=2)),)
+        return ((heading, Text(f"Not predicted: {result.reason}.", indent=2)),)
     said = (
         f"Measured with at most {count_of(result.measured_ranks, 'rank')}. Each range is over a ring and a tree, on a "
         "network that is as fast for more hosts, with the same batch and the same cores for each rank. Waiting comes "
@@ -137,7 +137,7 @@ def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
         efficiency = " to ".join(dict.fromkeys((f"{size.low:.0%}", f"{size.high:.0%}")))
         rows.append((f"{size.ranks:,}", step, number(size.waiting_ms), efficiency))
     table = table_of(("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency"), rows, left=0)
-    return ((heading, Text(text=said, indent=2), table),)
+    return ((heading, Text(said, indent=2), table),)
 
 
 RESTARTED = "by restarts: the job was launched again with this setting"
@@ -154,13 +154,13 @@ def tune_content(report: Report) -> Content:
         own = f"A step of the script takes {ms(result.step_ms)}. What each setting makes of it (minus: shorter):"
         advice: tuple[Section, ...] = ()
         if result.verdict is TuneVerdict.CHANGE:
-            change = FactEntry(label="change", texts=(result.fix,), whole=True)
-            where = FactEntry(label="where", texts=merge_places(result.where))
-            advice = ((FactList(facts=(change, where), width=LABEL_WIDTH),),)
+            change = FactEntry("change", (result.fix,), whole=True)
+            where = FactEntry("where", merge_places(result.where))
+            advice = ((FactList((change, where), width=LABEL_WIDTH),),)
         return Content(
             headline=result.conclusion,
             verb="tune",
-            sections=((Heading(text=title), Text(text=own, indent=2), _table(result)), *advice),
+            sections=((Heading(title), Text(own, indent=2), _table(result)), *advice),
             draw_pictures=lambda: tune_pictures(result.rows),
         )
     if outcome.problem:
@@ -170,7 +170,7 @@ def tune_content(report: Report) -> Content:
         tried = "The trial had not begun: the script's own settings were in effect."
     else:
         tried = f"The trial has no result. In effect was: {outcome.trying} (round {outcome.round} of {outcome.rounds})."
-    sections = (*content.sections, (Text(text=tried),))
+    sections = (*content.sections, (Text(tried),))
     return replace(content, sections=sections, remarks=())
 
 
