@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Assessment, Collective, Ending, Mode
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.words import count_of, format_about, format_rate, format_size, format_time, grouped
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.bandwidth.measured import (
     NOT_DEFINED,
     RECORDED,
@@ -25,23 +26,6 @@ from ddpdoctor.report.bandwidth.measured import (
     reference_line,
     sort_series,
 )
-from ddpdoctor.report.blocks import (
-    ChartLine,
-    Column,
-    Content,
-    FactEntry,
-    FactList,
-    Heading,
-    Item,
-    Items,
-    Records,
-    Series,
-    Table,
-    Text,
-    Tone,
-    items,
-    titled_list,
-)
 from ddpdoctor.report.findings import count_findings, places_of
 from ddpdoctor.report.lines import clean, format_hosts, format_ranks
 
@@ -51,16 +35,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve, Measurement, Member
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
-    from ddpdoctor.report.blocks import Section
 
 # In the order in which they are counted.
 ASSESSMENTS = {
-    Assessment.BELOW: ("below the reference", Tone.ERROR),
-    Assessment.NOISY: ("too noisy to say", Tone.WARNING),
-    Assessment.HEALTHY: ("healthy", Tone.GOOD),
-    Assessment.NO_REFERENCE: ("without a reference", Tone.STRONG),
-    Assessment.NOT_REACHED: ("short of the plateau", Tone.STRONG),
-    Assessment.NOT_DEFINED: ("n/a", Tone.STRONG),
+    Assessment.BELOW: ("below the reference", bl.Tone.ERROR),
+    Assessment.NOISY: ("too noisy to say", bl.Tone.WARNING),
+    Assessment.HEALTHY: ("healthy", bl.Tone.GOOD),
+    Assessment.NO_REFERENCE: ("without a reference", bl.Tone.STRONG),
+    Assessment.NOT_REACHED: ("short of the plateau", bl.Tone.STRONG),
+    Assessment.NOT_DEFINED: ("n/a", bl.Tone.STRONG),
 }
 MISSING = "-"  # shown if this size was not measured in this mode
 MODE_WIDTH = max(len(mode.value) for mode in Mode)
@@ -130,13 +113,13 @@ _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...]
 )
 
 
-def comparison_section(comparison: Comparison) -> Section:
+def comparison_section(comparison: Comparison) -> bl.Section:
     # Sizes below the requested limit come first, then those that are slower beyond the noise, the worst first.
     matter = [change for change in comparison.changes if change.below or change.ratio_high < 1]
     matter.sort(key=lambda change: (not change.below, change.ratio))
     more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
     columns = tuple(
-        Column(
+        bl.Column(
             name=name,
             unit=unit,
             cells=tuple(map(write, matter[:MAX_ROWS])),
@@ -161,10 +144,10 @@ def comparison_section(comparison: Comparison) -> Section:
     counted = f"{count_of(len(changes), 'size')}: {words}" + (f"; {missing}" if comparison.missing else "")
     counted = counted if changes else f"nothing to compare: {missing}"
     return (
-        Heading(f"against {comparison.baseline}"),
-        items([f"not alike: {difference}" for difference in comparison.differences], "  "),
-        *([Table(columns=columns)] if matter else []),
-        items([*more, counted], "  "),
+        bl.Heading(f"against {comparison.baseline}"),
+        bl.items([f"not alike: {difference}" for difference in comparison.differences], "  "),
+        *([bl.Table(columns=columns)] if matter else []),
+        bl.items([*more, counted], "  "),
     )
 
 
@@ -181,7 +164,7 @@ _CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
 )
 
 
-def bandwidth_content(report: Report) -> Content:
+def bandwidth_content(report: Report) -> bl.Content:
     bench = read_bandwidth(report)
     series = sort_series(bench.results)
     matrices = make_matrices(report, bench)
@@ -204,39 +187,39 @@ def bandwidth_content(report: Report) -> Content:
         span = sizes[0] if len(sizes) == 1 else several
         not_measured.append(f"{left_out.collective.value} {left_out.dtype}{mode}, {span}: {left_out.reason}")
     # Which rank comes last to most calls, if it is later than a small call takes
-    late_section: tuple[Section, ...] = ()
+    late_section: tuple[bl.Section, ...] = ()
     late = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
     small_us = min((result.p50_us for result in bench.results if result.mode is Mode.LATENCY), default=0.0)
     if late is not None and late.share >= LATE_SHARE and late.late_us > small_us:
         calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others"
         words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
-        late_section = ((Text(words),),)
+        late_section = ((bl.Text(words),),)
     # How the run was cut short, and where its ranks were
-    stop_sections: tuple[Section, ...] = ()
+    stop_sections: tuple[bl.Section, ...] = ()
     if bench.stop is not None:
         signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
         phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
         seen = "the results above were measured before" if bench.results else "nothing was measured"
         text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
-        stop_sections = ((Text(text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
-    return Content(
+        stop_sections = ((bl.Text(text, tone=bl.Tone.ERROR),), *places_of(report.ranks, report.verdict))
+    return bl.Content(
         headline=headline(report, bench),
         status=", ".join(filter(None, status)),
         verb=VERB,
-        about=((items(about),),),
+        about=((bl.items(about),),),
         sections=(
             *(_series_section(bench, case) for case in series),
             (_chart(bench, series),),
             *(matrix_section(matrix) for matrix in matrices),
             *late_section,
             *comparison,
-            *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
-            *titled_list("not measured", not_measured),
-            *titled_list("to know", bench.notes),
+            *bl.titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
+            *bl.titled_list("not measured", not_measured),
+            *bl.titled_list("to know", bench.notes),
             *stop_sections,
             *_reason_sections(bench),
         ),
-        records=Records(
+        records=bl.Records(
             names=RECORDED, rows=tuple(tuple(getattr(result, name) for name in RECORDED) for result in bench.results)
         ),
         several_hosts=len(bench.hosts) > 1,
@@ -244,16 +227,16 @@ def bandwidth_content(report: Report) -> Content:
     )
 
 
-def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
+def _series_section(bench: Bandwidth, series: MeasuredCase) -> bl.Section:
     """Return a case's table, whose columns have weights that decide which are dropped, and what its curves say."""
     measured = [next(iter(row.values())) for row in series.rows]
     # Both modes share one correctness pass.
     wrongs = [[result.wrong for result in row.values() if result.wrong is not None] for row in series.rows]
     columns = (
-        Column("size", tuple(format_size(result.size_bytes) for result in measured), weight=100),
-        Column(name="count", unit="elements", cells=tuple(str(result.count) for result in measured), weight=5),
+        bl.Column("size", tuple(format_size(result.size_bytes) for result in measured), weight=100),
+        bl.Column(name="count", unit="elements", cells=tuple(str(result.count) for result in measured), weight=5),
         *(
-            Column(
+            bl.Column(
                 group=mode.value,
                 name=name,
                 unit=unit,
@@ -263,7 +246,7 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
             for mode in series.modes
             for name, unit, write, weight, weight_beside in _QUANTITIES
         ),
-        Column("wrong", tuple(str(max(each)) if each else NOT_DEFINED for each in wrongs), weight=90),
+        bl.Column("wrong", tuple(str(max(each)) if each else NOT_DEFINED for each in wrongs), weight=90),
     )
     of_series = (series.collective, series.dtype, series.redop, series.in_place)
     facts = []
@@ -282,19 +265,19 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
             residual = format_share(fit.residual)
             line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
             texts.append(line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}")
-        facts.append(FactEntry(curve.mode.value, tuple(texts), tone=ASSESSMENTS[curve.assessment][1]))
+        facts.append(bl.FactEntry(curve.mode.value, tuple(texts), tone=ASSESSMENTS[curve.assessment][1]))
     bad = [number for number, row in enumerate(wrongs) if any(row)]
     return (
-        Heading(name_series(series) + (", in place" if series.in_place else "")),
-        Table(columns=columns, tones=dict.fromkeys(bad, Tone.ERROR)),
-        FactList(tuple(facts), width=MODE_WIDTH + 2),
+        bl.Heading(name_series(series) + (", in place" if series.in_place else "")),
+        bl.Table(columns=columns, tones=dict.fromkeys(bad, bl.Tone.ERROR)),
+        bl.FactList(tuple(facts), width=MODE_WIDTH + 2),
     )
 
 
-def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
+def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> bl.Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
     lines = tuple(
-        ChartLine(
+        bl.ChartLine(
             name=name_series(case),
             points=tuple(
                 (measured.size_bytes, measured.busbw_gb_s)
@@ -307,10 +290,10 @@ def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
     )
     references = list_references(bench)
     reference = reference_line(references[0], lines) if len(references) == 1 else None
-    return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
+    return bl.Series(title="busbw in GB/s over size", lines=lines, reference=reference)
 
 
-def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
+def _reason_sections(bench: Bandwidth) -> tuple[bl.Section, ...]:
     """Return possible reasons for a low number. There may be some even if no number is low."""
     if not bench.reasons:
         return ()
@@ -320,9 +303,9 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
     for reason in bench.reasons:
         hosts = f"on {format_hosts(reason.hosts)}" if several and reason.hosts else ""
         whom = " ".join(filter(None, (format_ranks(reason.ranks), hosts)))
-        reasons.append(Item(f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
+        reasons.append(bl.Item(f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
     title = "what could explain it" if low else "seen on the machines"
-    return ((Heading(title), Items(tuple(reasons), mark="  - ")),)
+    return ((bl.Heading(title), bl.Items(tuple(reasons), mark="  - ")),)
 
 
 PROGRAMS = {

@@ -11,28 +11,13 @@ from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Ending, 
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import count_of, format_rate, format_time
-from ddpdoctor.report.blocks import (
-    MARK,
-    MAX_COLUMNS,
-    ChartLine,
-    Column,
-    Grid,
-    GridCell,
-    Heading,
-    Series,
-    Table,
-    Text,
-    Tone,
-    log_level,
-    not_shown,
-)
+from ddpdoctor.report import blocks as bl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.model.bandwidth import Change, Collective, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.blocks import Section
 
 VERB = "allreduce-bench"
 
@@ -266,17 +251,17 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     return [*pairs, *nodes]
 
 
-def matrix_section(matrix: Matrix) -> Section:
+def matrix_section(matrix: Matrix) -> bl.Section:
     """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
-    title, between, lowest = Heading(matrix.title), matrix.between, matrix.lowest
+    title, between, lowest = bl.Heading(matrix.title), matrix.between, matrix.lowest
     middle = format_rate(median(between.values())) if between else ""
     listed = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
     pairs = tuple(f"{matrix.ends[row]} - {matrix.ends[column]}" for row, column in listed)
-    rates = Column("", tuple(format_gb_s(between[at]) for at in listed))
+    rates = bl.Column("", tuple(format_gb_s(between[at]) for at in listed))
     count = f"the slowest {len(listed)} of {count_of(len(between), 'pair')}" + (middle and f"; the median is {middle}")
-    slowest: Section = (
-        Table(columns=(rates, Column("", pairs, align="left")), indent=2),
-        Text(f"{count}; report.json has them all", indent=2),
+    slowest: bl.Section = (
+        bl.Table(columns=(rates, bl.Column("", pairs, align="left")), indent=2),
+        bl.Text(f"{count}; report.json has them all", indent=2),
     )
     if len(matrix.ends) > MAX_ENDS:
         return (title, *slowest)
@@ -285,7 +270,7 @@ def matrix_section(matrix: Matrix) -> Section:
     cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
     columns = [
         # The blank takes the place of the mark, so that headers align with the digits.
-        Column(
+        bl.Column(
             f"{head} ", tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
         )
         for at, head in enumerate(matrix.heads)
@@ -296,87 +281,87 @@ def matrix_section(matrix: Matrix) -> Section:
         pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
         legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    columns.insert(0, Column("", ends, align="left"))
-    tones = dict.fromkeys(matrix.blamed, Tone.STRONG)
-    return (title, Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
+    columns.insert(0, bl.Column("", ends, align="left"))
+    tones = dict.fromkeys(matrix.blamed, bl.Tone.STRONG)
+    return (title, bl.Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 
 
 def cell_key(one: int, other: int) -> tuple[int, int]:
     return (one, other) if one <= other else (other, one)
 
 
-def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
+def curve_pictures(bench: Bandwidth) -> Iterator[bl.Series]:
     """Yield busbw over the size, a separate chart for each reference, and the time of a call over the size."""
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
     known = [reference for reference in list_references(bench) if reference.gb_s > 0 and math.isfinite(reference.gb_s)]
-    levels: list[ChartLine | None] = [*(reference_line(reference, busbw) for reference in known)]
+    levels: list[bl.ChartLine | None] = [*(reference_line(reference, busbw) for reference in known)]
     for level in (levels or [None]) if busbw else ():
-        yield Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
+        yield bl.Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
     if time:
-        yield Series(title="time of a call in us over size (median)", lines=tuple(time))
+        yield bl.Series(title="time of a call in us over size (median)", lines=tuple(time))
 
 
-def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
+def _line(one: Plotted, values: Iterable[float | None]) -> bl.ChartLine:
     points = zip(one.sizes_bytes, values, strict=True)
-    return ChartLine(
+    return bl.ChartLine(
         name=one.label,
         points=tuple((x, y) for x, y in points if x > 0 and y and y > 0 and math.isfinite(y)),
         is_reference=one.baseline,
     )
 
 
-def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLine:
+def reference_line(reference: Reference, lines: Sequence[bl.ChartLine]) -> bl.ChartLine:
     """Return the level of a reference, from the size from which it applies to the largest."""
     sizes = [size for line in lines for size, _ in line.points]
     first = max(reference.min_size_bytes, min(sizes, default=1))
-    return ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
+    return bl.ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
 
 
-def matrix_picture(matrix: Matrix) -> Grid:
+def matrix_picture(matrix: Matrix) -> bl.Grid:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
     slowest: dict[int, float] = {}
     for pair, value in matrix.between.items():
         for at in pair:
             slowest[at] = min(value, slowest.get(at, math.inf))
     order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
-    shown, lowest = sorted(order[:MAX_COLUMNS]), matrix.lowest
+    shown, lowest = sorted(order[: bl.MAX_COLUMNS]), matrix.lowest
     values = [value for value in matrix.between.values() if value > 0]
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
     low = min(*values, high / 10) if values else 0.0
-    return Grid(
+    return bl.Grid(
         title=matrix.title,
-        rows=tuple((MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
+        rows=tuple((bl.MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
         columns=tuple(matrix.heads[at] for at in shown),
         cells=tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown),
         row_name=matrix.noun,
         column_name=matrix.noun,
         legend=(
             PALER,
-            *((f"{MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
-            *not_shown(len(matrix.ends) - len(shown), matrix.noun),
+            *((f"{bl.MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
+            *bl.not_shown(len(matrix.ends) - len(shown), matrix.noun),
         ),
     )
 
 
 def _cell(
     matrix: Matrix, ends: tuple[int, int], lowest: tuple[int, int] | None, limits: tuple[float, float]
-) -> GridCell:
+) -> bl.GridCell:
     row, column = ends
     at = cell_key(row, column)
     result = matrix.results.get(at)
     if result is None or result.busbw_gb_s is None:
-        return GridCell("" if row == column else NOT_DEFINED)
+        return bl.GridCell("" if row == column else NOT_DEFINED)
     # The slowest pair is a warning if a finding names one of its ends.
-    tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
+    tone = bl.Tone.WARNING if matrix.blamed.intersection(at) else bl.Tone.STRONG
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
     visits = f" over {count_of(len(result.busbws_gb_s), 'visit')}" if result.busbws_gb_s else ""
     rates = f"busbw {format_rate(result.busbw_gb_s)}, latency {format_time(result.latency_us)}"
-    return GridCell(
+    return bl.GridCell(
         format_gb_s(result.busbw_gb_s),
-        tone=tone if at == lowest else Tone.PLAIN,
+        tone=tone if at == lowest else bl.Tone.PLAIN,
         about=f"{matrix.noun} {names}: {rates}, variation {format_share(result.cv)}{visits}",
-        level=None if row == column else log_level(result.busbw_gb_s, *limits),
+        level=None if row == column else bl.log_level(result.busbw_gb_s, *limits),
     )

@@ -14,21 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
 from ddpdoctor.model.words import format_size, grouped
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report import findings
-from ddpdoctor.report.blocks import (
-    FactList,
-    Grid,
-    Heading,
-    Items,
-    Places,
-    Series,
-    Table,
-    Text,
-    Tone,
-    Tree,
-    log_share,
-    read_content,
-)
 from ddpdoctor.report.lines import clean, cleaned, format_hosts, format_place, format_ranks, format_time, title_of
 
 if TYPE_CHECKING:
@@ -38,12 +25,11 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Place, Report
     from ddpdoctor.model.pictures import Span, WaitingRanks
-    from ddpdoctor.report.blocks import Block, Column, Content, TreeNode
 
 RESULTS = "Results"
 
 
-def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def list_parts(content: bl.Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them.
 
     A section without a title continues the part before it.
@@ -51,15 +37,15 @@ def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, A
     pictures = content.pictures
     drawn = {_title(block) for block in pictures} - {None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
-    places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
+    places = [section for section in sections if (len(section) == 1 and isinstance(section[0], bl.Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
     before: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     for parts, those, prefix in ((before, (*first, *((block,) for block in pictures)), "p"), (behind, rest, "r")):
         for section in filter(None, those):
-            head, tone, blocks = section[0], Tone.STRONG, section
-            if isinstance(head, Heading):
+            head, tone, blocks = section[0], bl.Tone.STRONG, section
+            if isinstance(head, bl.Heading):
                 tone, blocks = head.tone, section[1:]
             title = _title(head)
             if title is None and parts:
@@ -70,9 +56,9 @@ def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, A
     return before, behind
 
 
-def _title(block: Block) -> str | None:
+def _title(block: bl.Block) -> str | None:
     match block:
-        case Heading():
+        case bl.Heading():
             return block.text
         case Timeline():
             return "Timeline"
@@ -80,9 +66,9 @@ def _title(block: Block) -> str | None:
             return "Who waits for whom"
         case SourceExcerpt():
             return "Source"
-        case Places():
+        case bl.Places():
             return "Where the ranks are"
-        case Tree() | Grid() | Series():
+        case bl.Tree() | bl.Grid() | bl.Series():
             return block.title
         case _:
             return None
@@ -97,12 +83,12 @@ def embed(data: Any, folder: Path | None = None) -> str:
     return text.translate(ESCAPES)
 
 
-def list_frames(tree: Tree) -> list[tuple[str, TreeNode]]:
+def list_frames(tree: bl.Tree) -> list[tuple[str, bl.TreeNode]]:
     """Return what the template writes: the start ("open") of frames that can be folded, a "frame", a "fork", or an end.
 
     Frames in a row that the same ranks are in stand below each other, not nested.
     """
-    steps: list[tuple[str, TreeNode]] = []
+    steps: list[tuple[str, bl.TreeNode]] = []
     todo = [("frame", root) for root in reversed(tree.roots)]
     while todo:
         kind, node = todo.pop()
@@ -130,7 +116,7 @@ MAX_TICKS = 9
 LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
 
 
-def lay_out_chart(series: Series) -> dict[str, Any]:
+def lay_out_chart(series: bl.Series) -> dict[str, Any]:
     """Give each point its place, and return what the template draws. Points that are not above 0 are left out.
 
     A curve is its name, path, marks, style and whether it is a reference; a mark x, y and what hovering says.
@@ -152,10 +138,10 @@ def lay_out_chart(series: Series) -> dict[str, Any]:
     heights = _limits([y for _, y in points], room=1.25)
 
     def place(x: float) -> float:
-        return round(LEFT + log_share(x, *sizes) * (RIGHT - LEFT), 1)
+        return round(LEFT + bl.log_share(x, *sizes) * (RIGHT - LEFT), 1)
 
     def height(y: float) -> float:
-        return round(BOTTOM + log_share(y, *heights) * (TOP - BOTTOM), 1)
+        return round(BOTTOM + bl.log_share(y, *heights) * (TOP - BOTTOM), 1)
 
     first, last = math.ceil(math.log2(sizes[0]) - 1e-9), math.floor(math.log2(sizes[1]) + 1e-9)
     step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
@@ -373,8 +359,8 @@ def _ticks(time_ms: float) -> int:
 
 # The macro of a block that needs no more than itself
 MACROS = {
-    Heading: "heading", Text: "text", Items: "items", FactList: "facts", Table: "table", Places: "places",
-    SourceExcerpt: "source",
+    bl.Heading: "heading", bl.Text: "text", bl.Items: "items", bl.FactList: "facts", bl.Table: "table",
+    bl.Places: "places", SourceExcerpt: "source",
 }  # fmt: skip
 
 
@@ -394,22 +380,22 @@ class BlockDrawer:
         self._folder = folder
         self._numbers = itertools.count(1)
 
-    def draw(self, block: Block, under: str = "") -> Any:
+    def draw(self, block: bl.Block, under: str = "") -> Any:
         """Return the markup of a block. ``under`` is the title above it, which a picture does not repeat."""
         macros, name = self._macros, f"b{next(self._numbers)}"
         if (macro := MACROS.get(type(block))) is not None:
             return getattr(macros, macro)(block)
         match block:
-            case Series():
+            case bl.Series():
                 return macros.chart(lay_out_chart(block), under)
             case Timeline():
                 data = embed(timeline_data(block), self._folder)
                 return macros.lanes(block, lane_rows(block), data, name)
             case RankWaits():
                 return macros.graph(block, lay_out_graph(block), name)
-            case Tree():
+            case bl.Tree():
                 return macros.tree(block.title, list_frames(block), under)
-            case Grid():
+            case bl.Grid():
                 return macros.grid(block, name, under)
 
 
@@ -421,7 +407,7 @@ CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 
 def render_html(report: Report) -> str:
     """Render the page. It loads nothing from elsewhere. Raises ``UserError`` if the report is damaged."""
-    content = read_content(report)
+    content = bl.read_content(report)
     # The folder of the user's code. Paths below it are shown without it, save in the verdict and commands.
     places = [*(report.verdict.where if report.verdict else ()), *(row.where for row in report.ranks if row.where)]
     parent = PurePosixPath(places[0].file).parent if places else PurePosixPath()
@@ -476,7 +462,7 @@ def make_environment(folder: Path | None = None) -> Environment:
         ranks = grouped((format_place(place), place.rank) for place in where)
         return [(tuple(at), places[line]) for line, at in ranks.items()]
 
-    def by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
+    def by_group(columns: tuple[bl.Column, ...]) -> list[tuple[str, int]]:
         groups = itertools.groupby(columns, lambda column: column.group)
         return [(group, len(list(members))) for group, members in groups]
 
@@ -490,9 +476,9 @@ def make_environment(folder: Path | None = None) -> Environment:
     )
     env.filters |= {
         "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": findings.severity_word,
-        "tone": lambda severity: findings.TONES[severity].value, "outcome_tone": lambda outcome: findings.OUTCOME_TONES[outcome].value,
-        "outcome_word": findings.OUTCOME_WORDS.get, "is_command": lambda fix: findings.COMMAND.match(fix) is not None,
-        "whole": lambda text: escape(clean(text)),
+        "tone": lambda severity: findings.TONES[severity].value, "outcome_word": findings.OUTCOME_WORDS.get,
+        "outcome_tone": lambda outcome: findings.OUTCOME_TONES[outcome].value,
+        "is_command": lambda fix: findings.COMMAND.match(fix) is not None, "whole": lambda text: escape(clean(text)),
         "title_of": title_of, "check_words": findings.check_words, "by_place": by_place, "by_group": by_group,
         "rows": lambda table: list(zip(*(column.cells for column in table.columns), strict=True)),
     }  # fmt: skip

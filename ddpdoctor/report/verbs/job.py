@@ -14,22 +14,7 @@ from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
 from ddpdoctor.model.words import count_of, format_numbers, grouped, majority_of, rank_list
-from ddpdoctor.report.blocks import (
-    MARK,
-    MAX_ROWS,
-    Content,
-    FactEntry,
-    FactList,
-    GridCell,
-    Heading,
-    Text,
-    Tone,
-    Tree,
-    TreeNode,
-    grid_by_member,
-    items,
-    not_shown,
-)
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
 from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
@@ -39,7 +24,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.findings import Finding, RankRow, Report
-    from ddpdoctor.report.blocks import Block, Grid, Row, Section
 
 REPLICAS = "DD50"  # the codes of findings about replicas begin with it
 NOUNS = {
@@ -52,20 +36,20 @@ SAME_LETTER = "Equal letters: equal contents. Most have A."
 EQUAL, OTHER = "equal", "other"
 
 
-def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[Grid]:
+def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[bl.Grid]:
     """Yield a grid of tensors by ranks for each stream of records in which tensors differ."""
     streams = () if consistency is None else consistency.streams
     tone = tone_of(findings)
     several = len({(stream.group, stream.model) for stream in streams}) > 1
     for stream in streams:
-        splits = [(each, split) for each in stream.differences for split in each.splits][:MAX_ROWS]
+        splits = [(each, split) for each in stream.differences for split in each.splits][: bl.MAX_ROWS]
         if not splits:
             continue
         rows = [_row(stream, each, split, tone) for each, split in splits]
         ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
         hidden = sum(each.differing for each in stream.differences) - len(splits)
         # One row for each kind of tensors, for those that are equal on all ranks
-        equal = dict.fromkeys(ranks, GridCell(EQUAL, tone=Tone.GOOD))
+        equal = dict.fromkeys(ranks, bl.GridCell(EQUAL, tone=bl.Tone.GOOD))
         differences = {each.what: each for each in stream.differences}
         for what in stream.kinds:
             if (difference := differences.get(what)) is None:
@@ -76,11 +60,11 @@ def consistency_pictures(consistency: Consistency | None, findings: Iterable[Fin
         model = f", model {stream.model}" if several and stream.model > 0 else ""
         outside = ", parameters outside DDP" if stream.model < 0 else ""
         title = f"replicas that differ, compared {points}{model}{outside}"
-        legend = (SAME_LETTER, *not_shown(hidden, "differing tensor"))
-        yield grid_by_member(title, rows, ranks, format_ranks, axes=("tensor", "rank"), legend=legend)
+        legend = (SAME_LETTER, *bl.not_shown(hidden, "differing tensor"))
+        yield bl.grid_by_member(title, rows, ranks, format_ranks, axes=("tensor", "rank"), legend=legend)
 
 
-def tone_of(findings: Iterable[Finding]) -> Tone:
+def tone_of(findings: Iterable[Finding]) -> bl.Tone:
     """Return the tone of a tensor that differs: that of the worst finding about replicas, or a note without one."""
     severities = [finding.severity for finding in findings if finding.code.startswith(REPLICAS)]
     return TONES[min(severities, key=lambda severity: severity.order, default=Severity.INFO)]
@@ -91,7 +75,7 @@ def letter(side: int) -> str:
     return ascii_uppercase[side] if side < len(ascii_uppercase) else OTHER
 
 
-def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone) -> Row:
+def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: bl.Tone) -> bl.Row:
     one = split.row
     name = " ".join(part for part in (one.name, one.part) if part)
     if stream.clock is StreamClock.END:
@@ -100,12 +84,12 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone)
         when = f"from {'step' if stream.clock is StreamClock.STEP else 'backward'} {difference.number} on"
     most, absent = majority_of(split.sides), frozenset(split.absent_on)
     others = [rank for side in split.sides[len(ascii_uppercase) :] for rank in side]
-    cells = dict.fromkeys(others, GridCell(OTHER, tone=tone, about="unlike those with a letter"))
+    cells = dict.fromkeys(others, bl.GridCell(OTHER, tone=tone, about="unlike those with a letter"))
     for number, side in enumerate(split.sides[: len(ascii_uppercase)]):
         lacks = bool(absent) and absent.issuperset(side)
-        cell = GridCell(
+        cell = bl.GridCell(
             "none" if lacks else letter(number),
-            tone=Tone.PLAIN if side is most else tone,
+            tone=bl.Tone.PLAIN if side is most else tone,
             about=f"{'not there' if lacks else 'equal'} on {format_ranks(side)}",
         )
         cells.update(dict.fromkeys(side, cell))
@@ -114,38 +98,38 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone)
 
 DATA = "DD70"  # the codes of findings about data begin with it
 SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
-NAMED = f"{MARK}a rank that a finding about data names"
+NAMED = f"{bl.MARK}a rank that a finding about data names"
 
 
-def loader_pictures(report: Report) -> Iterator[Grid]:
+def loader_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
     findings = [finding for finding in report.findings if finding.code.startswith(DATA)]
     lines = {(place.file, place.line) for finding in findings for place in finding.where}
     taken = read_picture(tuple[LoaderTaken, ...], report.data.get("loaders")) or ()
     loaders = [loader for loader in taken if (loader.file, loader.line) in lines]
-    rows: list[Row] = []
+    rows: list[bl.Row] = []
     for loader in loaders:
         # Ranks that are alike where they should not be have the tone of the worst finding at this line
         here = (loader.file, loader.line)
         own = [each.severity for each in findings if any((place.file, place.line) == here for place in each.where)]
-        rows += _rows(loader, TONES[min(own, key=lambda severity: severity.order)] if own else Tone.PLAIN)
+        rows += _rows(loader, TONES[min(own, key=lambda severity: severity.order)] if own else bl.Tone.PLAIN)
     if not rows:
         return
-    shown = rows[:MAX_ROWS]
+    shown = rows[: bl.MAX_ROWS]
     blamed = {rank for finding in findings for rank in finding.ranks}
     ranks = sorted({rank for _, cells in shown for rank in cells})
     # Where all ranks are named, no rank needs a mark.
     marked = blamed if not blamed.issuperset(ranks) else set()
 
     def name(those: Sequence[int]) -> str:
-        return (MARK if marked.intersection(those) else "") + format_ranks(those)
+        return (bl.MARK if marked.intersection(those) else "") + format_ranks(those)
 
     named = (NAMED,) if marked.intersection(ranks) else ()
-    legend = (SAME_ORDER, *named, *not_shown(len(rows) - len(shown), "row"))
-    yield grid_by_member("what ranks took from loaders", shown, ranks, name, axes=("pass", "rank"), legend=legend)
+    legend = (SAME_ORDER, *named, *bl.not_shown(len(rows) - len(shown), "row"))
+    yield bl.grid_by_member("what ranks took from loaders", shown, ranks, name, axes=("pass", "rank"), legend=legend)
 
 
-def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
+def _rows(loader: LoaderTaken, tone: bl.Tone) -> Iterator[bl.Row]:
     """Yield a row for each pass. An order has one letter in all passes, so that repeated epochs are seen too."""
     orders = dict.fromkeys(row.order for one in loader.passes for row in one.ranks if row.order)
     letters = {order: letter(number) for number, order in enumerate(orders)}
@@ -155,9 +139,9 @@ def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
         for row in one.ranks:
             more = "" if row.complete else ", not to the end"
             drawn = "" if row.drawn is None else f", {count_of(row.drawn, 'index', 'indices')}"
-            cells[row.rank] = GridCell(
+            cells[row.rank] = bl.GridCell(
                 f"{letters.get(row.order, '')} {row.batches}".strip(),
-                tone=tone if row.order and taken[row.order] > 1 else Tone.PLAIN,
+                tone=tone if row.order and taken[row.order] > 1 else bl.Tone.PLAIN,
                 about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
             )
         yield f"{loader.file.rpartition('/')[2]}:{loader.line}, pass {one.number}", cells
@@ -178,7 +162,7 @@ class _Node:
     below: dict[str, _Node] = field(default_factory=dict)
 
 
-def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | None:
+def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> bl.Tree | None:
     root = _Node()
     room = MOST_NODES
     for row in sorted(rows, key=lambda row: row.rank):
@@ -195,15 +179,15 @@ def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | Non
         return None
     # The lines that the verdict names, each with its ranks
     blamed = grouped(((place.file, place.line), place.rank) for place in (verdict.where if verdict is not None else ()))
-    return Tree(title="Stacks of the main threads", roots=tuple(_build(root.below, blamed)))
+    return bl.Tree(title="Stacks of the main threads", roots=tuple(_build(root.below, blamed)))
 
 
-def _build(below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], Sequence[int]]) -> Iterator[TreeNode]:
+def _build(below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], Sequence[int]]) -> Iterator[bl.TreeNode]:
     for frame, node in sorted(below.items(), key=lambda item: (-len(item[1].ranks), item[1].ranks)):
         parts = _FRAME.fullmatch(frame)
         file, line = (parts["file"], int(parts["line"])) if parts and len(parts["line"]) < 10 else (frame, 0)
         place = f"{_PACKAGE.sub('', file)}:{line}" if line else file
-        yield TreeNode(
+        yield bl.TreeNode(
             text=f"{place} in {parts['function']}" if parts else place,
             ranks=tuple(node.ranks),
             strong=not _LIBRARY.search(file),
@@ -212,7 +196,7 @@ def _build(below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], Sequence
         )
 
 
-def job_pictures(report: Report) -> Iterator[Block]:
+def job_pictures(report: Report) -> Iterator[bl.Block]:
     """Yield the pictures of a job that its report has. Damaged data costs its picture and nothing else."""
     timeline = read_picture(Timeline, report.data.get("timeline"))
     if timeline is not None and timeline.lanes:
@@ -233,7 +217,7 @@ SPARSE_STEPS = 256
 NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
 
 
-def job_content(report: Report) -> Content:
+def job_content(report: Report) -> bl.Content:
     """Return the content of a job. If it ended well without findings, that is a line, or two with compared replicas."""
     attempts = read_attempts(report)
     earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
@@ -249,21 +233,21 @@ def job_content(report: Report) -> Content:
         without = f"without a core, {ranks} made no progress for up to {most_s:.0f} s"
         starved = (f"cores are short: {without}; this time does not count as a hang",)
     # The sections of the restarted attempts, and the heading of the last one
-    attempt_sections: list[Section] = []
+    attempt_sections: list[bl.Section] = []
     for attempt in attempts[:-1]:
-        attempt_sections.append((Heading(f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
+        attempt_sections.append((bl.Heading(f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
         attempt_sections += places_of(attempt.ranks, attempt.verdict)
         if (verdict := attempt.verdict) is None:
-            attempt_sections.append((Text("no cause found", indent=2),))
+            attempt_sections.append((bl.Text("no cause found", indent=2),))
             continue
-        wrong = FactEntry("wrong", (verdict.summary,))
-        where = FactEntry("where", merge_places(verdict.where))
-        title = Text(title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
-        attempt_sections.append((title, FactList((wrong, where), width=LABEL_WIDTH)))
+        wrong = bl.FactEntry("wrong", (verdict.summary,))
+        where = bl.FactEntry("where", merge_places(verdict.where))
+        title = bl.Text(title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
+        attempt_sections.append((title, bl.FactList((wrong, where), width=LABEL_WIDTH)))
     if attempts:
-        attempt_sections.append((Heading(f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
+        attempt_sections.append((bl.Heading(f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
     sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
-    return Content(
+    return bl.Content(
         headline=_headline(report, restarts),
         status=status_words(report, restarts),
         sections=(*attempt_sections, *sections),
@@ -355,7 +339,7 @@ def replica_words(report: Report) -> str | None:
 MOST_PROBLEMS = 8
 
 
-def evidence_content(report: Report) -> Content:
+def evidence_content(report: Report) -> bl.Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
@@ -370,11 +354,11 @@ def evidence_content(report: Report) -> Content:
     elif any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
         headline = "cannot tell the cause from this"
     # Why the cause cannot be told, and what to collect, one instruction a line
-    lacking: tuple[Section, ...] = ()
+    lacking: tuple[bl.Section, ...] = ()
     if about.get("unclear"):
         steps = tuple(str(step) for step in about.get("collect") or ())
-        facts = (FactEntry("unclear", (str(about["unclear"]),)), FactEntry("to do", steps))
-        lacking = ((FactList(facts, width=LABEL_WIDTH),),)
+        facts = (bl.FactEntry("unclear", (str(about["unclear"]),)), bl.FactEntry("to do", steps))
+        lacking = ((bl.FactList(facts, width=LABEL_WIDTH),),)
     notes = [str(note) for note in about.get("notes") or ()]
     # What the files were, which ranks were seen, and what could not be read
     seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
@@ -383,19 +367,19 @@ def evidence_content(report: Report) -> Content:
     problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     what = (
-        FactEntry("read", (", ".join(map(str, about.get("formats") or ())),)),
-        FactEntry("ranks", (ranks,)),
-        FactEntry("run", (str(about.get("run")),) if runs > 1 else ()),
-        FactEntry("skipped", tuple(problems[:MOST_PROBLEMS])),
-        FactEntry("unknown", (count_of(unknown, "file"),) if unknown else ()),
+        bl.FactEntry("read", (", ".join(map(str, about.get("formats") or ())),)),
+        bl.FactEntry("ranks", (ranks,)),
+        bl.FactEntry("run", (str(about.get("run")),) if runs > 1 else ()),
+        bl.FactEntry("skipped", tuple(problems[:MOST_PROBLEMS])),
+        bl.FactEntry("unknown", (count_of(unknown, "file"),) if unknown else ()),
     )
-    return Content(
+    return bl.Content(
         headline=headline,
         status=", ".join(filter(None, (status, count_findings(report.findings)))),
-        about=((FactList(what, width=LABEL_WIDTH),),),
+        about=((bl.FactList(what, width=LABEL_WIDTH),),),
         sections=(
             *places_of(report.ranks, report.verdict),
-            *(((items(notes, "  note: "),),) if notes else ()),
+            *(((bl.items(notes, "  note: "),),) if notes else ()),
             *lacking,
         ),
         ends_with_verdict=True,

@@ -9,24 +9,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import Budget, NetworkUse
 from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
 from ddpdoctor.model.words import count_of, format_about, format_numbers
-from ddpdoctor.report.blocks import (
-    MARK,
-    MAX_COLUMNS,
-    Content,
-    FactEntry,
-    FactList,
-    Grid,
-    GridCell,
-    Heading,
-    Records,
-    Text,
-    Tone,
-    grid_by_member,
-    items,
-    linear_level,
-    not_shown,
-    table_of,
-)
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
@@ -35,13 +18,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.steps import PhaseRow
     from ddpdoctor.model.tuning import RunSpeed
-    from ddpdoctor.report.blocks import Block, Section
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
 MOST_ROWS = 5
 
 
-def prediction_blocks(report: Report) -> tuple[Block, ...]:
+def prediction_blocks(report: Report) -> tuple[bl.Block, ...]:
     """Return the table of the changes that gain most, or nothing if none gains enough."""
     plain = speed_data(report).get("predictions")
     predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
@@ -56,23 +38,23 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
         gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}")
     rows = [(one.change, gain, one.assumes) for one, gain in zip(shown, gains, strict=True)]
     heads = ("change", "shorter step", "if")
-    heading = Heading("what a change would gain (predicted)")
-    blocks = (heading, table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
-    more = Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
+    heading = bl.Heading("what a change would gain (predicted)")
+    blocks = (heading, bl.table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
+    more = bl.Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
     return (*blocks, more) if refused else blocks
 
 
 SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
 
 
-def speed_sections(report: Report) -> tuple[Section, ...]:
+def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     """Return the section with the time budget, or nothing if the user did not ask for it."""
     said = speed_data(report)
     if not said.get("asked"):
         return ()
     budget = read_part(Budget, said.get("budget"), "time budget")
     if budget is None:
-        return ((Heading("time of a step"), Text(f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
+        return ((bl.Heading("time of a step"), bl.Text(f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
     seen = count_of(budget.count, "step")
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
@@ -86,9 +68,9 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
         lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
-    shown: Section = (
-        Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
-        table_of(
+    shown: bl.Section = (
+        bl.Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
+        bl.table_of(
             ("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")),
             [
                 (
@@ -101,7 +83,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 for row in rows
             ],
         ),
-        *(Text(line, indent=2) for line in (*lines, network) if line),
+        *(bl.Text(line, indent=2) for line in (*lines, network) if line),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -135,7 +117,7 @@ def ms(value: float) -> str:
 
 STRAGGLER = "DD610"
 SPEED = "DD8"
-NAMED = f"{MARK}a rank that a finding about speed names"
+NAMED = f"{bl.MARK}a rank that a finding about speed names"
 # Names of the medians that a report has of each rank. The first four are without waiting.
 PHASES = {
     "before_forward_ms": "before forward",
@@ -147,7 +129,7 @@ PHASES = {
 }
 
 
-def speed_pictures(report: Report) -> Iterator[Grid]:
+def speed_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
     budget = read_picture(Budget, speed_data(report).get("budget")) if asked else None
@@ -155,11 +137,11 @@ def speed_pictures(report: Report) -> Iterator[Grid]:
     if budget is not None and phases:
         wall_ms = budget.wall_ms
 
-        def cell(time_ms: float, whose: str = "") -> GridCell:
+        def cell(time_ms: float, whose: str = "") -> bl.GridCell:
             about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
-            return GridCell(number(time_ms), about=about, level=linear_level(time_ms, wall_ms))
+            return bl.GridCell(number(time_ms), about=about, level=bl.linear_level(time_ms, wall_ms))
 
-        yield Grid(
+        yield bl.Grid(
             title="time of a step by phase, in ms",
             rows=tuple(row.phase for row in phases),
             columns=("critical rank", "median rank", "worst rank"),
@@ -175,7 +157,7 @@ def speed_pictures(report: Report) -> Iterator[Grid]:
         yield from _pace_pictures(report)
 
 
-def _pace_pictures(report: Report) -> Iterator[Grid]:
+def _pace_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield the grid of phases by ranks. Of many ranks, those that compute for longest."""
     # A row that lacks one, as in a damaged report, is left out.
     rows = report.data.get("steps")
@@ -188,20 +170,20 @@ def _pace_pictures(report: Report) -> Iterator[Grid]:
     if len(paces) < 2:
         return
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
-    shown = {rank: paces[rank] for rank in sorted(slowest[:MAX_COLUMNS])}
+    shown = {rank: paces[rank] for rank in sorted(slowest[: bl.MAX_COLUMNS])}
     slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
     named = {rank for finding in slow for rank in finding.ranks}
     longest = max(pace["step_ms"] for pace in shown.values())
 
     def name(ranks: Sequence[int]) -> str:
-        return (MARK if named.intersection(ranks) else "") + format_numbers(ranks)
+        return (bl.MARK if named.intersection(ranks) else "") + format_numbers(ranks)
 
-    def cell(value: float) -> GridCell:
-        return GridCell(number(value), about=ms(value), level=linear_level(value, longest))
+    def cell(value: float) -> bl.GridCell:
+        return bl.GridCell(number(value), about=ms(value), level=bl.linear_level(value, longest))
 
     by_phase = [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()]
-    legend = (*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank"))
-    yield grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
+    legend = (*((NAMED,) if named & shown.keys() else ()), *bl.not_shown(len(paces) - len(shown), "rank"))
+    yield bl.grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
 
 
 STEP = "step"
@@ -210,22 +192,22 @@ LIMIT = (
 )
 
 
-def comparison_content(report: Report) -> Content:
+def comparison_content(report: Report) -> bl.Content:
     found = decode(SpeedComparison, report.data["comparison"])
-    about = FactList((_compared_run("A", found.first), _compared_run("B", found.second)))
+    about = bl.FactList((_compared_run("A", found.first), _compared_run("B", found.second)))
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
     every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
     fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
     title = "what else differs" if texts else "no other setting that was recorded differs"
-    return Content(
+    return bl.Content(
         headline=verdict_of(found),
         about=((about,),),
         sections=(
             (
-                Heading("time of a step, on the rank that the others wait for"),
-                table_of(
+                bl.Heading("time of a step, on the rank that the others wait for"),
+                bl.table_of(
                     ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed"),
                     [
                         (
@@ -240,15 +222,15 @@ def comparison_content(report: Report) -> Content:
                     ],
                     left={"phase", "changed"},
                     tones={
-                        at: Tone.GOOD if time.change_ms < 0 else Tone.WARNING
+                        at: bl.Tone.GOOD if time.change_ms < 0 else bl.Tone.WARNING
                         for at, (_, time) in enumerate(rows)
                         if time.is_change
                     },
                 ),
             ),
-            (Heading(title), *([items(texts, "  ")] if texts else [])),
+            (bl.Heading(title), *([bl.items(texts, "  ")] if texts else [])),
         ),
-        records=Records(
+        records=bl.Records(
             names=("phase", *fields),
             rows=tuple((name, *(getattr(time, field) for field in fields)) for name, time in every),
         ),
@@ -288,10 +270,10 @@ def _ranks(run: RunSpeed) -> str:
     return "an unknown number of ranks" if run.ranks is None else count_of(run.ranks, "rank")
 
 
-def _compared_run(label: str, run: RunSpeed) -> FactEntry:
+def _compared_run(label: str, run: RunSpeed) -> bl.FactEntry:
     samples = "" if run.samples_per_s is None else f", {run.samples_per_s:,.0f} samples/s"
     seen = f"{run.status}, {_ranks(run)}, {count_of(run.count, 'step')} of {ms(run.wall_ms)}{samples}"
-    return FactEntry(label, (f"{run.name}: {seen}", *([run.command] if run.command else [])))
+    return bl.FactEntry(label, (f"{run.name}: {seen}", *([run.command] if run.command else [])))
 
 
 def _signed(value_ms: float) -> str:
@@ -304,24 +286,24 @@ ABSENT = "-"
 MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
 
 
-def run_diff_content(report: Report) -> Content:
+def run_diff_content(report: Report) -> bl.Content:
     found = decode(RunDifferences, report.data["run_differences"])
     sides = tuple(
-        FactEntry(label, (f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
+        bl.FactEntry(label, (f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
         for label, run in (("A", found.first), ("B", found.second))
     )
-    sections: list[Section] = []
+    sections: list[bl.Section] = []
     if found.differences:
         rows, facts = [], []
         for each in found.differences:
             rows.append((each.topic.value, each.name, _cut(each.first), _cut(each.second)))
             texts = (each.name, f"A: {each.first or ABSENT}", f"B: {each.second or ABSENT}")
-            facts.append(FactEntry(each.topic.value, texts))
-        table = table_of(HEADS, rows, left=4, instead=(FactList(tuple(facts)),))
-        sections.append((Heading("differences, the most telling first"), table))
+            facts.append(bl.FactEntry(each.topic.value, texts))
+        table = bl.table_of(HEADS, rows, left=4, instead=(bl.FactList(tuple(facts)),))
+        sections.append((bl.Heading("differences, the most telling first"), table))
     if found.not_compared:
         unknown = f"not compared, because one run has no facts: {', '.join(found.not_compared)}"
-        sections.append((Text(unknown, tone=Tone.SKIPPED),))
+        sections.append((bl.Text(unknown, tone=bl.Tone.SKIPPED),))
     # The difference that tells most. The verdicts themselves are what is to be explained.
     causes = [difference for difference in found.differences if difference.topic not in {Topic.VERDICT, Topic.PACE}]
     if not found.differences:
@@ -333,12 +315,12 @@ def run_diff_content(report: Report) -> Content:
         more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
         a, b = (_cut(value) or "not set" for value in (causes[0].first, causes[0].second))
         headline = f"the runs differ in {causes[0].name}: {a} in A, {b} in B{more}"
-    return Content(
+    return bl.Content(
         headline=headline,
         verb="diff",
-        about=((FactList(sides),),),
+        about=((bl.FactList(sides),),),
         sections=tuple(sections),
-        records=Records(
+        records=bl.Records(
             names=("topic", "name", "first", "second"),
             rows=tuple((each.topic.value, each.name, each.first, each.second) for each in found.differences),
         ),
