@@ -63,6 +63,7 @@ STYLES = {
     Tone.SKIPPED: "dim",
     Tone.CRASHED: "bold magenta",
 }
+GAP = 2  # number of blanks between two columns
 
 
 @dataclass(kw_only=True)
@@ -109,9 +110,6 @@ def draw(page: TextPage, *, color: bool) -> str:
         for line in page.lines:
             console.print(line, soft_wrap=True)
     return drawn.get()
-
-
-GAP = 2  # number of blanks between two columns
 
 
 def _add_table(page: TextPage, table: Table) -> None:

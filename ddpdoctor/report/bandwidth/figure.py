@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_NUMBERS = 20  # With more ends than this, numbers would overlap. Then only shades and the frame are drawn.
 PANEL_CHARACTERS = 62
+PAGE = ".html"
+SUFFIXES = (".png", ".svg", PAGE)
 
 
 def draw_matrix_panel(axes: Axes, matrix: measured.Matrix) -> None:
@@ -230,10 +232,6 @@ def spread_apart(places: Sequence[float], apart: float) -> list[float]:
 def _end_height(line: Line2D) -> float:
     heights: Any = line.get_ydata()
     return float(heights[-1])
-
-
-PAGE = ".html"
-SUFFIXES = (".png", ".svg", PAGE)
 
 
 def check_plot(path: Path) -> None:

@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
 VERB = "allreduce-bench"
+NOT_DEFINED = "n/a"
+# Fields for programs. Their names and order never change. New fields are added at the end.
+_RECORDED = (
+    "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
+    "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
+)  # fmt: skip
+RECORDED = (*_RECORDED, *(field.name for field in fields(Measurement) if field.name not in _RECORDED))
+MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
+MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
+MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
+EMPTY, LOWEST, BLAMED = ".", "<", "> "
+HOW = {True: "one after the other", False: "several at once"}
+PALER = "The paler, the slower."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +66,6 @@ def read_bandwidth(report: Report) -> Bandwidth:
         ) from error
 
 
-NOT_DEFINED = "n/a"
-
-
 def format_us(time_us: float) -> str:
     """Write microseconds as nccl-tests does: two decimals below 100, one below 10000, then none."""
     if not math.isfinite(time_us):
@@ -76,14 +86,6 @@ def format_share(share: float) -> str:
         return NOT_DEFINED
     percent = share * 100
     return f"{percent:.1f}%" if 0 < abs(percent) < 1 else f"{percent:.0f}%"
-
-
-# Fields for programs. Their names and order never change. New fields are added at the end.
-_RECORDED = (
-    "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
-    "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
-)  # fmt: skip
-RECORDED = (*_RECORDED, *(field.name for field in fields(Measurement) if field.name not in _RECORDED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +114,6 @@ def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
 def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
     """Name a series without its mode: "all_reduce float32 sum"."""
     return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
-
-
-MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +171,6 @@ def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
 
 def _key(one: Measurement | Change) -> tuple[object, ...]:
     return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
-
-
-MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
-MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
-EMPTY, LOWEST, BLAMED = ".", "<", "> "
-HOW = {True: "one after the other", False: "several at once"}
-PALER = "The paler, the slower."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

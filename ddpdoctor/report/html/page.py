@@ -27,6 +27,23 @@ if TYPE_CHECKING:
     from ddpdoctor.model.pictures import Span, WaitingRanks
 
 RESULTS = "Results"
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+WIDTH, HEIGHT = 720, 340  # of a chart, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 58, 704, 12, 306  # where the axes are, in pixels
+MAX_TICKS = 9
+LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
+BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
+ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
+MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
+MAX_CHARACTERS = 31  # what fits a line of a box
+TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
+ABSENT = -1
+HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
+# The macro of a block that needs no more than itself
+MACROS = {
+    bl.Heading: "heading", bl.Text: "text", bl.Items: "items", bl.FactList: "facts", bl.Table: "table",
+    bl.Places: "places", SourceExcerpt: "source",
+}  # fmt: skip
 
 
 def list_parts(content: bl.Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -74,9 +91,6 @@ def _title(block: bl.Block) -> str | None:
             return None
 
 
-ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-
-
 def embed(data: Any, folder: Path | None = None) -> str:
     """Return data as JSON in ASCII without a character that HTML reads. Paths below ``folder`` lose it."""
     text = json.dumps(cleaned(data, folder), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -108,12 +122,6 @@ def list_frames(tree: bl.Tree) -> list[tuple[str, bl.TreeNode]]:
             steps.append(("fork", last))
             todo += [("frame", child) for child in reversed(last.children)]
     return steps
-
-
-WIDTH, HEIGHT = 720, 340
-LEFT, RIGHT, TOP, BOTTOM = 58, 704, 12, 306  # where the axes are, in pixels
-MAX_TICKS = 9
-LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
 
 
 def lay_out_chart(series: bl.Series) -> dict[str, Any]:
@@ -166,15 +174,6 @@ def lay_out_chart(series: bl.Series) -> dict[str, Any]:
 def _limits(values: Sequence[float], room: float) -> tuple[float, float]:
     low, high = min(values) / room, max(values) * room
     return (low, high) if high > low else (low / 2, high * 2)
-
-
-BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
-ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
-MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
-MAX_CHARACTERS = 31  # what fits a line of a box
-TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
-ABSENT = -1
-HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
 
 
 def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
@@ -355,13 +354,6 @@ def _pack(spans: Iterable[Span], whats: dict[tuple[Any, ...], int]) -> list[int]
 
 def _ticks(time_ms: float) -> int:
     return round(time_ms * TICKS_PER_MS) if math.isfinite(time_ms) else 0
-
-
-# The macro of a block that needs no more than itself
-MACROS = {
-    bl.Heading: "heading", bl.Text: "text", bl.Items: "items", bl.FactList: "facts", bl.Table: "table",
-    bl.Places: "places", SourceExcerpt: "source",
-}  # fmt: skip
 
 
 class BlockDrawer:

@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 DIFFERS = f"{MARK}hosts with other results than most"
 QUIET = (Outcome.PASSED, Outcome.SKIPPED)
 MAX_NAMED = 12  # how many of the checks of a row are named
+MAX_NAMES = 3  # how many files of a column are named
+SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
+MAX_TENSORS = 30  # The most tensors in the table (our choice). The report's data has all of them.
+HEADS = ("", "what", "differ", "of", "largest", "relative")
+LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."
+SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
+DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
+SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "split by hand", Sharing.NONE: "not split"}
 
 
 def machine_pictures(report: Report) -> Iterator[Grid]:
@@ -115,10 +123,6 @@ def checklist_content(report: Report, *about: Section, pictures: Callable[[], It
         draw_pictures=lambda: (*machine_pictures(report), *pictures()),
         is_checklist=True,
     )
-
-
-MAX_NAMES = 3  # how many files of a column are named
-SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
@@ -218,10 +222,6 @@ def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
     return cells
 
 
-MAX_TENSORS = 30  # The most tensors in the table (our choice). The report's data has all of them.
-HEADS = ("", "what", "differ", "of", "largest", "relative")
-
-
 def diff_content(report: Report) -> Content:
     facts = decode(DiffFacts, report.data["diff"])
     files = []
@@ -258,9 +258,6 @@ def diff_content(report: Report) -> Content:
     )
 
 
-LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."
-
-
 def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count: int) -> Grid:
     names, cells = tuple(map(str, ranks)), []
     for at, rank in enumerate(ranks):
@@ -276,11 +273,6 @@ def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count
     return Grid(
         title=title, rows=names, columns=names, cells=tuple(cells), row_name="rank", column_name="rank", legend=legend
     )
-
-
-SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
-DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
-SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "split by hand", Sharing.NONE: "not split"}
 
 
 def shares_content(report: Report) -> Content:

@@ -34,6 +34,18 @@ NOUNS = {
 }
 SAME_LETTER = "Equal letters: equal contents. Most have A."
 EQUAL, OTHER = "equal", "other"
+DATA = "DD70"  # the codes of findings about data begin with it
+SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
+NAMED = f"{bl.MARK}a rank that a finding about data names"
+MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
+MOST_NODES = 400  # Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node.
+_LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib(64)?/python\d|^<frozen")
+_PACKAGE = re.compile(r"^.*/(?:site-packages|dist-packages|python\d[\d.]*)/")
+_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
+# Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
+SPARSE_STEPS = 256
+NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
+MOST_PROBLEMS = 8
 
 
 def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[bl.Grid]:
@@ -96,11 +108,6 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: bl.To
     return f"{name} ({one.what.value}), {when}", cells
 
 
-DATA = "DD70"  # the codes of findings about data begin with it
-SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
-NAMED = f"{bl.MARK}a rank that a finding about data names"
-
-
 def loader_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
     findings = [finding for finding in report.findings if finding.code.startswith(DATA)]
@@ -145,13 +152,6 @@ def _rows(loader: LoaderTaken, tone: bl.Tone) -> Iterator[bl.Row]:
                 about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
             )
         yield f"{loader.file.rpartition('/')[2]}:{loader.line}, pass {one.number}", cells
-
-
-MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
-MOST_NODES = 400  # Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node.
-_LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib(64)?/python\d|^<frozen")
-_PACKAGE = re.compile(r"^.*/(?:site-packages|dist-packages|python\d[\d.]*)/")
-_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,11 +210,6 @@ def job_pictures(report: Report) -> Iterator[bl.Block]:
         yield source
     if (tree := stack_tree(report.ranks, report.verdict)) is not None:
         yield tree
-
-
-# Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
-SPARSE_STEPS = 256
-NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
 
 
 def job_content(report: Report) -> bl.Content:
@@ -334,9 +329,6 @@ def replica_words(report: Report) -> str | None:
         return f"replicas equal: {checks}{chosen}"
     nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
-
-
-MOST_PROBLEMS = 8
 
 
 def evidence_content(report: Report) -> bl.Content:

@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 NOT_KNOWN = "?"
 LEGEND = "lost: steps made again at most, and time from the last step to the next start's first; ?: not known"
 MOST_WORDS = 8  # most words of a command line in a heading
+STEPS_APART = 2  # our choice: ranks are read one after another, so those of one job may be this many steps apart
+PACE_APART = 0.1
+WAITS_APART = 0.1
+MOST_STILL = 8  # most lines that say where ranks are which do not train
+_PRESENCE = {
+    Presence.LEFT: "its `wrap` has ended",
+    Presence.SILENT: "nothing is heard of its `wrap` any more",
+    Presence.ABSENT: "its `wrap` has not come yet",
+}
 
 
 def render_history(
@@ -129,12 +138,6 @@ def _verdict_words(start: Start) -> str:
     hosts = dict.fromkeys(one.host for one in start.blamed if one.host and start.hosts > 1)
     whom = " on ".join(part for part in (format_ranks(ranks), format_hosts(hosts)) if part)
     return ", ".join(part for part in (f"{start.code} {start.kind}", whom) if part)
-
-
-STEPS_APART = 2  # our choice: ranks are read one after another, so those of one job may be this many steps apart
-PACE_APART = 0.1
-WAITS_APART = 0.1
-MOST_STILL = 8  # most lines that say where ranks are which do not train
 
 
 def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path | None = None) -> str:
@@ -262,10 +265,3 @@ def _doings(status: JobNow, classes: Sequence[Sequence[RankNow]]) -> Iterator[Te
         return
     since = "never equal" if found.equal_up_to is None else f"equal up to {found.at} {found.equal_up_to} only"
     yield Text(f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)
-
-
-_PRESENCE = {
-    Presence.LEFT: "its `wrap` has ended",
-    Presence.SILENT: "nothing is heard of its `wrap` any more",
-    Presence.ABSENT: "its `wrap` has not come yet",
-}

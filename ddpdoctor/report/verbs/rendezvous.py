@@ -33,6 +33,9 @@ LEGEND = {
     "fail": "another failure",
     "-": "not tried",
 }
+# Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts.
+KEY = "rendezvous"
+MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it would not fit into 80 columns
 
 
 def pair_word(pair: NodePair) -> str:
@@ -83,11 +86,6 @@ def pair_pictures(seen: Rendezvous) -> Iterator[Grid]:
         column_name="to",
         legend=(*_legend(seen), *not_shown(len(hosts) - len(shown), "node")),
     )
-
-
-# Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts.
-KEY = "rendezvous"
-MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it would not fit into 80 columns
 
 
 def rendezvous_content(report: Report) -> Content:

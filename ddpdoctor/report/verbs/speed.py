@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
 MOST_ROWS = 5
+SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
+STEP = "step"
+LIMIT = (
+    "The intervals (95%) hold what varies within each run. Two runs of one job may differ by more: run A twice to see."
+)
+HEADS = ("about", "what", "A", "B")
+ABSENT = "-"
+MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
 
 
 def prediction_blocks(report: Report) -> tuple[bl.Block, ...]:
@@ -42,9 +50,6 @@ def prediction_blocks(report: Report) -> tuple[bl.Block, ...]:
     blocks = (heading, bl.table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
     more = bl.Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
     return (*blocks, more) if refused else blocks
-
-
-SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
 
 
 def speed_sections(report: Report) -> tuple[bl.Section, ...]:
@@ -186,12 +191,6 @@ def _pace_pictures(report: Report) -> Iterator[bl.Grid]:
     yield bl.grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
 
 
-STEP = "step"
-LIMIT = (
-    "The intervals (95%) hold what varies within each run. Two runs of one job may differ by more: run A twice to see."
-)
-
-
 def comparison_content(report: Report) -> bl.Content:
     found = decode(SpeedComparison, report.data["comparison"])
     about = bl.FactList((_compared_run("A", found.first), _compared_run("B", found.second)))
@@ -279,11 +278,6 @@ def _compared_run(label: str, run: RunSpeed) -> bl.FactEntry:
 def _signed(value_ms: float) -> str:
     size = number(abs(value_ms))
     return size if not float(size) else ("+" if value_ms > 0 else "-") + size
-
-
-HEADS = ("about", "what", "A", "B")
-ABSENT = "-"
-MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
 
 
 def run_diff_content(report: Report) -> bl.Content:

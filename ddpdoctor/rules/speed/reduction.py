@@ -50,6 +50,8 @@ MOST_QUEUED = 0.20
 # reduction holds. Our choice.
 MOST_OF_CORES = 0.5
 _HALVINGS = 60
+# What another cap saves of backward in ms: at least, in the middle, at most, as the run does not tell more.
+Saved: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,10 +235,6 @@ def simulate(
     for at, size in zip(ready, bucket_bytes, strict=True):
         done = max(at, done) + network.time_ms(sent * size)
     return max(done, gradients.compute_end_ms)
-
-
-# What another cap saves of backward in ms: at least, in the middle, at most, as the run does not tell more.
-Saved: TypeAlias = tuple[float, float, float]
 
 
 def predict_cap(gradients: BucketGradients, networks: Sequence[LinkModel], cap_bytes: int | None) -> Saved:

@@ -122,6 +122,12 @@ KNOBS: dict[str, dict[str, str]] = {
     },
     THREADS: {"": "OMP_NUM_THREADS={value}"},
 }
+SAME_BATCH = 0.05  # Our choice: batches that differ by less are the same. The last one of an epoch is often smaller.
+# What no running job can change: the kind of the finding that makes it worth trying, and what that means.
+RESTARTED = {
+    WORKERS: ("input-bound", "the ranks wait for their data"),
+    THREADS: ("cpu-oversubscribed", "the ranks have more threads than cores"),
+}
 
 
 def name_of(setting: str) -> str:
@@ -148,9 +154,6 @@ def _filled(text: str, setting: str) -> str:
     value = setting.partition("=")[2]
     mib = f"{int(value) / MIB:g}" if value.isdigit() else value
     return text.replace("{mib}", mib).replace("{value}", value)
-
-
-SAME_BATCH = 0.05  # Our choice: batches that differ by less are the same. The last one of an epoch is often smaller.
 
 
 def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> ScalingLaunch | None:
@@ -215,13 +218,6 @@ def kind_of(one_rows: float | None, rows: float | None, ranks: int) -> ScalingKi
         if abs(now - one_rows) <= SAME_BATCH * max(now, one_rows):
             return kind
     return ScalingKind.NEITHER
-
-
-# What no running job can change: the kind of the finding that makes it worth trying, and what that means.
-RESTARTED = {
-    WORKERS: ("input-bound", "the ranks wait for their data"),
-    THREADS: ("cpu-oversubscribed", "the ranks have more threads than cores"),
-}
 
 
 def plan_restarts(
