@@ -95,9 +95,6 @@ def _change(
     )  # fmt: skip
 
 
-# what the speed depends on
-
-
 def settings_of(state: SpeedState) -> SpeedSettings:
     """Return the settings of a job. Those of DDP are known if it has one DDP model."""
     models, steps = reduced_models(state), state.steps.ranks.values()

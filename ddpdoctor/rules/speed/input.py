@@ -118,7 +118,6 @@ class _Loading:
 
     @property
     def words(self) -> str:
-        """How batches are made, in a sentence."""
         how = f"{1 - self.cpu_share:.0%} of it waiting, for example for files"
         if self.cpu_share >= COMPUTES:
             how = f"{self.cpu_share:.0%} of it CPU time"

@@ -71,7 +71,7 @@ class BucketGradients:
 
     @property
     def exposed_ms(self) -> float:
-        """Return the time of the reduction that backward does not hide."""
+        """The time of the reduction that backward does not hide."""
         return self.end_ms - self.compute_end_ms
 
 
@@ -94,9 +94,6 @@ def gather(ranks: Sequence[GradientTimes]) -> BucketGradients | None:
     )
 
 
-# networks: how long one bucket takes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionCost:
     """A network of one latency and one bandwidth."""
@@ -105,7 +102,6 @@ class ReductionCost:
     bytes_per_ms: float
 
     def time_ms(self, size_bytes: float) -> float:
-        """Return the time of one bucket."""
         return self.latency_ms + size_bytes / self.bytes_per_ms
 
 
@@ -198,9 +194,6 @@ def _boundary(is_below: Callable[[float], bool], low: float, high: float) -> flo
     return (low + high) / 2
 
 
-# buckets
-
-
 def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int, ...]:
     """Return the sizes of the buckets that DDP makes for a cap, in the order of their reduction; None: its default.
 
@@ -238,7 +231,6 @@ def simulate(
 
 
 def predict_cap(gradients: BucketGradients, networks: Sequence[LinkModel], cap_bytes: int | None) -> Saved:
-    """Return what another cap saves of backward."""
     buckets = buckets_for(gradients, cap_bytes)
     saved = sorted(gradients.end_ms - simulate(gradients, buckets, network) for network in networks)
     return saved[0], saved[len(saved) // 2], saved[-1]
@@ -272,9 +264,6 @@ def contention(ranks: Iterable[Rank]) -> str:
     if cores and max(by_host.values(), default=0.0) > MOST_OF_CORES * cores:
         return "the ranks use most of the cores for computation, so the reduction takes cores from backward"
     return "" if is_known else "the job was too short to measure how many cores the ranks use"
-
-
-# more ranks
 
 
 def ring_factor(ranks: int) -> float:

@@ -127,11 +127,10 @@ class JobSteps:
 
     @property
     def walls_ms(self) -> tuple[float, ...]:
-        """The length of each step, on its critical rank."""
         return self.on_critical("wall")
 
     def on_critical(self, part: str) -> tuple[float, ...]:
-        """Return a part of each step, on its critical rank."""
+        """Return a part of each step ("wall": all of it), on its critical rank."""
         return tuple(self.ranks[rank].parts_ms[part][i] for i, rank in enumerate(self.critical))
 
 
@@ -148,7 +147,6 @@ class SpeedState:
     total_ms: float = 0.0  # the time of all steps of the run
 
     def rank(self, number: int) -> Rank:
-        """Return a rank by its number."""
         return next(rank for rank in self.ranks if rank.rank == number)
 
     def share(self, saved_ms: float) -> float:
@@ -166,7 +164,6 @@ class SpeedState:
         return knob_of(KNOBS[setting], loaded).format(**values)
 
     def places(self, find: Callable[[Rank], Frame | None]) -> tuple[Place, ...]:
-        """Return a line of each rank, where one is found."""
         return places_of((rank.rank, find(rank)) for rank in self.ranks)
 
     def is_small(self) -> str:
@@ -366,11 +363,7 @@ def _blocks(values_ms: Sequence[float]) -> tuple[float, ...]:
     return tuple(mean(values_ms[start:end]) for start, end in pairwise(ends))
 
 
-# figures and words
-
-
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, or 0 of nothing."""
     return sum(values) / len(values) if values else 0.0
 
 
@@ -390,15 +383,10 @@ def ms(value: float) -> str:
 
 
 def up_to(share: float, *, of: str = "step") -> str:
-    """Return what a fix recovers at most."""
     return f"up to {share:.0%} of the {of}"
 
 
-# lines of the user's
-
-
 def places_of(lines: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...]:
-    """Return the lines of ranks as places."""
     return tuple(
         Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
         for rank, frame in lines
