@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
-    from ddpdoctor.model.saved import Unequal
     from ddpdoctor.report.blocks import Row, Section
 
 DIFFERS = f"{MARK}hosts with other results than most"
@@ -186,7 +185,27 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Gri
         return
     tone = tone_of(findings)
     files = range(len(facts.files))
-    rows: list[Row] = [(f"{one.name} ({one.kind.value})", _cells(one, tone)) for one in unequal[:MAX_ROWS]]
+    rows: list[Row] = []
+    for part in unequal[:MAX_ROWS]:
+        cells = dict.fromkeys(part.absent_in, GridCell("none", tone=tone, about="not in this file"))
+        most, apart = majority_of(part.sides), {each.file: each for each in part.apart}
+        for number, side in enumerate(part.sides):
+            measured = next((apart[file] for file in side if file in apart), None)
+            about = list(part.seen[number : number + 1])
+            if measured is not None:
+                of = count_of(measured.of, "element")
+                figures = [
+                    f"{measured.differing} of {of} differ from file {measured.against + 1}",
+                    *([f"by {measured.largest:.3g} at most"] if measured.largest is not None else []),
+                    *([f"relative {measured.relative:.2g}"] if measured.relative is not None else []),
+                    *([f"{measured.not_finite} not finite"] if measured.not_finite else []),
+                ]
+                about.append(", ".join(figures))
+            off = f", off by {measured.largest:.2g}" if measured and measured.largest else ""
+            own_tone = Tone.PLAIN if side is most and not part.absent_in else tone
+            cell = GridCell(letter(number) + off, tone=own_tone, about="; ".join(filter(None, about)))
+            cells.update(dict.fromkeys(side, cell))
+        rows.append((f"{part.name} ({part.kind.value})", cells))
     equal = facts.tensors + facts.values - len(facts.incomparable) - len(facts.unequal)
     if equal > 0:
         rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(EQUAL, tone=Tone.GOOD))))
@@ -197,29 +216,6 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Gri
 
     legend = (SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value"))
     yield grid_by_member("contents that differ", rows, files, name, axes=("tensor or value", "file"), legend=legend)
-
-
-def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
-    cells = dict.fromkeys(one.absent_in, GridCell("none", tone=tone, about="not in this file"))
-    most, apart = majority_of(one.sides), {each.file: each for each in one.apart}
-    for number, side in enumerate(one.sides):
-        measured = next((apart[each] for each in side if each in apart), None)
-        about = list(one.seen[number : number + 1])
-        if measured is not None:
-            parts = [
-                f"{measured.differing} of {count_of(measured.of, 'element')} differ from file {measured.against + 1}",
-                *([f"by {measured.largest:.3g} at most"] if measured.largest is not None else []),
-                *([f"relative {measured.relative:.2g}"] if measured.relative is not None else []),
-                *([f"{measured.not_finite} not finite"] if measured.not_finite else []),
-            ]
-            about.append(", ".join(parts))
-        cell = GridCell(
-            letter(number) + (f", off by {measured.largest:.2g}" if measured and measured.largest else ""),
-            tone=Tone.PLAIN if side is most and not one.absent_in else tone,
-            about="; ".join(filter(None, about)),
-        )
-        cells.update(dict.fromkeys(side, cell))
-    return cells
 
 
 def diff_content(report: Report) -> Content:

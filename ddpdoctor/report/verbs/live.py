@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.live import History, JobNow, RankNow, Start
-    from ddpdoctor.report.blocks import Block, Section, Table
+    from ddpdoctor.report.blocks import Block, Table
 
 NOT_KNOWN = "?"
 LEGEND = "lost: steps made again at most, and time from the last step to the next start's first; ?: not known"
@@ -48,7 +48,29 @@ def render_history(
     """Draw histories as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     page = TextPage(width=width, cwd=cwd)
     for job in jobs:
-        add_sections(page, history_sections(job, several=len(jobs) > 1))
+        rows, reasons = [], []
+        for number, (start, cost) in enumerate(zip(job.starts, job.costs, strict=True), start=1):
+            if start.code:
+                reasons.append(f"{number}: {_verdict_words(start)}: {start.summary}")
+            end = start.ended_at or start.last_progress_at
+            span_s = None if start.began_at is None or end is None else (end - start.began_at).total_seconds()
+            unknown = NOT_KNOWN if cost.seconds is not None or start.failed else ""
+            began = NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}"
+            ran = NOT_KNOWN if span_s is None else format_span(max(0.0, span_s))
+            lost = unknown if cost.steps is None else str(cost.steps)
+            lost_time = "" if cost.seconds is None else format_span(cost.seconds)
+            rows.append((str(number), began, ran, str(start.steps), _verdict_words(start), lost, lost_time))
+        table = table_of(
+            ("#", ("started", "UTC"), "ran", "step", "ended", ("lost", "steps"), ("lost", "time")),
+            rows,
+            left={"started", "ended"},
+            weights={"started": 3, "ran": 4, "lost": 2},
+            tones={at: Tone.ERROR for at, start in enumerate(job.starts) if start.failed},
+            legend=(LEGEND,) if len(rows) > 1 else (),
+        )
+        heading = (Heading(" ".join(job.command[:MOST_WORDS])),) if len(jobs) > 1 else ()
+        head = (*heading, Text(f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG))
+        add_sections(page, [head, (table,), (items(reasons, "  "),)])
     add_sections(page, [tuple(Text(f"not read: {why}", tone=Tone.WARNING) for why in unread)])
     return draw(page, color=color)
 
@@ -84,35 +106,6 @@ def plain_histories(jobs: Sequence[History], unread: Sequence[str]) -> dict[str,
         ],
         "unread": list(unread),
     }
-
-
-def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
-    heading = (Heading(" ".join(job.command[:MOST_WORDS])),) if several else ()
-    rows, reasons = [], []
-    for number, (start, cost) in enumerate(zip(job.starts, job.costs, strict=True), start=1):
-        if start.code:
-            reasons.append(f"{number}: {_verdict_words(start)}: {start.summary}")
-        end = start.ended_at or start.last_progress_at
-        span_s = None if start.began_at is None or end is None else (end - start.began_at).total_seconds()
-        unknown = NOT_KNOWN if cost.seconds is not None or start.failed else ""
-        began = NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}"
-        ran = NOT_KNOWN if span_s is None else format_span(max(0.0, span_s))
-        lost = unknown if cost.steps is None else str(cost.steps)
-        lost_time = "" if cost.seconds is None else format_span(cost.seconds)
-        rows.append((str(number), began, ran, str(start.steps), _verdict_words(start), lost, lost_time))
-    table = table_of(
-        ("#", ("started", "UTC"), "ran", "step", "ended", ("lost", "steps"), ("lost", "time")),
-        rows,
-        left={"started", "ended"},
-        weights={"started": 3, "ran": 4, "lost": 2},
-        tones={at: Tone.ERROR for at, start in enumerate(job.starts) if start.failed},
-        legend=(LEGEND,) if len(rows) > 1 else (),
-    )
-    return (
-        (*heading, Text(f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG)),
-        (table,),
-        (items(reasons, "  "),) if reasons else (),
-    )
 
 
 def sentence(job: History) -> str:

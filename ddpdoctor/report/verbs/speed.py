@@ -31,27 +31,6 @@ ABSENT = "-"
 MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
 
 
-def prediction_blocks(report: Report) -> tuple[bl.Block, ...]:
-    """Return the table of the changes that gain most, or nothing if none gains enough."""
-    plain = speed_data(report).get("predictions")
-    predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
-    shown = [prediction for prediction in predictions if prediction.gain >= LEAST_GAIN][:MOST_ROWS]
-    refused = next((prediction.reason for prediction in predictions if prediction.reason), "")
-    if not shown:
-        return ()
-    gains = []
-    for step in shown:  # as a range: "31% to 40%"
-        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (step.high, step.low) if ratio is not None]
-        is_range = step.bound is Bound.RANGE
-        gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}")
-    rows = [(one.change, gain, one.assumes) for one, gain in zip(shown, gains, strict=True)]
-    heads = ("change", "shorter step", "if")
-    heading = bl.Heading("what a change would gain (predicted)")
-    blocks = (heading, bl.table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
-    more = bl.Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
-    return (*blocks, more) if refused else blocks
-
-
 def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     """Return the section with the time budget, or nothing if the user did not ask for it."""
     said = speed_data(report)
@@ -63,7 +42,11 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     seen = count_of(budget.count, "step")
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
-    rows = [row for row in budget.phases if is_shown(row, budget)]
+    phases = []
+    for row in budget.phases:
+        if is_shown(row, budget):
+            share, worst = f"{row.critical_ms / budget.wall_ms:.1%}", f"{number(row.worst_ms)} (rank {row.worst_rank})"
+            phases.append((row.phase, number(row.critical_ms), share, number(row.median_ms), worst))
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
     shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
     lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
@@ -75,23 +58,24 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
     shown: bl.Section = (
         bl.Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
-        bl.table_of(
-            ("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")),
-            [
-                (
-                    row.phase,
-                    number(row.critical_ms),
-                    f"{row.critical_ms / budget.wall_ms:.1%}",
-                    number(row.median_ms),
-                    f"{number(row.worst_ms)} (rank {row.worst_rank})",
-                )
-                for row in rows
-            ],
-        ),
+        bl.table_of(("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")), phases),
         *(bl.Text(line, indent=2) for line in (*lines, network) if line),
     )
-    predicted = prediction_blocks(report)
-    return (shown, predicted) if predicted else (shown,)
+    # The changes that gain most
+    predictions = read_part(tuple[PredictedStep, ...], said.get("predictions"), "predictions") or ()
+    rows = []
+    for step in [step for step in predictions if step.gain >= LEAST_GAIN][:MOST_ROWS]:
+        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (step.high, step.low) if ratio is not None]
+        is_range = step.bound is Bound.RANGE  # such as "31% to 40%"
+        gain = " to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}"
+        rows.append((step.change, gain, step.assumes))
+    if not rows:
+        return (shown,)
+    heading = bl.Heading("what a change would gain (predicted)")
+    table = bl.table_of(("change", "shorter step", "if"), rows, left={"change", "if"}, weights={"if": 1})
+    refused = next((step.reason for step in predictions if step.reason), "")
+    more = bl.Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
+    return (shown, (heading, table, *([more] if refused else ())))
 
 
 def speed_data(report: Report) -> dict[str, Any]:

@@ -82,12 +82,10 @@ def _change(
     means_ms: tuple[float, float], blocks_ms: tuple[Sequence[float], Sequence[float]], wall_ms: float
 ) -> TimeChange:
     """Return the change between two means. Its interval is over the blocks of both runs."""
-
-    def redraw(dice: random.Random) -> float:
-        after, before = (mean(dice.choices(blocks, k=len(blocks))) for blocks in reversed(blocks_ms))
-        return after - before
-
-    low, high = _interval(redraw)
+    before, after = blocks_ms
+    low, high = _interval(
+        lambda dice: mean(dice.choices(after, k=len(after))) - mean(dice.choices(before, k=len(before)))
+    )
     is_large = abs(means_ms[1] - means_ms[0]) >= LEAST_SHARE * wall_ms
     return TimeChange(
         first_ms=means_ms[0], second_ms=means_ms[1], low_ms=low, high_ms=high,

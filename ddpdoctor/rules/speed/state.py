@@ -56,6 +56,7 @@ NAMES = {
     "optimizer": "optimizer", "exposed": "gradient reduction", "buffers": "buffer broadcast",
     "calls": "script's collectives",
 }  # fmt: skip
+PARTS = (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")  # what a ring says of each step
 WAITING = "waiting for ranks"
 FRAMEWORKS = ("lightning", "transformers", "accelerate")
 # By setting and framework, "" for DDP itself: the line that a user changes.
@@ -104,7 +105,7 @@ def knob_of(knobs: Mapping[str, str], frameworks: Collection[str]) -> str:
 class RankSteps:
     """The steps of one rank, in the order of ``JobSteps.numbers``."""
 
-    # By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``_of_ring``.
+    # By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``align``.
     parts_ms: Mapping[str, tuple[float, ...]]
     cpu_ms: Mapping[str, tuple[float, ...]]
     reductions: tuple[int, ...]
@@ -232,10 +233,25 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
         looks = ((parts[rank]["own"], parts[rank]["wall"], at) for rank, at in tables.items())
         looked_at = {n for own, wall, at in looks for n in common if own[at[n]] > most * wall[at[n]]}
         numbers = [number for number in common if number > warm_up and number not in looked_at]
-        if len(numbers) >= MIN_USABLE and last >= MIN_STEPS:
-            ranks = {rank: _of_ring(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
-            rows = {part: zip(*(rank.parts_ms[part] for rank in ranks.values()), strict=True) for part in SHARED_PARTS}
-            return _side_by_side(numbers, ranks, {part: tuple(map(min, row)) for part, row in rows.items()}, speeds)
+        if len(numbers) < MIN_USABLE or last < MIN_STEPS:
+            continue
+        ranks: dict[int, RankSteps] = {}
+        for rank, speed in speeds.items():
+            kept, places = speed.kept, [tables[rank][number] for number in numbers]
+            own_ms = {part: tuple(kept.parts_ms[part][i] for i in places) for part in PARTS}
+            # Of long runs the recorder splits backward's computation from the exposed reduction in some steps only. In
+            # the others the computation is taken to be as long as usual.
+            if split_ms := [kept.parts_ms["backward"][i] for i in places if kept.is_split[i]]:
+                usual_ms = median(split_ms)
+                both = zip(own_ms["backward"], own_ms["exposed"], (kept.is_split[i] for i in places), strict=True)
+                split = [
+                    (b, e) if is_split else (min(b, usual_ms), e + max(0.0, b - usual_ms)) for b, e, is_split in both
+                ]
+                own_ms["backward"], own_ms["exposed"] = zip(*split, strict=True)
+            cpu_ms = {name: tuple(values[i] for i in places) for name, values in kept.cpu_ms.items()}
+            ranks[rank] = RankSteps(parts_ms=own_ms, cpu_ms=cpu_ms, **_counts(kept, places))
+        rows = {part: zip(*(rank.parts_ms[part] for rank in ranks.values()), strict=True) for part in SHARED_PARTS}
+        return _side_by_side(numbers, ranks, {part: tuple(map(min, row)) for part, row in rows.items()}, speeds)
     return None
 
 
@@ -293,26 +309,6 @@ def _side_by_side(
         critical=tuple(order[row.index(min(row))] for row in zip(*waits.values(), strict=True)),
         count=min(speed.count for speed in speeds.values()),
     )  # fmt: skip
-
-
-def _of_ring(kept: StepParts, places: Sequence[int]) -> RankSteps:
-    """Return some steps of a rank, with backward's computation and the exposed reduction apart.
-
-    Of long runs the recorder reads only some steps. In the others the computation is taken to be as long as usual.
-    """
-    names = (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")
-    parts = {part: tuple(kept.parts_ms[part][i] for i in places) for part in names}
-    known = [kept.parts_ms["backward"][i] for i in places if kept.is_split[i]]
-    if known:
-        most = median(known)
-        both = zip(parts["backward"], parts["exposed"], (kept.is_split[i] for i in places), strict=True)
-        rows = [(b, e) if split else (min(b, most), e + max(0.0, b - most)) for b, e, split in both]
-        parts["backward"], parts["exposed"] = zip(*rows, strict=True)
-    return RankSteps(
-        parts_ms=parts,
-        cpu_ms={name: tuple(values[i] for i in places) for name, values in kept.cpu_ms.items()},
-        **_counts(kept, places),
-    )
 
 
 def _counts(steps: StepParts | DeviceSteps, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
