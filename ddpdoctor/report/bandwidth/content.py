@@ -87,7 +87,7 @@ def headline(report: Report, bench: Bandwidth) -> str:
     assessments = [curve.assessment for curve in chosen]
     if len(set(assessments)) == 1:
         return f"{found}; all {len(chosen)} curves {ASSESSMENTS[assessments[0]][0]}"
-    counts = [f"{assessments.count(one)} {word}" for one, (word, _) in ASSESSMENTS.items() if one in assessments]
+    counts = [f"{assessments.count(each)} {word}" for each, (word, _) in ASSESSMENTS.items() if each in assessments]
     return found + (f"; of {len(chosen)} curves {', '.join(counts)}" if chosen else "")
 
 

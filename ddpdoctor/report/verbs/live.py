@@ -181,15 +181,18 @@ def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path |
 def fold(ranks: Iterable[RankNow]) -> list[list[RankNow]]:
     """Return classes of ranks that do the same, each class sorted by rank."""
 
-    def are_alike(one: RankNow, other: RankNow) -> bool:
-        if (one.lives, one.state) != (other.lives, other.state):
+    def are_alike(first: RankNow, other: RankNow) -> bool:
+        if (first.lives, first.state) != (other.lives, other.state):
             return False
-        if not one.trains:
-            lines = [(where.file, where.line) if where is not None else None for where in (one.where, other.where)]
-            return one.step == other.step and lines[0] == lines[1]
-        paces, waits = (one.step_ms or 0.0, other.step_ms or 0.0), (one.waits_share or 0.0, other.waits_share or 0.0)
+        if not first.trains:
+            lines = [(where.file, where.line) if where is not None else None for where in (first.where, other.where)]
+            return first.step == other.step and lines[0] == lines[1]
+        paces, waits = (
+            (first.step_ms or 0.0, other.step_ms or 0.0),
+            (first.waits_share or 0.0, other.waits_share or 0.0),
+        )
         is_same_pace = abs(paces[0] - paces[1]) <= PACE_APART * max(paces)
-        return abs(one.step - other.step) <= STEPS_APART and is_same_pace and abs(waits[0] - waits[1]) <= WAITS_APART
+        return abs(first.step - other.step) <= STEPS_APART and is_same_pace and abs(waits[0] - waits[1]) <= WAITS_APART
 
     classes: list[list[RankNow]] = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):
