@@ -43,7 +43,7 @@ class Tone(str, Enum):
     CRASHED = "crashed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Heading:
     """The title of a section."""
 
@@ -51,7 +51,7 @@ class Heading:
     tone: Tone = Tone.STRONG
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Text:
     """A paragraph."""
 
@@ -60,7 +60,7 @@ class Text:
     indent: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One entry of a list; ``fix`` is what to do about it."""
 
@@ -68,7 +68,7 @@ class Item:
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Items:
     """A list of sentences."""
 
@@ -76,7 +76,7 @@ class Items:
     mark: str = ""  # the prefix of each entry in formats without list marks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FactEntry:
     """A label with one or more paragraphs."""
 
@@ -86,7 +86,7 @@ class FactEntry:
     whole: bool = False  # never wrap the text, because it is a command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FactList:
     """A list of facts. A fact without texts is left out."""
 
@@ -94,7 +94,7 @@ class FactList:
     width: int = 0  # Width of the labels including the gap, so that several lists align. 0: use the longest label.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table: its name, the name of its group over it, its unit, and its cells."""
 
@@ -174,7 +174,7 @@ class Tree:
     roots: tuple[TreeNode, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GridCell:
     """One cell of a grid. ``about`` is what hovering says."""
 
@@ -258,12 +258,12 @@ def table_of(
 
 
 def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:
-    return Items(items=tuple(Item(text=text) for text in texts), mark=mark)
+    return Items(tuple(Item(text) for text in texts), mark=mark)
 
 
 def titled_list(title: str, texts: tuple[str, ...] | list[str]) -> tuple[Section, ...]:
     """Return a section with a title and a list, or nothing if the list is empty."""
-    return ((Heading(text=title), items(texts, "  ")),) if texts else ()
+    return ((Heading(title), items(texts, "  ")),) if texts else ()
 
 
 def grid_by_member(

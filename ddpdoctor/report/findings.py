@@ -75,17 +75,17 @@ def verdict_section(verdict: Finding) -> Section:
     tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
     more = (", ".join(step + tensor),) if step or tensor else ()
     facts = finding_facts(verdict, more, explain=True)
-    return (Heading(text=title, tone=TONES[verdict.severity]), FactList(facts=facts, width=LABEL_WIDTH))
+    return (Heading(title, tone=TONES[verdict.severity]), FactList(facts, width=LABEL_WIDTH))
 
 
 def finding_facts(finding: Finding, more_places: tuple[str, ...] = (), *, explain: bool) -> tuple[FactEntry, ...]:
     # A command with inserted line breaks could not be pasted, so the terminal wraps it.
     is_command = COMMAND.match(finding.fix) is not None
     return (
-        FactEntry(label="where", texts=(*merge_places(finding.where), *more_places)),
-        FactEntry(label="seen", texts=finding.evidence),
-        FactEntry(label="to do", texts=(finding.fix,) if finding.fix else (), whole=is_command),
-        FactEntry(label="more", texts=(f"ddpdoctor explain {finding.code}",) if explain else ()),
+        FactEntry("where", (*merge_places(finding.where), *more_places)),
+        FactEntry("seen", finding.evidence),
+        FactEntry("to do", (finding.fix,) if finding.fix else (), whole=is_command),
+        FactEntry("more", (f"ddpdoctor explain {finding.code}",) if explain else ()),
     )
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Check, Finding
+    from ddpdoctor.model.findings import Finding
     from ddpdoctor.model.live import Sample
     from ddpdoctor.report.blocks import Block, Section, TreeNode
 
@@ -123,78 +123,80 @@ def parse_report(text: str) -> Report:
 
 
 ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
-TITLE = "ddpdoctor"
+# Escapes as in https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts.
+_IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def render_github(report: Report, cwd: Path | None) -> str:
     """Render one line per finding, and one per check without an answer; without findings, the headline."""
     content = read_content(report)
-    lines = [_draw_finding(finding, cwd) for finding in report.findings]
-    if not lines:
-        ended_badly = report.job is not None and report.job.ended_badly
-        level = ANNOTATIONS[Severity.ERROR if ended_badly else Severity.INFO]
-        lines = [_write_command(level, {"title": TITLE}, content.headline)]
-    if content.is_checklist:
-        lines += [
-            _write_command(
-                ANNOTATIONS[Severity.WARNING],
-                {"title": name_check(check)},
-                f"{OUTCOME_WORDS[check.outcome]}: {check_words(check)}",
-            )
-            for check in report.checks
-            if check.outcome in UNKNOWN
+    commands = []
+    for finding in report.findings:
+        properties = {}
+        for place in finding.where[:1]:
+            properties["file"] = path_from(place.file, cwd)
+            if place.line > 0:  # GitHub counts lines from 1. A line that is not known is 0 in a report.
+                properties["line"] = str(place.line)
+        properties["title"] = f"{finding.code} {finding.kind}"
+        blamed, places = blamed_by(finding).removeprefix("on "), merge_places(finding.where)
+        lines = [
+            finding.summary,
+            *([f"blamed: {blamed}"] if blamed else []),
+            sureness_of(finding),
+            *(f"at {place}" for place in places if len(places) > 1),
+            *([f"to do: {finding.fix}"] if finding.fix else []),
+            f"more: ddpdoctor explain {finding.code}",
         ]
-    return "".join(f"{line}\n" for line in lines)
+        commands.append(_write_command(finding.severity, properties, clean("\n".join(lines), cwd)))
+    if not commands:
+        ended_badly = report.job is not None and report.job.ended_badly
+        severity = Severity.ERROR if ended_badly else Severity.INFO
+        commands = [_write_command(severity, {"title": TOOL_NAME}, content.headline)]
+    for check in report.checks if content.is_checklist else ():
+        if check.outcome in UNKNOWN:
+            words = f"{OUTCOME_WORDS[check.outcome]}: {check_words(check)}"
+            commands.append(_write_command(Severity.WARNING, {"title": name_check(check)}, words))
+    return "".join(f"{command}\n" for command in commands)
 
 
-def _draw_finding(finding: Finding, cwd: Path | None) -> str:
-    properties = {}
-    for place in finding.where[:1]:
-        properties["file"] = path_from(place.file, cwd)
-        if place.line > 0:  # GitHub counts lines from 1. A line that is not known is 0 in a report.
-            properties["line"] = str(place.line)
-    properties["title"] = f"{finding.code} {finding.kind}"
-    blamed, places = blamed_by(finding).removeprefix("on "), merge_places(finding.where)
-    lines = [
-        finding.summary,
-        *([f"blamed: {blamed}"] if blamed else []),
-        sureness_of(finding),
-        *(f"at {place}" for place in places if len(places) > 1),
-        *([f"to do: {finding.fix}"] if finding.fix else []),
-        f"more: ddpdoctor explain {finding.code}",
-    ]
-    return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(lines), cwd))
-
-
-_IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-# Escapes as in https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts.
-_IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
-
-
-def _write_command(level: str, properties: dict[str, str], message: str) -> str:
+def _write_command(severity: Severity, properties: dict[str, str], message: str) -> str:
     written = ",".join(f"{name}={value.translate(_IN_PROPERTY)}" for name, value in properties.items())
-    return f"::{level} {written}::{message.translate(_IN_MESSAGE)}"
+    return f"::{ANNOTATIONS[severity]} {written}::{message.translate(_IN_MESSAGE)}"
 
 
 def render_junit(report: Report, fail_on: Severity | None) -> str:
     """Render one test case per check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
-    cases = [_draw_case(check, report.findings, fail_on) for check in report.checks]
-    if report.job is not None:
-        # Render how the job ended, because a job may fail without a finding
+    # All texts are cleaned, because XML does not allow control characters even as references.
+    suite = Element("testsuite", name="ddpdoctor")
+    if report.job is not None:  # how the job ended, because a job may fail without a finding
         job = report.job
-        case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
+        case = SubElement(suite, "testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
         if job.ended_badly:
             status = "" if job.exit_status is None else f", exit status {job.exit_status}"
             SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
-        cases.insert(0, case)
-    root = Element("testsuites", name="ddpdoctor")
+    for check in report.checks:
+        group = f"ddpdoctor.{check.group or 'checks'}"
+        case = SubElement(suite, "testcase", classname=group, name=name_check(check), time="0")
+        own = [finding for finding in report.findings if check.id in {finding.kind, finding.code}]
+        bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
+        if bad:
+            failure = SubElement(case, "failure", type=bad[0].severity.value, message=clean(bad[0].summary))
+            failure.text = "\n\n".join(map(_case_text, own))
+        elif check.outcome is Outcome.SKIPPED:
+            SubElement(case, "skipped", message=clean(check.reason))
+        elif check.outcome in UNKNOWN:
+            SubElement(case, "error", type=check.outcome.value, message=clean(check.reason))
+        else:
+            SubElement(case, "system-out").text = "\n\n".join([clean(check.seen), *map(_case_text, own)])
     kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
-    suite = SubElement(root, "testsuite", {"name": "ddpdoctor", "tests": str(len(cases)), **counts})
+    counts = {name: str(sum(case.find(tag) is not None for case in suite)) for name, tag in kinds.items()}
+    suite.attrib.update(tests=str(len(suite)), **counts)
     began, ended = _time(report.started_at), _time(report.ended_at)
     if began is not None and ended is not None:
         suite.attrib.update(time=f"{ended - began:.3f}", timestamp=report.started_at)
-    suite.extend(cases)
+    root = Element("testsuites", name="ddpdoctor")
+    root.append(suite)
     indent(root)
     return "<?xml version='1.0' encoding='UTF-8'?>\n" + tostring(root, encoding="unicode") + "\n"
 
@@ -207,25 +209,7 @@ def _time(stamp: str) -> float | None:
         return None
 
 
-def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:
-    # All texts are cleaned, because XML does not allow control characters even as references.
-    group = check.group or "checks"
-    case = Element("testcase", classname=f"ddpdoctor.{group}", name=name_check(check), time="0")
-    own = [finding for finding in findings if check.id in {finding.kind, finding.code}]
-    bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
-    if bad:
-        failure = SubElement(case, "failure", type=bad[0].severity.value, message=clean(bad[0].summary))
-        failure.text = "\n\n".join(_add_case(finding) for finding in own)
-    elif check.outcome is Outcome.SKIPPED:
-        SubElement(case, "skipped", message=clean(check.reason))
-    elif check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED}:
-        SubElement(case, "error", type=check.outcome.value, message=clean(check.reason))
-    else:
-        SubElement(case, "system-out").text = "\n\n".join([clean(check.seen), *map(_add_case, own)])
-    return case
-
-
-def _add_case(finding: Finding) -> str:
+def _case_text(finding: Finding) -> str:
     lines = [f"{finding.severity.value} {title_of(finding)} ({sureness_of(finding)}): {finding.summary}"]
     lines += [f"seen: {line}" for line in finding.evidence]
     return clean("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))
@@ -340,9 +324,14 @@ def render_markdown(report: Report) -> str:
     """Render what was checked, the findings (worst first), the results, and a table of all checks."""
     content = read_content(report)
     title = " ".join(part for part in ("ddpdoctor", content.verb) if part)
-    parts = [f"## {title}: {_inline(content.headline)}"]
-    parts += _write_sections(content.about)
-    parts += [_write_finding(finding) for finding in report.findings]
+    parts = [f"## {title}: {_inline(content.headline)}", *_write_sections(content.about)]
+    for finding in report.findings:
+        head = f"### {finding.severity.value}: {_inline(title_of(finding))} ({sureness_of(finding)})"
+        lines = [head, "", _inline(finding.summary), ""]
+        lines += [f"- at {_inline(place)}" for place in merge_places(finding.where)]
+        lines += [f"- {_inline(line)}" for line in finding.evidence]
+        lines += ["", "To do:", "", _indent([finding.fix])] if finding.fix else []
+        parts.append("\n".join(lines))
     parts += [_write_block(block) for block in content.pictures if isinstance(block, SourceExcerpt | Tree)]
     parts += _write_sections(content.sections)
     if report.checks:
@@ -375,9 +364,8 @@ def _write_block(block: Block) -> str:
         case Table():
             columns = fit_columns(block.columns, WIDTH)
             groups = len({column.group for column in columns if column.group}) > 1
-            heads = [
-                " ".join(filter(None, [column.group if groups else "", column.name, column.unit])) for column in columns
-            ]
+            names = ((column.group if groups else "", column.name, column.unit) for column in columns)
+            heads = [" ".join(filter(None, name)) for name in names]
             aligned = [column.align == "right" for column in columns]
             rows = list(zip(*(column.cells for column in columns), strict=True))
             legend = [f"- {_inline(line)}" for line in block.legend]
@@ -414,20 +402,6 @@ def _write_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], to_right: S
 
 def _draw_rows(heads: Sequence[str], marks: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, marks, *rows))
-
-
-def _write_finding(finding: Finding) -> str:
-    lines = [
-        f"### {finding.severity.value}: {_inline(title_of(finding))} ({sureness_of(finding)})",
-        "",
-        _inline(finding.summary),
-        "",
-    ]
-    lines += [f"- at {_inline(place)}" for place in merge_places(finding.where)]
-    lines += [f"- {_inline(line)}" for line in finding.evidence]
-    if finding.fix:
-        lines += ["", "To do:", "", _indent([finding.fix])]
-    return "\n".join(lines)
 
 
 def _inline(text: str) -> str:

@@ -63,6 +63,7 @@ STYLES = {
     Tone.SKIPPED: "dim",
     Tone.CRASHED: "bold magenta",
 }
+GAP = 2  # number of blanks between two columns
 
 
 @dataclass(kw_only=True)
@@ -111,14 +112,11 @@ def draw(page: TextPage, *, color: bool) -> str:
     return drawn.get()
 
 
-GAP = 2  # number of blanks between two columns
-
-
 def _add_table(page: TextPage, table: Table) -> None:
     """Add the groups of columns, their names and units, and a line for each row; its replacement if it is too wide."""
     space = None if page.width is None else page.width - table.indent
     cleaned = [
-        replace(one, cells=tuple(map(page.clean, one.cells)), name=page.clean(one.name)) for one in table.columns
+        replace(each, cells=tuple(map(page.clean, each.cells)), name=page.clean(each.name)) for each in table.columns
     ]
     columns = fit_columns(cleaned, space)
     if table.instead and space is not None and _total(columns) > space:
@@ -167,25 +165,15 @@ def _total(columns: Sequence[Column]) -> int:
     return sum(map(_width, columns)) + GAP * (len(columns) - 1)
 
 
-MARKS = {
-    SpanKind.BATCH: "d",
-    SpanKind.FORWARD: "F",
-    SpanKind.BACKWARD: "B",
-    SpanKind.COLLECTIVE: "c",
-    SpanKind.POINT_TO_POINT: "p",
-    SpanKind.CHECKPOINT: "k",
-    SpanKind.WAIT: "w",
-    SpanKind.HOST: ".",
-}
-WORDS = {
-    SpanKind.BATCH: "data",
-    SpanKind.FORWARD: "forward",
-    SpanKind.BACKWARD: "backward",
-    SpanKind.COLLECTIVE: "collective",
-    SpanKind.POINT_TO_POINT: "send/recv",
-    SpanKind.CHECKPOINT: "checkpoint",
-    SpanKind.WAIT: "wait",
-    SpanKind.HOST: "script",
+MARKS = {  # of a strip, and what its legend calls them
+    SpanKind.BATCH: ("d", "data"),
+    SpanKind.FORWARD: ("F", "forward"),
+    SpanKind.BACKWARD: ("B", "backward"),
+    SpanKind.COLLECTIVE: ("c", "collective"),
+    SpanKind.POINT_TO_POINT: ("p", "send/recv"),
+    SpanKind.CHECKPOINT: ("k", "checkpoint"),
+    SpanKind.WAIT: ("w", "wait"),
+    SpanKind.HOST: (".", "script"),
 }
 MOST_ROWS = 8
 STRIP_WIDTH = 78  # our choice: a strip fits into 80 columns also where the width is not known
@@ -248,20 +236,21 @@ def draw_strip(timeline: Timeline, width: int) -> list[str]:
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown)} more rows in report.json")
     marks = "".join(drawn)
-    used = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items() if mark in marks]
+    used = [f"{mark} {word}" for mark, word in MARKS.values() if mark in marks]
     return [*lines, f"{', '.join(used)}; each {format_time(window.slice_ms * 1e3)}"]
 
 
 def _draw(lane: Lane, window: _Window) -> str:
     """Return a character for each slice: what the rank did for most of it. The inner one of nested spans counts."""
-    kinds: list[dict[SpanKind, float]] = [{} for _ in range(window.columns)]
+    marks: list[dict[str, float]] = [{} for _ in range(window.columns)]
     for span, start_ms, end_ms in _innermost(lane.detail, window):
+        mark, _ = MARKS.get(span.kind, (" ", ""))
         for column in range(window.column(start_ms), window.column(end_ms) + 1):
             from_ms = window.start_ms + column * window.slice_ms
             part_ms = min(end_ms, from_ms + window.slice_ms) - max(start_ms, from_ms)
             if part_ms > 0:
-                kinds[column][span.kind] = kinds[column].get(span.kind, 0.0) + part_ms
-    return "".join(MARKS.get(max(found, key=lambda kind: found[kind]), " ") if found else " " for found in kinds)
+                marks[column][mark] = marks[column].get(mark, 0.0) + part_ms
+    return "".join(max(took, key=lambda mark: took[mark], default=" ") for took in marks)
 
 
 def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, float, float]]:
@@ -289,6 +278,10 @@ LABEL_WIDTH = 8
 # The characters of a curve on one line, the lowest first.
 LEVELS = "_.:-=+*#"
 MAX_SPARKS = 20  # our choice: the table has all numbers
+MAX_CLASSES = 40  # More rows than this do not help on a screen. The report file has all of them.
+MAX_RANKS_WIDTH = 28  # a longer list of ranks gets its own lines
+MAX_REASONS = 5
+WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,10 +340,6 @@ def draw_sparks(series: Series) -> list[str]:
         lines.append(f"{line.name.ljust(width)}  {curve}  {scale.low:.3g} to {scale.high:.3g}")
     more = [f"and {len(known) - MAX_SPARKS} more"] if len(known) > MAX_SPARKS else []
     return [f"{series.title}, {format_size(min(sizes))} to {format_size(max(sizes))}", *lines, *more]
-
-
-MAX_CLASSES = 40  # More rows than this do not help on a screen. The report file has all of them.
-MAX_RANKS_WIDTH = 28  # a longer list of ranks gets its own lines
 
 
 def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
@@ -419,10 +408,6 @@ def _add_places(page: TextPage, block: Places) -> None:
         page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
 
 
-MAX_REASONS = 5
-WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))
-
-
 def render_text(
     report: Report,
     *,
@@ -452,8 +437,8 @@ def render_text(
             fix = [f"to do: {finding.fix}"] if finding.fix else []
             more = [] if finding.severity is Severity.INFO else [*places, *fix]
             texts = (f"{title_of(finding)}: {finding.summary}", *more)
-            facts.append(FactEntry(label=finding.severity.value, texts=texts, tone=TONES[finding.severity]))
-        add_sections(page, [(FactList(facts=tuple(facts), width=FACT_WIDTH),)])
+            facts.append(FactEntry(finding.severity.value, texts, tone=TONES[finding.severity]))
+        add_sections(page, [(FactList(tuple(facts), width=FACT_WIDTH),)])
         if report.verdict is not None:
             add_sections(page, [verdict_section(report.verdict)])
     else:
@@ -476,19 +461,15 @@ def _add_head(page: TextPage, report: Report, content: Content, run_dir: Path | 
     tone = Tone.PLAIN if report.verdict is None else TONES[report.verdict.severity]
     page.add(content.headline, first="ddpdoctor: ", tone=tone)
     details = "" if verbose else " (-v shows each)"
-    parts = [
-        content.status,
-        f"checks: {count_checks(report)}{details}" if content.is_checklist else "",
-        "" if run_dir is None else f"report in {run_dir}",
-    ]
-    for line in ("; ".join(filter(None, parts)), *content.remarks):
+    checks = f"checks: {count_checks(report)}{details}" if content.is_checklist else ""
+    place = "" if run_dir is None else f"report in {run_dir}"
+    for line in ("; ".join(filter(None, (content.status, checks, place))), *content.remarks):
         if line:
             page.add(line, first="  ")
 
 
 def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bool) -> None:
     checks = report.checks
-    unknown = [] if verbose else [check for check in checks if check.outcome in UNKNOWN]
     if verbose:
         # Add every check and what it found, by group. If it has findings, their worst severity stands for its outcome.
         width = max((len(check.id) for check in checks), default=0)
@@ -503,20 +484,21 @@ def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bo
                     word, tone = severity_word(worst), TONES[worst]
                 head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "
                 page.add(check_words(check), first=head, tone=tone, styled=2 + len(word))
-    if unknown:  # they must not read like "passed"
-        page.gap()
-    for check in unknown:
-        head = f"{OUTCOME_WORDS[check.outcome]}  "
-        tone = OUTCOME_TONES[check.outcome]
-        page.add(f"{name_check(check)}: {check_words(check)}", first=head, tone=tone, styled=len(head))
-    if not verbose and {check.outcome for check in checks} == {Outcome.SKIPPED}:
-        for reason, times in Counter(check.reason for check in checks).most_common(MAX_REASONS):
-            of = name_check(checks[0]) if len(checks) == 1 else count_of(times, "check")
-            page.add(f"{of}: {reason}", first="skipped  ")
+    else:
+        unknown = [check for check in checks if check.outcome in UNKNOWN]
+        if unknown:  # they must not read like "passed"
+            page.gap()
+        for check in unknown:
+            head, tone = f"{OUTCOME_WORDS[check.outcome]}  ", OUTCOME_TONES[check.outcome]
+            page.add(f"{name_check(check)}: {check_words(check)}", first=head, tone=tone, styled=len(head))
+        if {check.outcome for check in checks} == {Outcome.SKIPPED}:
+            for reason, times in Counter(check.reason for check in checks).most_common(MAX_REASONS):
+                of = name_check(checks[0]) if len(checks) == 1 else count_of(times, "check")
+                page.add(f"{of}: {reason}", first="skipped  ")
     for finding in reversed(report.findings):
         if verbose or not content.is_checklist or finding.severity is not Severity.INFO:
             title = f"{severity_word(finding.severity)}  {title_of(finding, hosts=content.several_hosts)}"
             label = "note" if finding.severity is Severity.INFO else "wrong"
             backing = finding_facts(finding, explain=finding == report.verdict)
-            facts = FactList(facts=(FactEntry(label=label, texts=(finding.summary,)), *backing), width=FACT_WIDTH)
-            add_sections(page, [(Heading(text=title, tone=TONES[finding.severity]), facts)])
+            facts = FactList((FactEntry(label, (finding.summary,)), *backing), width=FACT_WIDTH)
+            add_sections(page, [(Heading(title, tone=TONES[finding.severity]), facts)])

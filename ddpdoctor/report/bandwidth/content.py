@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Assessment, Collective, Ending, Mode
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.words import count_of, format_about, format_rate, format_size, format_time, grouped
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.bandwidth.measured import (
     NOT_DEFINED,
     RECORDED,
@@ -25,43 +26,30 @@ from ddpdoctor.report.bandwidth.measured import (
     reference_line,
     sort_series,
 )
-from ddpdoctor.report.blocks import (
-    ChartLine,
-    Column,
-    Content,
-    FactEntry,
-    FactList,
-    Heading,
-    Item,
-    Items,
-    Records,
-    Series,
-    Table,
-    Text,
-    Tone,
-    items,
-    titled_list,
-)
 from ddpdoctor.report.findings import count_findings, places_of
 from ddpdoctor.report.lines import clean, format_hosts, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve, Measurement, Member
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
-    from ddpdoctor.report.blocks import Section
 
 # In the order in which they are counted.
-WORDS = {
-    Assessment.BELOW: "below the reference",
-    Assessment.NOISY: "too noisy to say",
-    Assessment.HEALTHY: "healthy",
-    Assessment.NO_REFERENCE: "without a reference",
-    Assessment.NOT_REACHED: "short of the plateau",
-    Assessment.NOT_DEFINED: "n/a",
+ASSESSMENTS = {
+    Assessment.BELOW: ("below the reference", bl.Tone.ERROR),
+    Assessment.NOISY: ("too noisy to say", bl.Tone.WARNING),
+    Assessment.HEALTHY: ("healthy", bl.Tone.GOOD),
+    Assessment.NO_REFERENCE: ("without a reference", bl.Tone.STRONG),
+    Assessment.NOT_REACHED: ("short of the plateau", bl.Tone.STRONG),
+    Assessment.NOT_DEFINED: ("n/a", bl.Tone.STRONG),
 }
+MISSING = "-"  # shown if this size was not measured in this mode
+MODE_WIDTH = max(len(mode.value) for mode in Mode)
+MAX_ROWS = 12  # More rows do not help on a screen. The report file has all of them.
+# A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job.
+LATE_SHARE = 0.8
 
 
 def describe_members(bench: Bandwidth) -> str:
@@ -98,8 +86,8 @@ def headline(report: Report, bench: Bandwidth) -> str:
         return f"{found}: {name_series(chosen[0])}: {chosen[0].verdict.removesuffix('.')}"
     assessments = [curve.assessment for curve in chosen]
     if len(set(assessments)) == 1:
-        return f"{found}; all {len(chosen)} curves {WORDS[assessments[0]]}"
-    counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]
+        return f"{found}; all {len(chosen)} curves {ASSESSMENTS[assessments[0]][0]}"
+    counts = [f"{assessments.count(each)} {word}" for each, (word, _) in ASSESSMENTS.items() if each in assessments]
     return found + (f"; of {len(chosen)} curves {', '.join(counts)}" if chosen else "")
 
 
@@ -111,42 +99,8 @@ def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
     return ", ".join(f"{value or 'unknown'} ({format_ranks(at)})" for value, at in ranks.items())
 
 
-MISSING = "-"  # shown if this size was not measured in this mode
-
-
-def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
-    """List all columns of a series. Their weights decide which are dropped if not all fit."""
-    measured = [next(iter(row.values())) for row in series.rows]
-    sizes = Column(
-        name="size", cells=tuple(format_size(measurement.size_bytes) for measurement in measured), weight=100
-    )
-    counts = Column(
-        name="count", unit="elements", cells=tuple(str(measurement.count) for measurement in measured), weight=5
-    )
-    # Both modes share one correctness pass.
-    checked = [
-        [measurement.wrong for measurement in row.values() if measurement.wrong is not None] for row in series.rows
-    ]
-    wrong = Column(
-        name="wrong", cells=tuple(str(max(counts)) if counts else NOT_DEFINED for counts in checked), weight=90
-    )
-    timed = [
-        Column(
-            group=mode.value,
-            name=name,
-            unit=unit,
-            cells=tuple(write(row[mode]) if mode in row else MISSING for row in series.rows),
-            weight=weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else weight,
-        )
-        for mode in series.modes
-        for name, unit, write, weight, weight_beside in _QUANTITIES
-    ]
-    return (sizes, counts, *timed, wrong)
-
-
-# Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput.
-#
-# Throughput's bandwidths matter more.
+# Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput,
+# whose bandwidths matter more.
 _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...] = (
     ("calls", "", lambda measured: str(measured.iterations), 20, 20),
     ("first", "us", lambda measured: format_us(measured.first_us), 6, 15),
@@ -159,27 +113,13 @@ _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...]
 )
 
 
-TONES = {
-    Assessment.HEALTHY: Tone.GOOD,
-    Assessment.BELOW: Tone.ERROR,
-    Assessment.NOISY: Tone.WARNING,
-    Assessment.NOT_REACHED: Tone.STRONG,
-    Assessment.NO_REFERENCE: Tone.STRONG,
-    Assessment.NOT_DEFINED: Tone.STRONG,
-}
-MODE_WIDTH = max(len(mode.value) for mode in Mode)
-
-
-MAX_ROWS = 12  # More rows do not help on a screen. The report file has all of them.
-
-
-def comparison_section(comparison: Comparison) -> Section:
+def comparison_section(comparison: Comparison) -> bl.Section:
     # Sizes below the requested limit come first, then those that are slower beyond the noise, the worst first.
     matter = [change for change in comparison.changes if change.below or change.ratio_high < 1]
     matter.sort(key=lambda change: (not change.below, change.ratio))
     more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
     columns = tuple(
-        Column(
+        bl.Column(
             name=name,
             unit=unit,
             cells=tuple(map(write, matter[:MAX_ROWS])),
@@ -204,10 +144,10 @@ def comparison_section(comparison: Comparison) -> Section:
     counted = f"{count_of(len(changes), 'size')}: {words}" + (f"; {missing}" if comparison.missing else "")
     counted = counted if changes else f"nothing to compare: {missing}"
     return (
-        Heading(text=f"against {comparison.baseline}"),
-        items([f"not alike: {difference}" for difference in comparison.differences], "  "),
-        *([Table(columns=columns)] if matter else []),
-        items([*more, counted], "  "),
+        bl.Heading(f"against {comparison.baseline}"),
+        bl.items([f"not alike: {difference}" for difference in comparison.differences], "  "),
+        *([bl.Table(columns=columns)] if matter else []),
+        bl.items([*more, counted], "  "),
     )
 
 
@@ -224,11 +164,7 @@ _CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
 )
 
 
-# A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job.
-LATE_SHARE = 0.8
-
-
-def bandwidth_content(report: Report) -> Content:
+def bandwidth_content(report: Report) -> bl.Content:
     bench = read_bandwidth(report)
     series = sort_series(bench.results)
     matrices = make_matrices(report, bench)
@@ -251,39 +187,39 @@ def bandwidth_content(report: Report) -> Content:
         span = sizes[0] if len(sizes) == 1 else several
         not_measured.append(f"{left_out.collective.value} {left_out.dtype}{mode}, {span}: {left_out.reason}")
     # Which rank comes last to most calls, if it is later than a small call takes
-    late_section: tuple[Section, ...] = ()
+    late_section: tuple[bl.Section, ...] = ()
     late = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
     small_us = min((result.p50_us for result in bench.results if result.mode is Mode.LATENCY), default=0.0)
     if late is not None and late.share >= LATE_SHARE and late.late_us > small_us:
         calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others"
         words = f"rank {late.rank} on {late.host} {calls} (median); the times above do not include it"
-        late_section = ((Text(text=words),),)
+        late_section = ((bl.Text(words),),)
     # How the run was cut short, and where its ranks were
-    stop_sections: tuple[Section, ...] = ()
+    stop_sections: tuple[bl.Section, ...] = ()
     if bench.stop is not None:
         signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
         phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
         seen = "the results above were measured before" if bench.results else "nothing was measured"
         text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
-        stop_sections = ((Text(text=text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
-    return Content(
+        stop_sections = ((bl.Text(text, tone=bl.Tone.ERROR),), *places_of(report.ranks, report.verdict))
+    return bl.Content(
         headline=headline(report, bench),
         status=", ".join(filter(None, status)),
         verb=VERB,
-        about=((items(about),),),
+        about=((bl.items(about),),),
         sections=(
             *(_series_section(bench, case) for case in series),
             (_chart(bench, series),),
             *(matrix_section(matrix) for matrix in matrices),
             *late_section,
             *comparison,
-            *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
-            *titled_list("not measured", not_measured),
-            *titled_list("to know", bench.notes),
+            *bl.titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
+            *bl.titled_list("not measured", not_measured),
+            *bl.titled_list("to know", bench.notes),
             *stop_sections,
             *_reason_sections(bench),
         ),
-        records=Records(
+        records=bl.Records(
             names=RECORDED, rows=tuple(tuple(getattr(result, name) for name in RECORDED) for result in bench.results)
         ),
         several_hosts=len(bench.hosts) > 1,
@@ -291,45 +227,57 @@ def bandwidth_content(report: Report) -> Content:
     )
 
 
-def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
-    wrong = [number for number, row in enumerate(series.rows) if any(measurement.wrong for measurement in row.values())]
-    of_series = (series.collective, series.dtype, series.redop, series.in_place)
-    curves = [
-        curve for curve in bench.curves if (curve.collective, curve.dtype, curve.redop, curve.in_place) == of_series
-    ]
-    return (
-        Heading(text=name_series(series) + (", in place" if series.in_place else "")),
-        Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR)),
-        FactList(
-            facts=tuple(
-                FactEntry(label=one.mode.value, texts=(one.verdict, *_figures(one)), tone=TONES[one.assessment])
-                for one in sorted(curves, key=lambda curve: list(Mode).index(curve.mode))
-            ),
-            width=MODE_WIDTH + 2,
+def _series_section(bench: Bandwidth, series: MeasuredCase) -> bl.Section:
+    """Return a case's table, whose columns have weights that decide which are dropped, and what its curves say."""
+    measured = [next(iter(row.values())) for row in series.rows]
+    # Both modes share one correctness pass.
+    wrongs = [[result.wrong for result in row.values() if result.wrong is not None] for row in series.rows]
+    columns = (
+        bl.Column("size", tuple(format_size(result.size_bytes) for result in measured), weight=100),
+        bl.Column(name="count", unit="elements", cells=tuple(str(result.count) for result in measured), weight=5),
+        *(
+            bl.Column(
+                group=mode.value,
+                name=name,
+                unit=unit,
+                cells=tuple(write(row[mode]) if mode in row else MISSING for row in series.rows),
+                weight=weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else weight,
+            )
+            for mode in series.modes
+            for name, unit, write, weight, weight_beside in _QUANTITIES
         ),
+        bl.Column("wrong", tuple(str(max(each)) if each else NOT_DEFINED for each in wrongs), weight=90),
+    )
+    of_series = (series.collective, series.dtype, series.redop, series.in_place)
+    facts = []
+    for curve in sorted(bench.curves, key=lambda curve: list(Mode).index(curve.mode)):
+        if (curve.collective, curve.dtype, curve.redop, curve.in_place) != of_series:
+            continue
+        figures = []
+        if curve.plateau_gb_s is not None:
+            since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
+            spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
+            figures += [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}"]
+            figures += [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
+        figures += [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
+        texts = [curve.verdict, *(["; ".join(figures)] if figures else [])]
+        if (fit := curve.fit) is not None:
+            residual = format_share(fit.residual)
+            line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
+            texts.append(line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}")
+        facts.append(bl.FactEntry(curve.mode.value, tuple(texts), tone=ASSESSMENTS[curve.assessment][1]))
+    bad = [number for number, row in enumerate(wrongs) if any(row)]
+    return (
+        bl.Heading(name_series(series) + (", in place" if series.in_place else "")),
+        bl.Table(columns=columns, tones=dict.fromkeys(bad, bl.Tone.ERROR)),
+        bl.FactList(tuple(facts), width=MODE_WIDTH + 2),
     )
 
 
-def _figures(curve: Curve) -> Iterator[str]:
-    parts = []
-    if curve.plateau_gb_s is not None:
-        since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
-        spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
-        parts += [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}"]
-        parts += [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
-    parts += [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
-    if parts:
-        yield "; ".join(parts)
-    if (fit := curve.fit) is not None:
-        residual = format_share(fit.residual)
-        line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
-        yield line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}"
-
-
-def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
+def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> bl.Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
     lines = tuple(
-        ChartLine(
+        bl.ChartLine(
             name=name_series(case),
             points=tuple(
                 (measured.size_bytes, measured.busbw_gb_s)
@@ -342,10 +290,10 @@ def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
     )
     references = list_references(bench)
     reference = reference_line(references[0], lines) if len(references) == 1 else None
-    return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
+    return bl.Series(title="busbw in GB/s over size", lines=lines, reference=reference)
 
 
-def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
+def _reason_sections(bench: Bandwidth) -> tuple[bl.Section, ...]:
     """Return possible reasons for a low number. There may be some even if no number is low."""
     if not bench.reasons:
         return ()
@@ -355,9 +303,9 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
     for reason in bench.reasons:
         hosts = f"on {format_hosts(reason.hosts)}" if several and reason.hosts else ""
         whom = " ".join(filter(None, (format_ranks(reason.ranks), hosts)))
-        reasons.append(Item(text=f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
+        reasons.append(bl.Item(f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
     title = "what could explain it" if low else "seen on the machines"
-    return ((Heading(text=title), Items(items=tuple(reasons), mark="  - ")),)
+    return ((bl.Heading(title), bl.Items(tuple(reasons), mark="  - ")),)
 
 
 PROGRAMS = {
@@ -375,7 +323,6 @@ SHARED_OUT = {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_T
 ROOTED = {Collective.BROADCAST, Collective.REDUCE}
 ROOT, NO_ROOT = 0, -1
 ABSENT = "N/A"
-
 TITLE = f"#{'out-of-place':>74}{'in-place':>31}{'':10}"
 HEAD = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}" + "  {:>7}  {:>6}  {:>6} {:>6}" * 2
 NAMES = ("time", "algbw", "busbw", "#wrong")
@@ -392,58 +339,51 @@ def render_nccl_tests(report: Report) -> str:
     half repeats the other one, with "N/A" for wrong elements, as nccl-tests prints without validation. A blank or "N/A"
     for any other number would break most parsers.
     """
-    bench = read_bandwidth(report)
-    collectives = dict.fromkeys(row.collective for row in bench.results)
-    lines = [line for collective in collectives for line in _block(bench, collective)]
-    return "".join(f"{clean(line)}\n" for line in lines)
-
-
-def _block(bench: Bandwidth, collective: Collective) -> list[str]:
-    measured = [row for row in bench.results if row.collective is collective]
-    mode = Mode.THROUGHPUT if any(row.mode is Mode.THROUGHPUT for row in measured) else Mode.LATENCY
-    rows = [row for row in measured if row.mode is mode]
-    # Describe the settings. A setting is "auto" if the time budget chose it.
+    bench, lines = read_bandwidth(report), []
     settings = bench.settings
-    sizes = [row.size_bytes for row in rows]
-    warmup = "auto" if settings.warmup is None else settings.warmup
-    iterations = "auto" if settings.iterations is None else settings.iterations
-    checked = int(any(row.wrong is not None for row in rows))
-    wrong = sum(1 for row in rows if row.wrong)
-    halves: dict[tuple[str, int], dict[bool, Measurement]] = {}  # one line per size and dtype
-    for row in rows:
-        halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
-    known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
-    average = sum(known) / len(known) if known else 0.0
-    places = {row.in_place for row in rows}
-    measured_half, other_half = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
-    repeated = f"# measured {measured_half} only: the {other_half} half repeats it, with {ABSENT} for #wrong"
-    return [
-        f"# Collective test starting: {PROGRAMS[collective]}",
-        (
-            f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor) "
-            f"warmup iters: {warmup} iters: {iterations} agg iters: 1 validation: {checked} graph: 0"
-        ),
-        "#",
-        f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
-        *([repeated] if len(places) == 1 else []),
-        "#",
-        "# Using devices",
-        *(
-            f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device {member.local_rank:2d} "
-            f"[{member.device}] {member.device_name}"
-            for member in bench.members
-        ),
-        "#",
-        TITLE,
-        HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
-        HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
-        *(_row(measured_places, len(bench.members)) for measured_places in halves.values()),
-        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-        f"# Avg bus bandwidth    : {average:g} ",
-        "#",
-        f"# Collective test concluded: {PROGRAMS[collective]}",
-        "#",
-    ]
+    # A setting is "auto" if the time budget chose it.
+    warmup, iterations = ("auto" if count is None else count for count in (settings.warmup, settings.iterations))
+    calls = f"warmup iters: {warmup} iters: {iterations}"
+    for collective, measured in grouped((row.collective, row) for row in bench.results).items():
+        mode = Mode.THROUGHPUT if any(row.mode is Mode.THROUGHPUT for row in measured) else Mode.LATENCY
+        rows = [row for row in measured if row.mode is mode]
+        sizes = [row.size_bytes for row in rows]
+        span = f"minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor)"
+        checked = int(any(row.wrong is not None for row in rows))
+        wrong = sum(1 for row in rows if row.wrong)
+        halves: dict[tuple[str, int], dict[bool, Measurement]] = {}  # one line per size and dtype
+        for row in rows:
+            halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
+        known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
+        average = sum(known) / len(known) if known else 0.0
+        places = {row.in_place for row in rows}
+        half, other = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
+        repeated = f"# measured {half} only: the {other} half repeats it, with {ABSENT} for #wrong"
+        lines += [
+            f"# Collective test starting: {PROGRAMS[collective]}",
+            f"# nThread 1 nGpus 1 {span} {calls} agg iters: 1 validation: {checked} graph: 0",
+            "#",
+            f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
+            *([repeated] if len(places) == 1 else []),
+            "#",
+            "# Using devices",
+            *(
+                f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device "
+                f"{member.local_rank:2d} [{member.device}] {member.device_name}"
+                for member in bench.members
+            ),
+            "#",
+            TITLE,
+            HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
+            HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
+            *(_row(both, len(bench.members)) for both in halves.values()),
+            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+            f"# Avg bus bandwidth    : {average:g} ",
+            "#",
+            f"# Collective test concluded: {PROGRAMS[collective]}",
+            "#",
+        ]
+    return "".join(f"{clean(line)}\n" for line in lines)
 
 
 def _row(places: dict[bool, Measurement], ranks: int) -> str:

@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import format_rate, format_size
+from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import describe_members, headline
-from ddpdoctor.report.bandwidth.measured import (
-    list_plotted,
-    list_references,
-    make_matrices,
-    name_series,
-    read_bandwidth,
-    sort_series,
-)
 from ddpdoctor.report.lines import clean, format_time, printable, wrap
 
 if TYPE_CHECKING:
@@ -32,15 +25,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-    from ddpdoctor.model.bandwidth import Reference
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.bandwidth.measured import Bandwidth, Matrix, Plotted
 
 MAX_NUMBERS = 20  # With more ends than this, numbers would overlap. Then only shades and the frame are drawn.
 PANEL_CHARACTERS = 62
+PAGE = ".html"
+SUFFIXES = (".png", ".svg", PAGE)
 
 
-def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
+def draw_matrix_panel(axes: Axes, matrix: measured.Matrix) -> None:
     """Draw a matrix: the darker, the slower. Shades are logarithmic, because slow links are slower by factors."""
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
@@ -94,7 +87,7 @@ NEAR = 0.1
 TITLE_CHARACTERS = 120
 
 
-def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
+def draw_figure(report: Report, bench: measured.Bandwidth, file_format: str) -> bytes:
     """Draw the figure as "png" or "svg". SVG text is drawn as shapes, because fonts differ between machines."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -104,7 +97,7 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
         "text.parse_math": False,  # a "$" in a name is a dollar
     }  # fmt: skip
     with mpl.rc_context(settings):
-        matrices = make_matrices(report, bench)
+        matrices = measured.make_matrices(report, bench)
         heights = (CURVES_IN, MATRIX_IN) if matrices else (CURVES_IN,)
         figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
         parts: Any = figure.subfigures(1 + bool(matrices), 1, height_ratios=heights, squeeze=False)
@@ -114,27 +107,22 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
             panels = parts[1, 0].subplots(1, len(matrices), squeeze=False)[0]
             for panel, matrix in zip(panels, matrices, strict=True):
                 draw_matrix_panel(panel, matrix)
-        series = sort_series(bench.results)
-        what = (
-            name_series(series[0])
-            if len(series) == 1
-            else ", ".join(dict.fromkeys(case.collective.value for case in series))
-        )
+        series = measured.sort_series(bench.results)
+        names = dict.fromkeys(case.collective.value for case in series)
+        what = measured.name_series(series[0]) if len(series) == 1 else ", ".join(names)
         title = "\n".join(wrap(clean(": ".join(filter(None, (what, describe_members(bench))))), TITLE_CHARACTERS))
         said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))
         figure.suptitle(f"{title}\n{said}", fontsize=11)
-        warm = "cold" if bench.settings.cold else "warm"
-        figure.supxlabel(
-            f"ddpdoctor {report.tool_version}, {format_time(report.started_at)}, {warm} buffers", fontsize=8.5
-        )
+        buffers = "cold buffers" if bench.settings.cold else "warm buffers"
+        made = f"ddpdoctor {report.tool_version}, {format_time(report.started_at)}, {buffers}"
+        figure.supxlabel(made, fontsize=8.5)
         drawn = io.BytesIO()
         figure.savefig(drawn, format=file_format, dpi=DPI, metadata={"Date": None} if file_format == "svg" else None)
     return drawn.getvalue()
 
 
-def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
-    lines = list_plotted(bench)
-    references = list_references(bench)
+def draw_curves(busbw: Axes, time: Axes, bench: measured.Bandwidth) -> None:
+    lines = measured.list_plotted(bench)
     _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
     shaded = len(lines) <= MAX_LABELLED
     _prepare_axes(time, "time of a call in us: median" + (", shaded from min to p95" if shaded else ""))
@@ -152,26 +140,40 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
         busbw.text(0.5, 0.5, why, transform=busbw.transAxes, ha="center")
         busbw.set_yticks([], minor=False)
         busbw.set_yticks([], minor=True)
-    for reference in references:
-        _draw_reference(busbw, reference, lines)
+    sizes = sorted({size for line in lines for size in line.sizes_bytes})
+    if not sizes:
+        return
+    first, last = sizes[0], sizes[-1]
+    for reference in measured.list_references(bench):
+        # The line is thick at the sizes to which the reference applies. Its label is at the left end.
+        level, start = reference.gb_s, min(max(reference.min_size_bytes, first), last)
+        busbw.plot([first, last], [level] * 2, color="black", linestyle="-.", linewidth=0.6)
+        busbw.plot([start, last], [level] * 2, color="black", linestyle="-.", linewidth=1.8)
+        if reference.high_gb_s is not None:
+            busbw.fill_between([start, last], level, reference.high_gb_s, color="black", alpha=0.15, linewidth=0)
+        text = f"reference {format_rate(level)}: {clean(reference.text)}"
+        busbw.annotate(text, (first, level), xytext=(0, 4), textcoords="offset points", fontsize=8.5, va="bottom")
+        low, high = busbw.get_ylim()
+        busbw.set_ylim(low, max(high, level * 2))
     for axes in (busbw, time):
-        _finish_axes(axes, lines)
+        _finish_axes(axes, sizes)
 
 
-def _draw_line(axes: Axes, line: Plotted, points: list[tuple[int, float]], color: str, marker: str) -> None:
+def _draw_line(axes: Axes, line: measured.Plotted, points: list[tuple[int, float]], color: str, marker: str) -> None:
     if not points:
         return
+    across, up = zip(*points, strict=True)
     axes.plot(
-        [x for x, _ in points],
-        [y for _, y in points],
+        across,
+        up,
         color=color,
         marker=marker,
         markersize=4.5,
+        linewidth=1.4,
+        label=line.label,
         markerfacecolor="white" if line.baseline or line.mode is Mode.LATENCY else color,
         linestyle=BASELINE_STYLE if line.baseline else STYLES[line.mode],
-        linewidth=1.4,
         zorder=1.9 if line.baseline else 2,
-        label=line.label,
     )
 
 
@@ -183,27 +185,7 @@ def _prepare_axes(axes: Axes, title: str) -> None:
     axes.grid(visible=True, which="major", alpha=0.35)
 
 
-def _draw_reference(axes: Axes, reference: Reference, lines: Sequence[Plotted]) -> None:
-    """Draw the reference. Its line is thick at the sizes to which it applies. Its label is at the left end."""
-    sizes = [size for line in lines for size in line.sizes_bytes]
-    if not sizes:
-        return
-    first, last = min(sizes), max(sizes)
-    start = min(max(reference.min_size_bytes, first), last)
-    axes.plot([first, last], [reference.gb_s] * 2, color="black", linestyle="-.", linewidth=0.6)
-    axes.plot([start, last], [reference.gb_s] * 2, color="black", linestyle="-.", linewidth=1.8)
-    if reference.high_gb_s is not None:
-        axes.fill_between([start, last], reference.gb_s, reference.high_gb_s, color="black", alpha=0.15, linewidth=0)
-    text = f"reference {format_rate(reference.gb_s)}: {clean(reference.text)}"
-    axes.annotate(text, (first, reference.gb_s), xytext=(0, 4), textcoords="offset points", fontsize=8.5, va="bottom")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, max(high, reference.gb_s * 2))
-
-
-def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
-    sizes = sorted({size for line in lines for size in line.sizes_bytes})
-    if not sizes:
-        return
+def _finish_axes(axes: Axes, sizes: Sequence[int]) -> None:
     ticks = choose_ticks(sizes)
     axes.set_xticks(ticks, [format_size(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
@@ -216,9 +198,9 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
     if len(named) > MAX_LABELLED or longest > MAX_LABEL:
         axes.legend(fontsize=8, framealpha=0.9)
         return
-    first, last = sizes[0], sizes[-1]
+    last = sizes[-1]
     space = (longest * CHARACTER_IN + 0.2) / AXES_IN
-    axes.set_xlim(first / 1.5, last * (last * 1.5 / first) ** (space / (1 - space)) * 1.5)
+    axes.set_xlim(sizes[0] / 1.5, last * (last * 1.5 / sizes[0]) ** (space / (1 - space)) * 1.5)
     # Each name stands beside the right end of its line. Names that would overlap are moved apart, within the axes.
     bottom, top = (math.log(limit) for limit in axes.get_ylim())
     ordered = sorted(named, key=_end_height)
@@ -252,10 +234,6 @@ def _end_height(line: Line2D) -> float:
     return float(heights[-1])
 
 
-PAGE = ".html"
-SUFFIXES = (".png", ".svg", PAGE)
-
-
 def check_plot(path: Path) -> None:
     """Raise ``UserError`` if a plot of this name cannot be drawn. Called before anything is measured."""
     if path.suffix.lower() not in SUFFIXES:
@@ -270,7 +248,7 @@ def check_plot(path: Path) -> None:
 
 def render_plot(report: Report, suffix: str) -> bytes:
     """Draw a run of `allreduce-bench`. ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for other reports."""
-    bench = read_bandwidth(report)
+    bench = measured.read_bandwidth(report)
     if suffix == PAGE:
         from ddpdoctor.report.html.page import render_html
 

@@ -11,30 +11,28 @@ from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Ending, 
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.words import count_of, format_rate, format_time
-from ddpdoctor.report.blocks import (
-    MARK,
-    MAX_COLUMNS,
-    ChartLine,
-    Column,
-    Grid,
-    GridCell,
-    Heading,
-    Series,
-    Table,
-    Text,
-    Tone,
-    log_level,
-    not_shown,
-)
+from ddpdoctor.report import blocks as bl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.model.bandwidth import Change, Collective, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.blocks import Block, Section
 
 VERB = "allreduce-bench"
+NOT_DEFINED = "n/a"
+# Fields for programs. Their names and order never change. New fields are added at the end.
+_RECORDED = (
+    "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
+    "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
+)  # fmt: skip
+RECORDED = (*_RECORDED, *(field.name for field in fields(Measurement) if field.name not in _RECORDED))
+MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
+MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
+MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
+EMPTY, LOWEST, BLAMED = ".", "<", "> "
+HOW = {True: "one after the other", False: "several at once"}
+PALER = "The paler, the slower."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +66,6 @@ def read_bandwidth(report: Report) -> Bandwidth:
         ) from error
 
 
-NOT_DEFINED = "n/a"
-
-
 def format_us(time_us: float) -> str:
     """Write microseconds as nccl-tests does: two decimals below 100, one below 10000, then none."""
     if not math.isfinite(time_us):
@@ -93,15 +88,7 @@ def format_share(share: float) -> str:
     return f"{percent:.1f}%" if 0 < abs(percent) < 1 else f"{percent:.0f}%"
 
 
-# Fields for programs. Their names and order never change. New fields are added at the end.
-_RECORDED = (
-    "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
-    "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
-)  # fmt: skip
-RECORDED = (*_RECORDED, *(field.name for field in fields(Measurement) if field.name not in _RECORDED))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredCase:
     """One collective, dtype and place (in or out), over all its sizes and measured modes."""
 
@@ -121,16 +108,7 @@ def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
     for result in results:
         sizes = series.setdefault((result.collective, result.dtype, result.redop, result.in_place), {})
         sizes.setdefault(result.size_bytes, {})[result.mode] = result
-    return tuple(
-        MeasuredCase(
-            collective=collective,
-            dtype=dtype,
-            redop=redop,
-            in_place=in_place,
-            rows=tuple(sizes[size] for size in sorted(sizes)),
-        )
-        for (collective, dtype, redop, in_place), sizes in series.items()
-    )
+    return tuple(MeasuredCase(*key, tuple(sizes[size] for size in sorted(sizes))) for key, sizes in series.items())
 
 
 def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
@@ -138,21 +116,18 @@ def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
     return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
 
 
-MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plotted:
     """A line of a plot: times and bandwidths over sizes. A bandwidth may be None."""
 
     label: str
     mode: Mode
-    baseline: bool
     sizes_bytes: tuple[int, ...]
     time_us: tuple[float, ...]
-    low_us: tuple[float, ...]  # the fastest call of each size; empty for a baseline
-    high_us: tuple[float, ...]  # the 95th percentile of each size; empty for a baseline
     busbw_gb_s: tuple[float | None, ...]
+    low_us: tuple[float, ...] = ()  # the fastest call of each size
+    high_us: tuple[float, ...] = ()  # the 95th percentile of each size
+    baseline: bool = False
 
 
 def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
@@ -175,29 +150,18 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
             Plotted(
                 label=name,
                 mode=mode,
-                baseline=False,
                 sizes_bytes=tuple(row.size_bytes for row in rows),
                 time_us=tuple(row.p50_us for row in rows),
+                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
                 low_us=tuple(row.min_us for row in rows),
                 high_us=tuple(row.p95_us for row in rows),
-                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
             )
         )
         if then := [(row, changes[_key(row)]) for row in rows if _key(row) in changes]:
             # For the same size and collective, bandwidth is proportional to 1 / time.
             busbw = [row.busbw_gb_s and row.busbw_gb_s * row.p50_us / change.then_us for row, change in then]
-            plotted.append(
-                Plotted(
-                    label=f"{name}, baseline",
-                    mode=mode,
-                    baseline=True,
-                    sizes_bytes=tuple(row.size_bytes for row, _ in then),
-                    time_us=tuple(change.then_us for _, change in then),
-                    low_us=(),
-                    high_us=(),
-                    busbw_gb_s=tuple(busbw),
-                )
-            )
+            sizes, times = tuple(row.size_bytes for row, _ in then), tuple(change.then_us for _, change in then)
+            plotted.append(Plotted(f"{name}, baseline", mode, sizes, times, tuple(busbw), baseline=True))
     return tuple(plotted)
 
 
@@ -207,11 +171,6 @@ def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
 
 def _key(one: Measurement | Change) -> tuple[object, ...]:
     return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
-
-
-MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
-MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
-EMPTY, LOWEST, BLAMED = ".", "<", "> "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +208,7 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
     place = {rank: at for at, rank in enumerate(ranks)}
     several = len(set(hosts.values())) > 1
     return Matrix(
-        title=f"pairs of ranks: busbw in GB/s, {_how(all(pair.alone for pair in pairs))}",
+        title=f"pairs of ranks: busbw in GB/s, {HOW[all(pair.alone for pair in pairs)]}",
         noun="rank",
         ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
         heads=tuple(map(str, ranks)),
@@ -266,7 +225,7 @@ def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: 
     heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
     alone = all(node.alone for node in nodes if node.peer is not None)
     return Matrix(
-        title=f"hosts: busbw in GB/s of two together, {_how(alone)}; on the diagonal of one by itself",
+        title=f"hosts: busbw in GB/s of two together, {HOW[alone]}; on the diagonal of one by itself",
         noun="host",
         ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
         heads=heads,
@@ -284,139 +243,117 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     return [*pairs, *nodes]
 
 
-def matrix_section(matrix: Matrix) -> Section:
+def matrix_section(matrix: Matrix) -> bl.Section:
     """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
-    title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
+    title, between, lowest = bl.Heading(matrix.title), matrix.between, matrix.lowest
+    middle = format_rate(median(between.values())) if between else ""
+    listed = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
+    pairs = tuple(f"{matrix.ends[row]} - {matrix.ends[column]}" for row, column in listed)
+    rates = bl.Column("", tuple(format_gb_s(between[at]) for at in listed))
+    count = f"the slowest {len(listed)} of {count_of(len(between), 'pair')}" + (middle and f"; the median is {middle}")
+    slowest: bl.Section = (
+        bl.Table(columns=(rates, bl.Column("", pairs, align="left")), indent=2),
+        bl.Text(f"{count}; report.json has them all", indent=2),
+    )
     if len(matrix.ends) > MAX_ENDS:
         return (title, *slowest)
     places = range(len(matrix.ends))
-    between, lowest = matrix.between, matrix.lowest
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
     cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
     columns = [
         # The blank takes the place of the mark, so that headers align with the digits.
-        Column(
-            name=f"{head} ",
-            cells=tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places),
+        bl.Column(
+            f"{head} ", tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
         )
         for at, head in enumerate(matrix.heads)
     ]
     legend: list[str] = []
     if lowest is not None:
-        one, other = (matrix.ends[at] for at in lowest)
-        middle = format_rate(median(between.values()))
-        legend += [f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
+        one_end, other_end = (matrix.ends[at] for at in lowest)
+        pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
+        legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    return (
-        title,
-        Table(
-            columns=(Column(name="", cells=ends, align="left"), *columns),
-            tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
-            instead=slowest,
-            legend=tuple(legend),
-        ),
-    )
-
-
-def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
-    between = matrix.between
-    slowest = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
-    columns = (
-        Column(name="", cells=tuple(format_gb_s(between[at]) for at in slowest)),
-        Column(name="", cells=tuple(f"{matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest), align="left"),
-    )
-    middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
-    count = f"the slowest {len(slowest)} of {count_of(len(between), 'pair')}{middle}; report.json has them all"
-    return (Table(columns=columns, indent=2), Text(text=count, indent=2))
+    columns.insert(0, bl.Column("", ends, align="left"))
+    tones = dict.fromkeys(matrix.blamed, bl.Tone.STRONG)
+    return (title, bl.Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 
 
 def cell_key(one: int, other: int) -> tuple[int, int]:
     return (one, other) if one <= other else (other, one)
 
 
-def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
-    return "one after the other" if alone else "several at once"
-
-
-PALER = "The paler, the slower."
-
-
-def curve_pictures(bench: Bandwidth) -> Iterator[Series]:
+def curve_pictures(bench: Bandwidth) -> Iterator[bl.Series]:
     """Yield busbw over the size, a separate chart for each reference, and the time of a call over the size."""
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
     known = [reference for reference in list_references(bench) if reference.gb_s > 0 and math.isfinite(reference.gb_s)]
-    levels: list[ChartLine | None] = [*(reference_line(reference, busbw) for reference in known)]
+    levels: list[bl.ChartLine | None] = [*(reference_line(reference, busbw) for reference in known)]
     for level in (levels or [None]) if busbw else ():
-        yield Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
+        yield bl.Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=level)
     if time:
-        yield Series(title="time of a call in us over size (median)", lines=tuple(time))
+        yield bl.Series(title="time of a call in us over size (median)", lines=tuple(time))
 
 
-def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
+def _line(one: Plotted, values: Iterable[float | None]) -> bl.ChartLine:
     points = zip(one.sizes_bytes, values, strict=True)
-    return ChartLine(
+    return bl.ChartLine(
         name=one.label,
         points=tuple((x, y) for x, y in points if x > 0 and y and y > 0 and math.isfinite(y)),
         is_reference=one.baseline,
     )
 
 
-def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLine:
+def reference_line(reference: Reference, lines: Sequence[bl.ChartLine]) -> bl.ChartLine:
     """Return the level of a reference, from the size from which it applies to the largest."""
     sizes = [size for line in lines for size, _ in line.points]
     first = max(reference.min_size_bytes, min(sizes, default=1))
-    return ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
+    return bl.ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
 
 
-def matrix_picture(matrix: Matrix) -> Grid:
+def matrix_picture(matrix: Matrix) -> bl.Grid:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
-    if len(matrix.ends) <= MAX_COLUMNS:
-        choose_ends = list(range(len(matrix.ends)))
-    else:
-        slowest: dict[int, float] = {}
-        for pair, value in matrix.between.items():
-            for at in pair:
-                slowest[at] = min(value, slowest.get(at, math.inf))
-        order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
-        choose_ends = sorted(order[:MAX_COLUMNS])
-    shown, lowest = choose_ends, matrix.lowest
+    slowest: dict[int, float] = {}
+    for pair, value in matrix.between.items():
+        for at in pair:
+            slowest[at] = min(value, slowest.get(at, math.inf))
+    order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
+    shown, lowest = sorted(order[: bl.MAX_COLUMNS]), matrix.lowest
     values = [value for value in matrix.between.values() if value > 0]
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
     low = min(*values, high / 10) if values else 0.0
-    return Grid(
+    return bl.Grid(
         title=matrix.title,
-        rows=tuple((MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
+        rows=tuple((bl.MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
         columns=tuple(matrix.heads[at] for at in shown),
         cells=tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown),
         row_name=matrix.noun,
         column_name=matrix.noun,
         legend=(
             PALER,
-            *((f"{MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
-            *not_shown(len(matrix.ends) - len(shown), matrix.noun),
+            *((f"{bl.MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
+            *bl.not_shown(len(matrix.ends) - len(shown), matrix.noun),
         ),
     )
 
 
 def _cell(
     matrix: Matrix, ends: tuple[int, int], lowest: tuple[int, int] | None, limits: tuple[float, float]
-) -> GridCell:
+) -> bl.GridCell:
     row, column = ends
     at = cell_key(row, column)
     result = matrix.results.get(at)
     if result is None or result.busbw_gb_s is None:
-        return GridCell(text="" if row == column else NOT_DEFINED)
+        return bl.GridCell("" if row == column else NOT_DEFINED)
     # The slowest pair is a warning if a finding names one of its ends.
-    tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
+    tone = bl.Tone.WARNING if matrix.blamed.intersection(at) else bl.Tone.STRONG
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
     visits = f" over {count_of(len(result.busbws_gb_s), 'visit')}" if result.busbws_gb_s else ""
     rates = f"busbw {format_rate(result.busbw_gb_s)}, latency {format_time(result.latency_us)}"
-    return GridCell(
-        text=format_gb_s(result.busbw_gb_s),
-        tone=tone if at == lowest else Tone.PLAIN,
+    return bl.GridCell(
+        format_gb_s(result.busbw_gb_s),
+        tone=tone if at == lowest else bl.Tone.PLAIN,
         about=f"{matrix.noun} {names}: {rates}, variation {format_share(result.cv)}{visits}",
-        level=None if row == column else log_level(result.busbw_gb_s, *limits),
+        level=None if row == column else bl.log_level(result.busbw_gb_s, *limits),
     )

@@ -14,31 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
 from ddpdoctor.model.words import format_size, grouped
-from ddpdoctor.report.blocks import (
-    FactList,
-    Grid,
-    Heading,
-    Items,
-    Places,
-    Series,
-    Table,
-    Text,
-    Tone,
-    Tree,
-    log_share,
-    read_content,
-)
-from ddpdoctor.report.findings import (
-    COMMAND,
-    OUTCOME_TONES,
-    OUTCOME_WORDS,
-    TONES,
-    UNKNOWN,
-    check_words,
-    count_checks,
-    merge_findings,
-    severity_word,
-)
+from ddpdoctor.report import blocks as bl
+from ddpdoctor.report import findings
 from ddpdoctor.report.lines import clean, cleaned, format_hosts, format_place, format_ranks, format_time, title_of
 
 if TYPE_CHECKING:
@@ -48,12 +25,28 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Place, Report
     from ddpdoctor.model.pictures import Span, WaitingRanks
-    from ddpdoctor.report.blocks import Block, Column, Content, TreeNode
 
 RESULTS = "Results"
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+WIDTH, HEIGHT = 720, 340  # of a chart, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 58, 704, 12, 306  # where the axes are, in pixels
+MAX_TICKS = 9
+LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
+BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
+ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
+MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
+MAX_CHARACTERS = 31  # what fits a line of a box
+TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
+ABSENT = -1
+HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
+# The macro of a block that needs no more than itself
+MACROS = {
+    bl.Heading: "heading", bl.Text: "text", bl.Items: "items", bl.FactList: "facts", bl.Table: "table",
+    bl.Places: "places", SourceExcerpt: "source",
+}  # fmt: skip
 
 
-def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def list_parts(content: bl.Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them.
 
     A section without a title continues the part before it.
@@ -61,15 +54,15 @@ def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, A
     pictures = content.pictures
     drawn = {_title(block) for block in pictures} - {None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
-    places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
+    places = [section for section in sections if (len(section) == 1 and isinstance(section[0], bl.Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
     before: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     for parts, those, prefix in ((before, (*first, *((block,) for block in pictures)), "p"), (behind, rest, "r")):
         for section in filter(None, those):
-            head, tone, blocks = section[0], Tone.STRONG, section
-            if isinstance(head, Heading):
+            head, tone, blocks = section[0], bl.Tone.STRONG, section
+            if isinstance(head, bl.Heading):
                 tone, blocks = head.tone, section[1:]
             title = _title(head)
             if title is None and parts:
@@ -80,9 +73,9 @@ def list_parts(content: Content) -> tuple[list[dict[str, Any]], list[dict[str, A
     return before, behind
 
 
-def _title(block: Block) -> str | None:
+def _title(block: bl.Block) -> str | None:
     match block:
-        case Heading():
+        case bl.Heading():
             return block.text
         case Timeline():
             return "Timeline"
@@ -90,15 +83,12 @@ def _title(block: Block) -> str | None:
             return "Who waits for whom"
         case SourceExcerpt():
             return "Source"
-        case Places():
+        case bl.Places():
             return "Where the ranks are"
-        case Tree() | Grid() | Series():
+        case bl.Tree() | bl.Grid() | bl.Series():
             return block.title
         case _:
             return None
-
-
-ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def embed(data: Any, folder: Path | None = None) -> str:
@@ -107,12 +97,12 @@ def embed(data: Any, folder: Path | None = None) -> str:
     return text.translate(ESCAPES)
 
 
-def list_frames(tree: Tree) -> list[tuple[str, TreeNode]]:
+def list_frames(tree: bl.Tree) -> list[tuple[str, bl.TreeNode]]:
     """Return what the template writes: the start ("open") of frames that can be folded, a "frame", a "fork", or an end.
 
     Frames in a row that the same ranks are in stand below each other, not nested.
     """
-    steps: list[tuple[str, TreeNode]] = []
+    steps: list[tuple[str, bl.TreeNode]] = []
     todo = [("frame", root) for root in reversed(tree.roots)]
     while todo:
         kind, node = todo.pop()
@@ -134,13 +124,7 @@ def list_frames(tree: Tree) -> list[tuple[str, TreeNode]]:
     return steps
 
 
-WIDTH, HEIGHT = 720, 340
-LEFT, RIGHT, TOP, BOTTOM = 58, 704, 12, 306  # where the axes are, in pixels
-MAX_TICKS = 9
-LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
-
-
-def lay_out_chart(series: Series) -> dict[str, Any]:
+def lay_out_chart(series: bl.Series) -> dict[str, Any]:
     """Give each point its place, and return what the template draws. Points that are not above 0 are left out.
 
     A curve is its name, path, marks, style and whether it is a reference; a mark x, y and what hovering says.
@@ -162,10 +146,10 @@ def lay_out_chart(series: Series) -> dict[str, Any]:
     heights = _limits([y for _, y in points], room=1.25)
 
     def place(x: float) -> float:
-        return round(LEFT + log_share(x, *sizes) * (RIGHT - LEFT), 1)
+        return round(LEFT + bl.log_share(x, *sizes) * (RIGHT - LEFT), 1)
 
     def height(y: float) -> float:
-        return round(BOTTOM + log_share(y, *heights) * (TOP - BOTTOM), 1)
+        return round(BOTTOM + bl.log_share(y, *heights) * (TOP - BOTTOM), 1)
 
     first, last = math.ceil(math.log2(sizes[0]) - 1e-9), math.floor(math.log2(sizes[1]) + 1e-9)
     step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
@@ -190,12 +174,6 @@ def lay_out_chart(series: Series) -> dict[str, Any]:
 def _limits(values: Sequence[float], room: float) -> tuple[float, float]:
     low, high = min(values) / room, max(values) * room
     return (low, high) if high > low else (low / 2, high * 2)
-
-
-BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
-ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
-MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
-MAX_CHARACTERS = 31  # what fits a line of a box
 
 
 def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
@@ -233,12 +211,21 @@ def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
     for one, other in graph.links:
         verb = "waits" if len(graph.classes[one].ranks) == 1 else "wait"
         sentences.append(f"{_words(graph.classes[one])} {verb} for {_words(graph.classes[other])}")
+    boxes = []
+    for at, place in sorted(places.items()):
+        waiting = graph.classes[at]
+        lines = (format_ranks(waiting.ranks), waiting.state, waiting.place.rpartition("/")[2])
+        cut = [
+            line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+            for line in map(clean, filter(None, lines))
+        ]
+        boxes.append((*place, cut, waiting.blamed, _words(waiting)))
     below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
     backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
     return {
         "width": 2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
         "height": below + MARGIN + (DOWN * 2 if backward else 0),
-        "boxes": [_box(graph.classes[node], places[node]) for node in sorted(places)],
+        "boxes": boxes,
         "arrows": [_path(places[one], places[other], below) for one, other in edges],
         "words": sentences,
         "left_out": len(graph.classes) - count,
@@ -281,23 +268,9 @@ def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
     return f"M{from_x} {start[1] + BOX_HEIGHT}C{from_x} {low} {into_x} {low} {into_x} {end[1] + BOX_HEIGHT}"
 
 
-def _box(node: WaitingRanks, place: tuple[int, int]) -> tuple[int, int, list[str], bool, str]:
-    lines = (format_ranks(node.ranks), node.state, node.place.rpartition("/")[2])
-    cleaned = [clean(line) for line in lines if line]
-    cut = [
-        line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
-        for line in cleaned
-    ]
-    return *place, cut, node.blamed, _words(node)
-
-
 def _words(node: WaitingRanks) -> str:
     about = ", ".join(part for part in (node.state, node.place) if part)
     return f"{format_ranks(node.ranks)} ({about})" if about else format_ranks(node.ranks)
-
-
-TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
-ABSENT = -1
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
@@ -383,16 +356,6 @@ def _ticks(time_ms: float) -> int:
     return round(time_ms * TICKS_PER_MS) if math.isfinite(time_ms) else 0
 
 
-HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
-
-
-# The macro of a block that needs no more than itself
-MACROS = {
-    Heading: "heading", Text: "text", Items: "items", FactList: "facts", Table: "table", Places: "places",
-    SourceExcerpt: "source",
-}  # fmt: skip
-
-
 class BlockDrawer:
     """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
 
@@ -409,22 +372,22 @@ class BlockDrawer:
         self._folder = folder
         self._numbers = itertools.count(1)
 
-    def draw(self, block: Block, under: str = "") -> Any:
+    def draw(self, block: bl.Block, under: str = "") -> Any:
         """Return the markup of a block. ``under`` is the title above it, which a picture does not repeat."""
         macros, name = self._macros, f"b{next(self._numbers)}"
         if (macro := MACROS.get(type(block))) is not None:
             return getattr(macros, macro)(block)
         match block:
-            case Series():
+            case bl.Series():
                 return macros.chart(lay_out_chart(block), under)
             case Timeline():
                 data = embed(timeline_data(block), self._folder)
                 return macros.lanes(block, lane_rows(block), data, name)
             case RankWaits():
                 return macros.graph(block, lay_out_graph(block), name)
-            case Tree():
+            case bl.Tree():
                 return macros.tree(block.title, list_frames(block), under)
-            case Grid():
+            case bl.Grid():
                 return macros.grid(block, name, under)
 
 
@@ -436,7 +399,7 @@ CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 
 def render_html(report: Report) -> str:
     """Render the page. It loads nothing from elsewhere. Raises ``UserError`` if the report is damaged."""
-    content = read_content(report)
+    content = bl.read_content(report)
     # The folder of the user's code. Paths below it are shown without it, save in the verdict and commands.
     places = [*(report.verdict.where if report.verdict else ()), *(row.where for row in report.ranks if row.where)]
     parent = PurePosixPath(places[0].file).parent if places else PurePosixPath()
@@ -444,12 +407,11 @@ def render_html(report: Report) -> str:
     env = make_environment(folder)
     style, script = read_file("page.css"), "".join(map(read_file, SCRIPTS))
     # A policy under which nothing runs but the page's own script, and nothing is loaded
-    policy = (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
-    )
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'; "
+    policy += f"style-src {_hash(style)}; script-src {_hash(script)}"
     # What the headline means to the reader
     if report.verdict is not None:
-        tone = TONES[report.verdict.severity].value
+        tone = findings.TONES[report.verdict.severity].value
     elif report.job is not None and report.job.ended_badly:
         tone = "warning"
     else:
@@ -466,15 +428,15 @@ def render_html(report: Report) -> str:
         headline=content.headline,
         tone=tone,
         parts=list_parts(content),
-        others=merge_findings(finding for finding in ordered if finding != report.verdict),
+        others=findings.merge_findings(finding for finding in ordered if finding != report.verdict),
         draw=BlockDrawer(env, folder).draw,
         folder=folder,
         style=style,
         script=script,
         policy=policy,
-        counts=count_checks(report),
+        counts=findings.count_checks(report),
         checks=sorted(report.checks, key=lambda check: CHECK_ORDER.index(check.outcome)),
-        has_unknown=any(check.outcome in UNKNOWN for check in report.checks),
+        has_unknown=any(check.outcome in findings.UNKNOWN for check in report.checks),
     )
 
 
@@ -492,10 +454,9 @@ def make_environment(folder: Path | None = None) -> Environment:
         ranks = grouped((format_place(place), place.rank) for place in where)
         return [(tuple(at), places[line]) for line, at in ranks.items()]
 
-    def by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
-        return [
-            (group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)
-        ]
+    def by_group(columns: tuple[bl.Column, ...]) -> list[tuple[str, int]]:
+        groups = itertools.groupby(columns, lambda column: column.group)
+        return [(group, len(list(members))) for group, members in groups]
 
     env = Environment(
         loader=FileSystemLoader(FOLDER),
@@ -506,11 +467,11 @@ def make_environment(folder: Path | None = None) -> Environment:
         finalize=finalize,
     )
     env.filters |= {
-        "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": severity_word,
-        "tone": lambda severity: TONES[severity].value, "outcome_tone": lambda outcome: OUTCOME_TONES[outcome].value,
-        "outcome_word": OUTCOME_WORDS.get, "is_command": lambda fix: COMMAND.match(fix) is not None,
-        "whole": lambda text: escape(clean(text)),
-        "title_of": title_of, "check_words": check_words, "by_place": by_place, "by_group": by_group,
+        "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": findings.severity_word,
+        "tone": lambda severity: findings.TONES[severity].value, "outcome_word": findings.OUTCOME_WORDS.get,
+        "outcome_tone": lambda outcome: findings.OUTCOME_TONES[outcome].value,
+        "is_command": lambda fix: findings.COMMAND.match(fix) is not None, "whole": lambda text: escape(clean(text)),
+        "title_of": title_of, "check_words": findings.check_words, "by_place": by_place, "by_group": by_group,
         "rows": lambda table: list(zip(*(column.cells for column in table.columns), strict=True)),
     }  # fmt: skip
     return env

@@ -33,12 +33,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
-    from ddpdoctor.model.saved import Unequal
     from ddpdoctor.report.blocks import Row, Section
 
 DIFFERS = f"{MARK}hosts with other results than most"
 QUIET = (Outcome.PASSED, Outcome.SKIPPED)
 MAX_NAMED = 12  # how many of the checks of a row are named
+MAX_NAMES = 3  # how many files of a column are named
+SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
+MAX_TENSORS = 30  # The most tensors in the table (our choice). The report's data has all of them.
+HEADS = ("", "what", "differ", "of", "largest", "relative")
+LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."
+SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
+DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
+SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "split by hand", Sharing.NONE: "not split"}
 
 
 def machine_pictures(report: Report) -> Iterator[Grid]:
@@ -63,7 +70,7 @@ def machine_pictures(report: Report) -> Iterator[Grid]:
         for outcome in QUIET:
             if names := [name_check(check) for check in quiet if check.outcome is outcome]:
                 word, about = OUTCOME_WORDS[outcome], first_names(names, MAX_NAMED)
-                cell = GridCell(text=word, tone=OUTCOME_TONES[outcome], about=about)
+                cell = GridCell(word, tone=OUTCOME_TONES[outcome], about=about)
                 rows.append((f"{prefix}{len(names)} {word}", dict.fromkeys(range(len(hosts)), cell)))
     shown = rows[:MAX_ROWS]
     sides = list(grouped((tuple(cells[at] for _, cells in shown), at) for at in range(len(hosts))).values())
@@ -74,14 +81,8 @@ def machine_pictures(report: Report) -> Iterator[Grid]:
         differs = marked and those[0] not in most
         return (MARK if differs else "") + format_hosts(hosts[at] for at in those)
 
-    yield grid_by_member(
-        "checks by host",
-        shown,
-        range(len(hosts)),
-        name,
-        axes=("check", "host"),
-        legend=(*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check")),
-    )
+    legend = (*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check"))
+    yield grid_by_member("checks by host", shown, range(len(hosts)), name, axes=("check", "host"), legend=legend)
 
 
 def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> GridCell:
@@ -89,50 +90,38 @@ def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> Gr
     if own:
         worst = min((one.severity for one in own), key=lambda severity: severity.order)
         about = "; ".join(one.summary for one in own)
-        return GridCell(text=severity_word(worst), tone=TONES[worst], about=about)
+        return GridCell(severity_word(worst), tone=TONES[worst], about=about)
     everywhere = not check.hosts and (not found or check.outcome is Outcome.PASSED)
     if everywhere or host in check.hosts:
-        return GridCell(
-            text=OUTCOME_WORDS[check.outcome], tone=OUTCOME_TONES[check.outcome], about=check.seen or check.reason
-        )
+        word, tone = OUTCOME_WORDS[check.outcome], OUTCOME_TONES[check.outcome]
+        return GridCell(word, tone=tone, about=check.seen or check.reason)
     if check.outcome is Outcome.PASSED:
-        return GridCell(text=OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
-    return GridCell(text="-", about="no problem known here")
+        return GridCell(OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
+    return GridCell("-", about="no problem known here")
 
 
-def checklist_content(
-    report: Report, *about: Section, pictures: Callable[[], Iterable[Grid]] = tuple
-) -> Content:  # fmt: skip
+def checklist_content(report: Report, *about: Section, pictures: Callable[[], Iterable[Grid]] = tuple) -> Content:
     """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     # The verdict. If there is none, say "no problem found" only if something was checked.
+    outcomes = {check.outcome for check in report.checks}
+    headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
     if report.verdict is not None:
-        checks_headline = report.verdict.summary
-    else:
-        outcomes = {check.outcome for check in report.checks}
-        if Outcome.PASSED in outcomes or not outcomes:
-            checks_headline = "no problem found"
-        else:
-            checks_headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
-    # Say how many machines and ranks were checked, if there are several
+        headline = report.verdict.summary
+    elif Outcome.PASSED in outcomes or not outcomes:
+        headline = "no problem found"
     # With --nnodes, world_size counts nodes, not ranks.
     ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
-    parts = [count_of(count, "host")] if count > 1 else []
-    if isinstance(ranks, int):
-        parts.append(count_of(ranks, "rank"))
+    parts = [count_of(count, "host") if count > 1 else "", count_of(ranks, "rank") if isinstance(ranks, int) else ""]
     return Content(
-        headline=checks_headline,
-        status=", ".join(filter(None, (", ".join(parts), count_findings(report.findings)))),
+        headline=headline,
+        status=", ".join(filter(None, (*parts, count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,
         draw_pictures=lambda: (*machine_pictures(report), *pictures()),
         is_checklist=True,
     )
-
-
-MAX_NAMES = 3  # how many files of a column are named
-SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
@@ -146,32 +135,31 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
         for file in files
     ]
     kinds = [part.value for part in StatePart if any(part.value in own for own in held)]
-    yes, no = GridCell(text="yes", tone=Tone.GOOD), GridCell(text="no", tone=Tone.NOTE)
+    yes, no = GridCell("yes", tone=Tone.GOOD), GridCell("no", tone=Tone.NOTE)
     rows: dict[str, dict[int, GridCell]] = {"read": {}, "checksums": {}, "NaN and infinity": {}, "tensors": {}}
     for at, one in enumerate(files):
         state, checksums = str(one.get("state")), str(one.get("checksums", Checksums.NOT_READ.value))
         is_whole, is_checked = state == ReadState.WHOLE.value, checksums == Checksums.CHECKED.value
         found, count = one.get("not_finite"), one.get("tensors")
         if isinstance(found, int) and found > 0:
-            values = GridCell(text=f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
+            values = GridCell(f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
         elif one.get("values_looked_at") is True:
             good = found == 0
-            values = GridCell(text="none" if good else "looked for", tone=Tone.GOOD if good else Tone.PLAIN)
+            values = GridCell("none" if good else "looked for", tone=Tone.GOOD if good else Tone.PLAIN)
         else:
-            values = GridCell(text="not looked for", tone=Tone.SKIPPED)
-        rows["read"][at] = GridCell(text=state, tone=Tone.GOOD if is_whole else Tone.ERROR)
-        rows["checksums"][at] = GridCell(text=checksums, tone=Tone.GOOD if is_checked else Tone.SKIPPED)
+            values = GridCell("not looked for", tone=Tone.SKIPPED)
+        rows["read"][at] = GridCell(state, tone=Tone.GOOD if is_whole else Tone.ERROR)
+        rows["checksums"][at] = GridCell(checksums, tone=Tone.GOOD if is_checked else Tone.SKIPPED)
         rows["NaN and infinity"][at] = values
         known = isinstance(count, int)
-        rows["tensors"][at] = GridCell(text=str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
+        rows["tensors"][at] = GridCell(str(count) if known else "?", tone=Tone.PLAIN if known else Tone.SKIPPED)
     rows |= {part: {at: yes if part in own else no for at, own in enumerate(held)} for part in kinds}
-    yield grid_by_member(
-        "what could be read of each file, and what it holds",
-        list(rows.items()),
-        range(len(files)),
-        lambda those: first_names([names[at] for at in those], MAX_NAMES),
-        axes=("", "file"),
-    )
+
+    def name(those: Sequence[int]) -> str:
+        return first_names([names[at] for at in those], MAX_NAMES)
+
+    title = "what could be read of each file, and what it holds"
+    yield grid_by_member(title, list(rows.items()), range(len(files)), name, axes=("", "file"))
 
 
 def checkpoint_content(report: Report) -> Content:
@@ -197,50 +185,37 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> Iterator[Gri
         return
     tone = tone_of(findings)
     files = range(len(facts.files))
-    rows: list[Row] = [(f"{one.name} ({one.kind.value})", _cells(one, tone)) for one in unequal[:MAX_ROWS]]
+    rows: list[Row] = []
+    for part in unequal[:MAX_ROWS]:
+        cells = dict.fromkeys(part.absent_in, GridCell("none", tone=tone, about="not in this file"))
+        most, apart = majority_of(part.sides), {each.file: each for each in part.apart}
+        for number, side in enumerate(part.sides):
+            measured = next((apart[file] for file in side if file in apart), None)
+            about = list(part.seen[number : number + 1])
+            if measured is not None:
+                of = count_of(measured.of, "element")
+                figures = [
+                    f"{measured.differing} of {of} differ from file {measured.against + 1}",
+                    *([f"by {measured.largest:.3g} at most"] if measured.largest is not None else []),
+                    *([f"relative {measured.relative:.2g}"] if measured.relative is not None else []),
+                    *([f"{measured.not_finite} not finite"] if measured.not_finite else []),
+                ]
+                about.append(", ".join(figures))
+            off = f", off by {measured.largest:.2g}" if measured and measured.largest else ""
+            own_tone = Tone.PLAIN if side is most and not part.absent_in else tone
+            cell = GridCell(letter(number) + off, tone=own_tone, about="; ".join(filter(None, about)))
+            cells.update(dict.fromkeys(side, cell))
+        rows.append((f"{part.name} ({part.kind.value})", cells))
     equal = facts.tensors + facts.values - len(facts.incomparable) - len(facts.unequal)
     if equal > 0:
-        rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(text=EQUAL, tone=Tone.GOOD))))
+        rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(EQUAL, tone=Tone.GOOD))))
 
     def name(those: Sequence[int]) -> str:
         named, rank = rank_list((number + 1 for number in those), noun="file"), facts.files[those[0]].rank
         return named if len(those) > 1 or rank is None else f"{named} (rank {rank})"
 
-    yield grid_by_member(
-        "contents that differ",
-        rows,
-        files,
-        name,
-        axes=("tensor or value", "file"),
-        legend=(SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value")),
-    )
-
-
-def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
-    cells = dict.fromkeys(one.absent_in, GridCell(text="none", tone=tone, about="not in this file"))
-    most, apart = majority_of(one.sides), {each.file: each for each in one.apart}
-    for number, side in enumerate(one.sides):
-        measured = next((apart[each] for each in side if each in apart), None)
-        about = list(one.seen[number : number + 1])
-        if measured is not None:
-            parts = [
-                f"{measured.differing} of {count_of(measured.of, 'element')} differ from file {measured.against + 1}",
-                *([f"by {measured.largest:.3g} at most"] if measured.largest is not None else []),
-                *([f"relative {measured.relative:.2g}"] if measured.relative is not None else []),
-                *([f"{measured.not_finite} not finite"] if measured.not_finite else []),
-            ]
-            about.append(", ".join(parts))
-        cell = GridCell(
-            text=letter(number) + (f", off by {measured.largest:.2g}" if measured and measured.largest else ""),
-            tone=Tone.PLAIN if side is most and not one.absent_in else tone,
-            about="; ".join(filter(None, about)),
-        )
-        cells.update(dict.fromkeys(side, cell))
-    return cells
-
-
-MAX_TENSORS = 30  # The most tensors in the table (our choice). The report's data has all of them.
-HEADS = ("", "what", "differ", "of", "largest", "relative")
+    legend = (SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value"))
+    yield grid_by_member("contents that differ", rows, files, name, axes=("tensor or value", "file"), legend=legend)
 
 
 def diff_content(report: Report) -> Content:
@@ -256,8 +231,19 @@ def diff_content(report: Report) -> Content:
     shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
     table: tuple[Section, ...] = ()
     if shown:
-        rows = [row for one in shown[:MAX_TENSORS] for row in _tensor_rows(one, several=len(facts.files) > 2)]
-        more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
+        rows: list[tuple[str, ...]] = []
+        for part in shown[:MAX_TENSORS]:
+            if not part.apart:
+                seen = " | ".join(part.seen)
+                absent = f"not in file {', '.join(str(n + 1) for n in part.absent_in)}" if part.absent_in else ""
+                rows.append((part.name, "; ".join(filter(None, [seen, absent])), "", "", "", ""))
+            for each in part.apart:  # a row for each file that differs from the first
+                against = f", file {each.file + 1} against {each.against + 1}" if len(facts.files) > 2 else ""
+                largest = "" if each.largest is None else f"{each.largest:.3g}"
+                relative = "" if each.relative is None else f"{each.relative:.2g}"
+                what = "".join(part.seen[:1]) + against
+                rows.append((part.name, what, str(each.differing), str(each.of), largest, relative))
+        more = (Text(f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
         table = ((table_of(HEADS, rows, left=2), *more),)
     return Content(
         headline=equal if report.verdict is None else report.verdict.summary,
@@ -268,55 +254,21 @@ def diff_content(report: Report) -> Content:
     )
 
 
-def _tensor_rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:
-    """Return a row for each file that differs from the first. With several files, rows say "3 against 1"."""
-    if not one.apart:
-        seen = " | ".join(one.seen)
-        absent = f"not in file {', '.join(str(n + 1) for n in one.absent_in)}" if one.absent_in else ""
-        return [(one.name, "; ".join(filter(None, [seen, absent])), "", "", "", "")]
-    return [
-        (
-            one.name,
-            "".join(one.seen[:1]) + (f", file {each.file + 1} against {each.against + 1}" if several else ""),
-            str(each.differing),
-            str(each.of),
-            "" if each.largest is None else f"{each.largest:.3g}",
-            "" if each.relative is None else f"{each.relative:.2g}",
-        )
-        for each in one.apart
-    ]
-
-
-LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."
-
-
 def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count: int) -> Grid:
     names, cells = tuple(map(str, ranks)), []
     for at, rank in enumerate(ranks):
         row = []
         for other, peer in enumerate(ranks):
             shared, fewer = both[at][other], min(both[at][at], both[other][other])
-            if at == other:
-                about = f"rank {rank}: {count_of(shared, 'sample')}"
-                row.append(GridCell(text=str(shared), tone=Tone.STRONG, about=about))
-            else:
-                about = f"ranks {rank} and {peer}: {shared} of {count_of(fewer, 'sample')}"
-                row.append(GridCell(text=str(shared), about=about, level=linear_level(shared, fewer)))
+            about = f"ranks {rank} and {peer}: {shared} of {count_of(fewer, 'sample')}"
+            row.append(GridCell(str(shared), about=about, level=linear_level(shared, fewer)))
+        about = f"rank {rank}: {count_of(both[at][at], 'sample')}"
+        row[at] = GridCell(str(both[at][at]), tone=Tone.STRONG, about=about)
         cells.append(tuple(row))
+    legend = (LEGEND, *not_shown(count - len(ranks), "rank"))
     return Grid(
-        title=title,
-        rows=names,
-        columns=names,
-        cells=tuple(cells),
-        row_name="rank",
-        column_name="rank",
-        legend=(LEGEND, *not_shown(count - len(ranks), "rank")),
+        title=title, rows=names, columns=names, cells=tuple(cells), row_name="rank", column_name="rank", legend=legend
     )
-
-
-SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
-DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
-SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "split by hand", Sharing.NONE: "not split"}
 
 
 def shares_content(report: Report) -> Content:
@@ -328,16 +280,15 @@ def shares_content(report: Report) -> Content:
     alike = grouped(
         ((rank.drawn, rank.repeated, rank.batches, rank.last_batch, rank.delivered), rank.rank) for rank in shares.ranks
     )
-    rows: list[tuple[str, ...]] = []
-    for (*numbers, _), ranks in alike.items():
-        rows.append((_each(ranks), *map(str, numbers), str(by_rank[ranks[0]].left_out)))
+    rows: list[tuple[str, ...]] = [
+        (_each(ranks), *map(str, numbers), str(by_rank[ranks[0]].left_out)) for (*numbers, _), ranks in alike.items()
+    ]
     rows.append(("in all", str(drawn), str(repeated), str(batches), "", str(left_out)))
     plan = shares.plan
     different = "; how many are different depends on each rank's shuffle"
     if shares.unique is not None:
-        different = (
-            f", {shares.unique} of {plan.samples} different, {shares.duplicates} repeated, {shares.missed} missed"
-        )
+        different = f", {shares.unique} of {plan.samples} different"
+        different += f", {shares.duplicates} repeated, {shares.missed} missed"
     flags = [
         *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
         *(["drop_last=True"] if plan.drop_last else []),
@@ -354,34 +305,25 @@ def shares_content(report: Report) -> Content:
         pictures.append(_grid(title, [share.rank for share in shown], both, len(shares.ranks)))
     return checklist_content(
         report,
-        (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
+        (Text(f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
         (table_of(SHARES_HEAD, rows),),
-        (Text(text=f"an epoch: {shares.delivered} samples in batches{different}"),),
+        (Text(f"an epoch: {shares.delivered} samples in batches{different}"),),
         pictures=lambda: pictures,
     )
 
 
 def drawn_content(report: Report) -> Content:
     drawn = decode(Drawn, report.data["drawn"])
-    notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
+    notes = [Text(f"not checked: {note}") for note in drawn.notes]
     rows: list[tuple[str, ...]] = []
     totals: list[str] = []
     pictures: list[Grid] = []
     for one in drawn.passes:
-        marked = ((row, "" if row.complete else "+") for row in one.ranks)
-        found = grouped(
-            (
-                (
-                    f"{row.drawn}{more}",
-                    "?" if row.repeated is None else str(row.repeated),
-                    f"{row.batches}{more}",
-                    str(row.last_batch),
-                ),
-                row.rank,
-            )
-            for row, more in marked
-        )
-        for place, (numbers, ranks) in enumerate(found.items()):
+        counts = []
+        for row in one.ranks:
+            more, repeated = "" if row.complete else "+", "?" if row.repeated is None else str(row.repeated)
+            counts.append(((f"{row.drawn}{more}", repeated, f"{row.batches}{more}", str(row.last_batch)), row.rank))
+        for place, (numbers, ranks) in enumerate(grouped(counts).items()):
             rows.append(("" if place else str(one.number), _each(ranks), *numbers))
         different = f", {one.unique} different, {one.shared} drawn by two ranks or more, {one.missed} by none"
         if one.unique is None:
@@ -401,9 +343,9 @@ def drawn_content(report: Report) -> Content:
     )
     return checklist_content(
         report,
-        (Text(text=loader), Text(text=", ".join(filter(None, settings)))),
+        (Text(loader), Text(", ".join(filter(None, settings)))),
         (table_of(DRAWN_HEAD, rows),),
-        (*(Text(text=line) for line in totals), *notes),
+        (*(Text(line) for line in totals), *notes),
         pictures=lambda: pictures,
     )
 

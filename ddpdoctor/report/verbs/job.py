@@ -13,34 +13,17 @@ from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
-from ddpdoctor.model.words import count_of, format_numbers, majority_of, rank_list
-from ddpdoctor.report.blocks import (
-    MARK,
-    MAX_ROWS,
-    Content,
-    FactEntry,
-    FactList,
-    GridCell,
-    Heading,
-    Text,
-    Tone,
-    Tree,
-    TreeNode,
-    grid_by_member,
-    items,
-    not_shown,
-)
+from ddpdoctor.model.words import count_of, format_numbers, grouped, majority_of, rank_list
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
 from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.findings import Finding, RankRow, Report
-    from ddpdoctor.report.blocks import Block, Grid, Row, Section
 
 REPLICAS = "DD50"  # the codes of findings about replicas begin with it
 NOUNS = {
@@ -50,21 +33,50 @@ NOUNS = {
     What.STATE: "optimizer state",
 }
 SAME_LETTER = "Equal letters: equal contents. Most have A."
-EQUAL = "equal"
-OTHER = "other"
+EQUAL, OTHER = "equal", "other"
+DATA = "DD70"  # the codes of findings about data begin with it
+SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
+NAMED = f"{bl.MARK}a rank that a finding about data names"
+MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
+MOST_NODES = 400  # Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node.
+_LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib(64)?/python\d|^<frozen")
+_PACKAGE = re.compile(r"^.*/(?:site-packages|dist-packages|python\d[\d.]*)/")
+_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
+# Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
+SPARSE_STEPS = 256
+NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
+MOST_PROBLEMS = 8
 
 
-def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[Grid]:
+def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> Iterator[bl.Grid]:
     """Yield a grid of tensors by ranks for each stream of records in which tensors differ."""
     streams = () if consistency is None else consistency.streams
     tone = tone_of(findings)
     several = len({(stream.group, stream.model) for stream in streams}) > 1
     for stream in streams:
-        if any(each.splits for each in stream.differences):
-            yield _grid(stream, tone, several=several)
+        splits = [(each, split) for each in stream.differences for split in each.splits][: bl.MAX_ROWS]
+        if not splits:
+            continue
+        rows = [_row(stream, each, split, tone) for each, split in splits]
+        ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
+        hidden = sum(each.differing for each in stream.differences) - len(splits)
+        # One row for each kind of tensors, for those that are equal on all ranks
+        equal = dict.fromkeys(ranks, bl.GridCell(EQUAL, tone=bl.Tone.GOOD))
+        differences = {each.what: each for each in stream.differences}
+        for what in stream.kinds:
+            if (difference := differences.get(what)) is None:
+                rows.append((f"all {NOUNS[what]}", equal))
+            elif others := difference.of - difference.differing:
+                rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
+        points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
+        model = f", model {stream.model}" if several and stream.model > 0 else ""
+        outside = ", parameters outside DDP" if stream.model < 0 else ""
+        title = f"replicas that differ, compared {points}{model}{outside}"
+        legend = (SAME_LETTER, *bl.not_shown(hidden, "differing tensor"))
+        yield bl.grid_by_member(title, rows, ranks, format_ranks, axes=("tensor", "rank"), legend=legend)
 
 
-def tone_of(findings: Iterable[Finding]) -> Tone:
+def tone_of(findings: Iterable[Finding]) -> bl.Tone:
     """Return the tone of a tensor that differs: that of the worst finding about replicas, or a note without one."""
     severities = [finding.severity for finding in findings if finding.code.startswith(REPLICAS)]
     return TONES[min(severities, key=lambda severity: severity.order, default=Severity.INFO)]
@@ -75,33 +87,7 @@ def letter(side: int) -> str:
     return ascii_uppercase[side] if side < len(ascii_uppercase) else OTHER
 
 
-def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
-    splits = [(each, split) for each in stream.differences for split in each.splits][:MAX_ROWS]
-    rows = [_row(stream, each, split, tone) for each, split in splits]
-    ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
-    hidden = sum(each.differing for each in stream.differences) - len(splits)
-    # One row for each kind of tensors, for those that are equal on all ranks
-    equal = dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
-    differences = {one.what: one for one in stream.differences}
-    for what in stream.kinds:
-        if (difference := differences.get(what)) is None:
-            rows.append((f"all {NOUNS[what]}", equal))
-        elif others := difference.of - difference.differing:
-            rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
-    points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
-    model = f", model {stream.model}" if several and stream.model > 0 else ""
-    outside = ", parameters outside DDP" if stream.model < 0 else ""
-    return grid_by_member(
-        f"replicas that differ, compared {points}{model}{outside}",
-        rows,
-        ranks,
-        format_ranks,
-        axes=("tensor", "rank"),
-        legend=(SAME_LETTER, *not_shown(hidden, "differing tensor")),
-    )
-
-
-def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone) -> Row:
+def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: bl.Tone) -> bl.Row:
     one = split.row
     name = " ".join(part for part in (one.name, one.part) if part)
     if stream.clock is StreamClock.END:
@@ -110,61 +96,47 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone)
         when = f"from {'step' if stream.clock is StreamClock.STEP else 'backward'} {difference.number} on"
     most, absent = majority_of(split.sides), frozenset(split.absent_on)
     others = [rank for side in split.sides[len(ascii_uppercase) :] for rank in side]
-    cells = dict.fromkeys(others, GridCell(text=OTHER, tone=tone, about="unlike those with a letter"))
+    cells = dict.fromkeys(others, bl.GridCell(OTHER, tone=tone, about="unlike those with a letter"))
     for number, side in enumerate(split.sides[: len(ascii_uppercase)]):
         lacks = bool(absent) and absent.issuperset(side)
-        cell = GridCell(
-            text="none" if lacks else letter(number),
-            tone=Tone.PLAIN if side is most else tone,
+        cell = bl.GridCell(
+            "none" if lacks else letter(number),
+            tone=bl.Tone.PLAIN if side is most else tone,
             about=f"{'not there' if lacks else 'equal'} on {format_ranks(side)}",
         )
         cells.update(dict.fromkeys(side, cell))
     return f"{name} ({one.what.value}), {when}", cells
 
 
-DATA = "DD70"  # the codes of findings about data begin with it
-SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
-NAMED = f"{MARK}a rank that a finding about data names"
-
-
-def loader_pictures(report: Report) -> Iterator[Grid]:
+def loader_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
     findings = [finding for finding in report.findings if finding.code.startswith(DATA)]
     lines = {(place.file, place.line) for finding in findings for place in finding.where}
     taken = read_picture(tuple[LoaderTaken, ...], report.data.get("loaders")) or ()
     loaders = [loader for loader in taken if (loader.file, loader.line) in lines]
-    rows: list[Row] = []
+    rows: list[bl.Row] = []
     for loader in loaders:
         # Ranks that are alike where they should not be have the tone of the worst finding at this line
         here = (loader.file, loader.line)
         own = [each.severity for each in findings if any((place.file, place.line) == here for place in each.where)]
-        rows += _rows(loader, TONES[min(own, key=lambda severity: severity.order)] if own else Tone.PLAIN)
+        rows += _rows(loader, TONES[min(own, key=lambda severity: severity.order)] if own else bl.Tone.PLAIN)
     if not rows:
         return
-    shown = rows[:MAX_ROWS]
+    shown = rows[: bl.MAX_ROWS]
     blamed = {rank for finding in findings for rank in finding.ranks}
     ranks = sorted({rank for _, cells in shown for rank in cells})
     # Where all ranks are named, no rank needs a mark.
     marked = blamed if not blamed.issuperset(ranks) else set()
 
     def name(those: Sequence[int]) -> str:
-        return (MARK if marked.intersection(those) else "") + format_ranks(those)
+        return (bl.MARK if marked.intersection(those) else "") + format_ranks(those)
 
-    yield grid_by_member(
-        "what ranks took from loaders",
-        shown,
-        ranks,
-        name,
-        axes=("pass", "rank"),
-        legend=(
-            SAME_ORDER,
-            *((NAMED,) if marked.intersection(ranks) else ()),
-            *not_shown(len(rows) - len(shown), "row"),
-        ),
-    )
+    named = (NAMED,) if marked.intersection(ranks) else ()
+    legend = (SAME_ORDER, *named, *bl.not_shown(len(rows) - len(shown), "row"))
+    yield bl.grid_by_member("what ranks took from loaders", shown, ranks, name, axes=("pass", "rank"), legend=legend)
 
 
-def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
+def _rows(loader: LoaderTaken, tone: bl.Tone) -> Iterator[bl.Row]:
     """Yield a row for each pass. An order has one letter in all passes, so that repeated epochs are seen too."""
     orders = dict.fromkeys(row.order for one in loader.passes for row in one.ranks if row.order)
     letters = {order: letter(number) for number, order in enumerate(orders)}
@@ -174,19 +146,12 @@ def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
         for row in one.ranks:
             more = "" if row.complete else ", not to the end"
             drawn = "" if row.drawn is None else f", {count_of(row.drawn, 'index', 'indices')}"
-            cells[row.rank] = GridCell(
-                text=f"{letters.get(row.order, '')} {row.batches}".strip(),
-                tone=tone if row.order and taken[row.order] > 1 else Tone.PLAIN,
+            cells[row.rank] = bl.GridCell(
+                f"{letters.get(row.order, '')} {row.batches}".strip(),
+                tone=tone if row.order and taken[row.order] > 1 else bl.Tone.PLAIN,
                 about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
             )
         yield f"{loader.file.rpartition('/')[2]}:{loader.line}, pass {one.number}", cells
-
-
-MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
-MOST_NODES = 400  # Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node.
-_LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib(64)?/python\d|^<frozen")
-_PACKAGE = re.compile(r"^.*/(?:site-packages|dist-packages|python\d[\d.]*)/")
-_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,7 +162,7 @@ class _Node:
     below: dict[str, _Node] = field(default_factory=dict)
 
 
-def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | None:
+def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> bl.Tree | None:
     root = _Node()
     room = MOST_NODES
     for row in sorted(rows, key=lambda row: row.rank):
@@ -213,32 +178,25 @@ def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | Non
     if not root.below:
         return None
     # The lines that the verdict names, each with its ranks
-    found: dict[tuple[str, int], set[int]] = {}
-    for place in verdict.where if verdict is not None else ():
-        found.setdefault((place.file, place.line), set()).add(place.rank)
-    return Tree(
-        title="Stacks of the main threads",
-        roots=tuple(_build(root.below, {line: frozenset(ranks) for line, ranks in found.items()})),
-    )
+    blamed = grouped(((place.file, place.line), place.rank) for place in (verdict.where if verdict is not None else ()))
+    return bl.Tree(title="Stacks of the main threads", roots=tuple(_build(root.below, blamed)))
 
 
-def _build(
-    below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], AbstractSet[int]]
-) -> Iterator[TreeNode]:  # fmt: skip
+def _build(below: Mapping[str, _Node], blamed: Mapping[tuple[str, int], Sequence[int]]) -> Iterator[bl.TreeNode]:
     for frame, node in sorted(below.items(), key=lambda item: (-len(item[1].ranks), item[1].ranks)):
         parts = _FRAME.fullmatch(frame)
         file, line = (parts["file"], int(parts["line"])) if parts and len(parts["line"]) < 10 else (frame, 0)
         place = f"{_PACKAGE.sub('', file)}:{line}" if line else file
-        yield TreeNode(
+        yield bl.TreeNode(
             text=f"{place} in {parts['function']}" if parts else place,
             ranks=tuple(node.ranks),
             strong=not _LIBRARY.search(file),
-            blamed=not blamed.get((file, line), frozenset()).isdisjoint(node.ranks),
+            blamed=any(rank in node.ranks for rank in blamed.get((file, line), ())),
             children=tuple(_build(node.below, blamed)),
         )
 
 
-def job_pictures(report: Report) -> Iterator[Block]:
+def job_pictures(report: Report) -> Iterator[bl.Block]:
     """Yield the pictures of a job that its report has. Damaged data costs its picture and nothing else."""
     timeline = read_picture(Timeline, report.data.get("timeline"))
     if timeline is not None and timeline.lanes:
@@ -254,12 +212,7 @@ def job_pictures(report: Report) -> Iterator[Block]:
         yield tree
 
 
-# Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
-SPARSE_STEPS = 256
-NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
-
-
-def job_content(report: Report) -> Content:
+def job_content(report: Report) -> bl.Content:
     """Return the content of a job. If it ended well without findings, that is a line, or two with compared replicas."""
     attempts = read_attempts(report)
     earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
@@ -275,28 +228,24 @@ def job_content(report: Report) -> Content:
         without = f"without a core, {ranks} made no progress for up to {most_s:.0f} s"
         starved = (f"cores are short: {without}; this time does not count as a hang",)
     # The sections of the restarted attempts, and the heading of the last one
-    attempt_sections: list[Section] = []
+    attempt_sections: list[bl.Section] = []
     for attempt in attempts[:-1]:
-        attempt_sections.append((Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
+        attempt_sections.append((bl.Heading(f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
         attempt_sections += places_of(attempt.ranks, attempt.verdict)
         if (verdict := attempt.verdict) is None:
-            attempt_sections.append((Text(text="no cause found", indent=2),))
+            attempt_sections.append((bl.Text("no cause found", indent=2),))
             continue
-        facts = (
-            FactEntry(label="wrong", texts=(verdict.summary,)),
-            FactEntry(label="where", texts=merge_places(verdict.where)),
-        )
-        title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
-        attempt_sections.append((title, FactList(facts=facts, width=LABEL_WIDTH)))
+        wrong = bl.FactEntry("wrong", (verdict.summary,))
+        where = bl.FactEntry("where", merge_places(verdict.where))
+        title = bl.Text(title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
+        attempt_sections.append((title, bl.FactList((wrong, where), width=LABEL_WIDTH)))
     if attempts:
-        attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
-    return Content(
+        attempt_sections.append((bl.Heading(f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
+    sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
+    return bl.Content(
         headline=_headline(report, restarts),
         status=status_words(report, restarts),
-        sections=(
-            *attempt_sections,
-            *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
-        ),
+        sections=(*attempt_sections, *sections),
         remarks=(*(() if replicas is None else (replicas,)), *starved),
         ends_with_verdict=True,
         others=tuple(finding for finding in report.findings if finding != report.verdict and finding not in earlier),
@@ -354,10 +303,8 @@ def _ending(attempt: Attempt) -> str:
 def replica_words(report: Report) -> str | None:
     """Return how often replicas were compared, and the result. None if they were not compared or findings say it."""
     consistency = read_part(Consistency, report.data.get("consistency"), "replicas")
-    said = any(
-        finding.code.startswith(REPLICAS) and finding.severity is not Severity.INFO for finding in report.findings
-    )
-    if consistency is None or said:
+    problems = (finding for finding in report.findings if finding.severity is not Severity.INFO)
+    if consistency is None or any(finding.code.startswith(REPLICAS) for finding in problems):
         return None
     compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
     if not compared:
@@ -384,34 +331,26 @@ def replica_words(report: Report) -> str | None:
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 
-MOST_PROBLEMS = 8
-
-
-def evidence_content(report: Report) -> Content:
+def evidence_content(report: Report) -> bl.Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
-    if about.get("job"):
-        status = str(about["job"])
-    else:
-        lines = _number(about, "lines")
-        read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
-        runs = _number(about, "runs")
-        which = f", the last of {runs} runs" if runs > 1 else ""
-        status = f"{read}{which}"
+    lines, runs = _number(about, "lines"), _number(about, "runs")
+    read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
+    which = f", the last of {runs} runs" if runs > 1 else ""
+    status = str(about.get("job") or f"{read}{which}")
     # The verdict, or why there is none
+    headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
     if report.verdict is not None:
         headline = report.verdict.summary
     elif any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
         headline = "cannot tell the cause from this"
-    else:
-        headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
     # Why the cause cannot be told, and what to collect, one instruction a line
-    lacking: tuple[Section, ...] = ()
+    lacking: tuple[bl.Section, ...] = ()
     if about.get("unclear"):
         steps = tuple(str(step) for step in about.get("collect") or ())
-        facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
-        lacking = ((FactList(facts=facts, width=LABEL_WIDTH),),)
+        facts = (bl.FactEntry("unclear", (str(about["unclear"]),)), bl.FactEntry("to do", steps))
+        lacking = ((bl.FactList(facts, width=LABEL_WIDTH),),)
     notes = [str(note) for note in about.get("notes") or ()]
     # What the files were, which ranks were seen, and what could not be read
     seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
@@ -420,19 +359,19 @@ def evidence_content(report: Report) -> Content:
     problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     what = (
-        FactEntry(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
-        FactEntry(label="ranks", texts=(ranks,)),
-        FactEntry(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
-        FactEntry(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
-        FactEntry(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
+        bl.FactEntry("read", (", ".join(map(str, about.get("formats") or ())),)),
+        bl.FactEntry("ranks", (ranks,)),
+        bl.FactEntry("run", (str(about.get("run")),) if runs > 1 else ()),
+        bl.FactEntry("skipped", tuple(problems[:MOST_PROBLEMS])),
+        bl.FactEntry("unknown", (count_of(unknown, "file"),) if unknown else ()),
     )
-    return Content(
+    return bl.Content(
         headline=headline,
         status=", ".join(filter(None, (status, count_findings(report.findings)))),
-        about=((FactList(facts=what, width=LABEL_WIDTH),),),
+        about=((bl.FactList(what, width=LABEL_WIDTH),),),
         sections=(
             *places_of(report.ranks, report.verdict),
-            *(((items(notes, "  note: "),),) if notes else ()),
+            *(((bl.items(notes, "  note: "),),) if notes else ()),
             *lacking,
         ),
         ends_with_verdict=True,

@@ -17,7 +17,7 @@ from ddpdoctor.model.words import (
     name_list,
     rank_list,
 )
-from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Item, Items, Text, Tone, table_of
+from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Text, Tone, items, table_of
 from ddpdoctor.report.lines import format_hosts, format_place, format_ranks
 from ddpdoctor.report.text import TextPage, add_sections, draw
 
@@ -26,11 +26,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.live import History, JobNow, RankNow, Start
-    from ddpdoctor.report.blocks import Block, Section, Table
+    from ddpdoctor.report.blocks import Block, Table
 
 NOT_KNOWN = "?"
 LEGEND = "lost: steps made again at most, and time from the last step to the next start's first; ?: not known"
 MOST_WORDS = 8  # most words of a command line in a heading
+STEPS_APART = 2  # our choice: ranks are read one after another, so those of one job may be this many steps apart
+PACE_APART = 0.1
+WAITS_APART = 0.1
+MOST_STILL = 8  # most lines that say where ranks are which do not train
+_PRESENCE = {
+    Presence.LEFT: "its `wrap` has ended",
+    Presence.SILENT: "nothing is heard of its `wrap` any more",
+    Presence.ABSENT: "its `wrap` has not come yet",
+}
 
 
 def render_history(
@@ -39,8 +48,30 @@ def render_history(
     """Draw histories as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     page = TextPage(width=width, cwd=cwd)
     for job in jobs:
-        add_sections(page, history_sections(job, several=len(jobs) > 1))
-    add_sections(page, [tuple(Text(text=f"not read: {why}", tone=Tone.WARNING) for why in unread)])
+        rows, reasons = [], []
+        for number, (start, cost) in enumerate(zip(job.starts, job.costs, strict=True), start=1):
+            if start.code:
+                reasons.append(f"{number}: {_verdict_words(start)}: {start.summary}")
+            end = start.ended_at or start.last_progress_at
+            span_s = None if start.began_at is None or end is None else (end - start.began_at).total_seconds()
+            unknown = NOT_KNOWN if cost.seconds is not None or start.failed else ""
+            began = NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}"
+            ran = NOT_KNOWN if span_s is None else format_span(max(0.0, span_s))
+            lost = unknown if cost.steps is None else str(cost.steps)
+            lost_time = "" if cost.seconds is None else format_span(cost.seconds)
+            rows.append((str(number), began, ran, str(start.steps), _verdict_words(start), lost, lost_time))
+        table = table_of(
+            ("#", ("started", "UTC"), "ran", "step", "ended", ("lost", "steps"), ("lost", "time")),
+            rows,
+            left={"started", "ended"},
+            weights={"started": 3, "ran": 4, "lost": 2},
+            tones={at: Tone.ERROR for at, start in enumerate(job.starts) if start.failed},
+            legend=(LEGEND,) if len(rows) > 1 else (),
+        )
+        heading = (Heading(" ".join(job.command[:MOST_WORDS])),) if len(jobs) > 1 else ()
+        head = (*heading, Text(f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG))
+        add_sections(page, [head, (table,), (items(reasons, "  "),)])
+    add_sections(page, [tuple(Text(f"not read: {why}", tone=Tone.WARNING) for why in unread)])
     return draw(page, color=color)
 
 
@@ -77,44 +108,6 @@ def plain_histories(jobs: Sequence[History], unread: Sequence[str]) -> dict[str,
     }
 
 
-def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
-    heading = (Heading(text=" ".join(job.command[:MOST_WORDS])),) if several else ()
-    reasons = [
-        Item(text=f"{number}: {_verdict_words(start)}: {start.summary}")
-        for number, start in enumerate(job.starts, start=1)
-        if start.code
-    ]
-    rows = []
-    for number, (start, cost) in enumerate(zip(job.starts, job.costs, strict=True), start=1):
-        end = start.ended_at or start.last_progress_at
-        span_s = None if start.began_at is None or end is None else (end - start.began_at).total_seconds()
-        unknown = NOT_KNOWN if cost.seconds is not None or start.failed else ""
-        rows.append(
-            (
-                str(number),
-                NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}",
-                NOT_KNOWN if span_s is None else format_span(max(0.0, span_s)),
-                str(start.steps),
-                _verdict_words(start),
-                unknown if cost.steps is None else str(cost.steps),
-                "" if cost.seconds is None else format_span(cost.seconds),
-            )
-        )
-    table = table_of(
-        ("#", ("started", "UTC"), "ran", "step", "ended", ("lost", "steps"), ("lost", "time")),
-        rows,
-        left={"started", "ended"},
-        weights={"started": 3, "ran": 4, "lost": 2},
-        tones={at: Tone.ERROR for at, start in enumerate(job.starts) if start.failed},
-        legend=(LEGEND,) if len(rows) > 1 else (),
-    )
-    return (
-        (*heading, Text(text=f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG)),
-        (table,),
-        (Items(items=tuple(reasons), mark="  "),) if reasons else (),
-    )
-
-
 def sentence(job: History) -> str:
     """Say how often a job started and failed, who was to blame, and how far apart the failures are."""
     span = f" in {format_span(job.span_s)}" if job.span_s is not None else ""
@@ -140,28 +133,20 @@ def _verdict_words(start: Start) -> str:
     return ", ".join(part for part in (f"{start.code} {start.kind}", whom) if part)
 
 
-STEPS_APART = 2  # our choice: ranks are read one after another, so those of one job may be this many steps apart
-PACE_APART = 0.1
-WAITS_APART = 0.1
-MOST_STILL = 8  # most lines that say where ranks are which do not train
-
-
 def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path | None = None) -> str:
     """Draw a status as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     page = TextPage(width=width, cwd=cwd)
     # The command that shows the report stands on a line of its own, so that it can be pasted.
-    fact = FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True)
-    command = FactList(facts=(fact,))
+    command = FactList((FactEntry("report", (f"ddpdoctor report {status.run}",), whole=True),))
     if status.state is Liveness.ENDED:
-        how = ", and its `wrap` left no word of how"
-        if status.exit_status is not None:
-            how = f" with exit status {status.exit_status}"
-        add_sections(page, [(Heading(text=f"ddpdoctor: the job has ended{how}"), command)])
+        code = status.exit_status
+        how = ", and its `wrap` left no word of how" if code is None else f" with exit status {code}"
+        add_sections(page, [(Heading(f"ddpdoctor: the job has ended{how}"), command)])
         return draw(page, color=color)
     classes = fold(status.ranks)
     reported: list[Block] = []
     if status.reported:
-        reported = [Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR), command]
+        reported = [Text(f"`wrap` has reported {status.reported}", tone=Tone.ERROR), command]
     table = (_table(classes),) if classes else ()
     is_here = status.state is Liveness.RUNNING
     known = ["the job runs" if is_here else f"the job was started on {status.host}"]
@@ -173,35 +158,50 @@ def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path |
         known.append(f"after {count_of(status.attempt, 'restart')}")
     if not status.ranks:
         known.append("no rank has started yet")
-    heading = Heading(text=f"ddpdoctor: {', '.join(known)}; run folder {status.run}")
-    add_sections(page, [(heading, *table), (*reported, *_doings(status, classes), *_unseen(status))])
+    heading = Heading(f"ddpdoctor: {', '.join(known)}; run folder {status.run}")
+    unseen = []
+    for node in status.unseen:
+        name = f"node {node.number}" + (f" ({node.host})" if node.host else "")
+        whose = f"{rank_list(node.ranks)} on {name}" if node.ranks else f"the ranks on {name}"
+        said = [] if node.alive is None else [count_of(node.alive, "living rank")]
+        said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
+        words = f"; its `wrap` says: {', '.join(said)}" if said else ""
+        why = _PRESENCE.get(node.presence, f"run `ddpdoctor status` there{words}")
+        unseen.append(f"{whose} cannot be seen from here: {why}")
+    seen = {rank.rank for rank in status.ranks}
+    missing = set(range(status.world_size or 0)) - seen if status.ranks and not unseen else set()
+    if missing:
+        there = "`ddpdoctor status` on the first node says what is known of all nodes"
+        unseen.append(f"{rank_list(missing)} cannot be seen from here: {there}")
+    texts = (Text(line) for line in unseen)
+    add_sections(page, [(heading, *table), (*reported, *_doings(status, classes), *texts)])
     return draw(page, color=color)
 
 
 def fold(ranks: Iterable[RankNow]) -> list[list[RankNow]]:
     """Return classes of ranks that do the same, each class sorted by rank."""
+
+    def are_alike(first: RankNow, other: RankNow) -> bool:
+        if (first.lives, first.state) != (other.lives, other.state):
+            return False
+        if not first.trains:
+            lines = [(where.file, where.line) if where is not None else None for where in (first.where, other.where)]
+            return first.step == other.step and lines[0] == lines[1]
+        paces, waits = (
+            (first.step_ms or 0.0, other.step_ms or 0.0),
+            (first.waits_share or 0.0, other.waits_share or 0.0),
+        )
+        is_same_pace = abs(paces[0] - paces[1]) <= PACE_APART * max(paces)
+        return abs(first.step - other.step) <= STEPS_APART and is_same_pace and abs(waits[0] - waits[1]) <= WAITS_APART
+
     classes: list[list[RankNow]] = []
-    for rank in sorted(ranks, key=lambda one: one.rank):
-        own = next((those for those in classes if _is_alike(those[0], rank)), None)
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        own = next((those for those in classes if are_alike(those[0], rank)), None)
         if own is None:
             classes.append([rank])
         else:
             own.append(rank)
     return classes
-
-
-def _is_alike(one: RankNow, other: RankNow) -> bool:
-    if (one.lives, one.state) != (other.lives, other.state):
-        return False
-    if not one.trains:
-        here, there = ((where.file, where.line) if where is not None else None for where in (one.where, other.where))
-        return one.step == other.step and here == there
-    pace = max(one.step_ms or 0.0, other.step_ms or 0.0)
-    return (
-        abs(one.step - other.step) <= STEPS_APART
-        and abs((one.step_ms or 0.0) - (other.step_ms or 0.0)) <= PACE_APART * pace
-        and abs((one.waits_share or 0.0) - (other.waits_share or 0.0)) <= WAITS_APART
-    )
 
 
 def _table(classes: Sequence[Sequence[RankNow]]) -> Table:
@@ -248,46 +248,16 @@ def _doings(status: JobNow, classes: Sequence[Sequence[RankNow]]) -> Iterator[Te
         others = sorted(set(status.waited_for) - set(wait.ranks))
         whom = f" for {rank_list(others)}" if others else ""
         verb = "has" if len(wait.ranks) == 1 else "have"
-        yield Text(
-            text=f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}",
-            tone=Tone.WARNING,
-        )
+        words = f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}"
+        yield Text(words, tone=Tone.WARNING)
     still = [(those, those[0].where) for those in classes if those[0].lives and not those[0].trains]
     for those, where in [(those, where) for those, where in still if where is not None][:MOST_STILL]:
         verb = "is" if len(those) == 1 else "are"
-        yield Text(text=f"{rank_list(rank.rank for rank in those)} {verb} at {format_place(where)}")
+        yield Text(f"{rank_list(rank.rank for rank in those)} {verb} at {format_place(where)}")
     if (found := status.replicas) is None:
         return
     if not found.differing:
-        yield Text(text=f"replicas equal up to {found.at} {found.equal_up_to}, in {count_of(found.compared, 'check')}")
+        yield Text(f"replicas equal up to {found.at} {found.equal_up_to}, in {count_of(found.compared, 'check')}")
         return
     since = "never equal" if found.equal_up_to is None else f"equal up to {found.at} {found.equal_up_to} only"
-    yield Text(text=f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)
-
-
-def _unseen(status: JobNow) -> Iterator[Text]:
-    for node in status.unseen:
-        name = f"node {node.number}" + (f" ({node.host})" if node.host else "")
-        whose = f"{rank_list(node.ranks)} on {name}" if node.ranks else f"the ranks on {name}"
-        if node.presence is not Presence.HERE:
-            unseen_words = f"{whose} cannot be seen from here: {_PRESENCE[node.presence]}"
-        else:
-            said = [] if node.alive is None else [count_of(node.alive, "living rank")]
-            said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
-            words = f"; its `wrap` says: {', '.join(said)}" if said else ""
-            unseen_words = f"{whose} cannot be seen from here: run `ddpdoctor status` there{words}"
-        yield Text(text=unseen_words)
-    known = {rank.rank for rank in status.ranks}.union(*(node.ranks for node in status.unseen))
-    missing = set(range(status.world_size or 0)) - known if status.ranks else set()
-    if missing and not status.unseen:
-        yield Text(
-            text=f"{rank_list(missing)} cannot be seen from here: `ddpdoctor status` on the first node says what is "
-            "known of all nodes"
-        )
-
-
-_PRESENCE = {
-    Presence.LEFT: "its `wrap` has ended",
-    Presence.SILENT: "nothing is heard of its `wrap` any more",
-    Presence.ABSENT: "its `wrap` has not come yet",
-}
+    yield Text(f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)

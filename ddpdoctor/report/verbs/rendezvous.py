@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.launch import Contact, Rendezvous, say_place
 from ddpdoctor.model.words import format_about
-from ddpdoctor.report.blocks import MAX_COLUMNS, Column, Grid, GridCell, Table, Text, Tone, not_shown, table_of
+from ddpdoctor.report.blocks import MAX_COLUMNS, Grid, GridCell, Text, Tone, not_shown, table_of
 from ddpdoctor.report.verbs.checks import checklist_content
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ LEGEND = {
     "fail": "another failure",
     "-": "not tried",
 }
+# Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts.
+KEY = "rendezvous"
+MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it would not fit into 80 columns
 
 
 def pair_word(pair: NodePair) -> str:
@@ -40,12 +43,8 @@ def pair_word(pair: NodePair) -> str:
         return "-"
     if pair.connecting.contact is not Contact.CONNECTED:
         return WORDS.get(pair.connecting.contact, "fail")
-    sent = (pair.small, pair.large)
-    return (
-        "stall"
-        if any(transfer is not None and transfer.contact is not Contact.CONNECTED for transfer in sent)
-        else "ok"
-    )
+    sent = [transfer for transfer in (pair.small, pair.large) if transfer is not None]
+    return "ok" if all(transfer.contact is Contact.CONNECTED for transfer in sent) else "stall"
 
 
 def _legend(seen: Rendezvous) -> list[str]:
@@ -57,8 +56,24 @@ def pair_pictures(seen: Rendezvous) -> Iterator[Grid]:
     """Yield the grid of all pairs. Of many nodes, those come first that are in a pair that does not work."""
     if not seen.pairs:
         return
-    known = {(pair.source, pair.target): pair for pair in seen.pairs}
-    bad = {number for at, pair in known.items() if pair_word(pair) not in {"ok", "-"} for number in at}
+    bad: set[int] = set()
+    cells: dict[tuple[int, int], GridCell] = {}
+    for pair in seen.pairs:
+        word = pair_word(pair)
+        if word not in {"ok", "-"}:
+            bad |= {pair.source, pair.target}
+        parts = [pair.skipped]
+        if (way := pair.connecting) is not None:
+            # How long the connection took and how fast the payloads arrived, or what went wrong
+            how = f"in {way.duration_s * 1000:.1f} ms" if way.contact is Contact.CONNECTED else way.error
+            parts = [f"{way.contact.value} {how}".strip()]
+            for sent in filter(None, (pair.small, pair.large)):
+                rate = f" at {sent.size_bytes / sent.duration_s / 1e6:.0f} MB/s" if sent.duration_s else ""
+                arrived = sent.contact is Contact.CONNECTED
+                result = f" arrived{rate}" if arrived else f": {sent.error or sent.contact.value}"
+                parts.append(f"{format_about(sent.size_bytes)}{result}")
+        tone = {"ok": Tone.GOOD, "-": Tone.SKIPPED}.get(word, Tone.ERROR)
+        cells[pair.source, pair.target] = GridCell(word, tone=tone, about="; ".join(parts))
     hosts = {visit.number: visit.host for visit in seen.visits}
     numbers = sorted(hosts, key=lambda number: (number not in bad, number))
     shown = sorted(numbers[:MAX_COLUMNS])
@@ -66,36 +81,11 @@ def pair_pictures(seen: Rendezvous) -> Iterator[Grid]:
         title="connections between nodes, from the node of the row to that of the column",
         rows=tuple(f"{number} {hosts[number]}".strip() for number in shown),
         columns=tuple(map(str, shown)),
-        cells=tuple(tuple(_cell(known, source, target) for target in shown) for source in shown),
+        cells=tuple(tuple(cells.get((source, target), GridCell()) for target in shown) for source in shown),
         row_name="from",
         column_name="to",
         legend=(*_legend(seen), *not_shown(len(hosts) - len(shown), "node")),
     )
-
-
-def _cell(known: dict[tuple[int, int], NodePair], source: int, target: int) -> GridCell:
-    pair = known.get((source, target))
-    if pair is None:
-        return GridCell()
-    word = pair_word(pair)
-    tone = {"ok": Tone.GOOD, "-": Tone.SKIPPED}.get(word, Tone.ERROR)
-    if pair.connecting is None:
-        return GridCell(text=word, tone=tone, about=pair.skipped)
-    # How long the connection took and how fast the payloads arrived, or what went wrong
-    connected = pair.connecting.contact is Contact.CONNECTED
-    how = f"in {pair.connecting.duration_s * 1000:.1f} ms" if connected else pair.connecting.error
-    parts = [f"{pair.connecting.contact.value} {how}".strip()]
-    for sent in filter(None, (pair.small, pair.large)):
-        rate = f" at {sent.size_bytes / sent.duration_s / 1e6:.0f} MB/s" if sent.duration_s else ""
-        arrived = sent.contact is Contact.CONNECTED
-        result = f" arrived{rate}" if arrived else f": {sent.error or sent.contact.value}"
-        parts.append(f"{format_about(sent.size_bytes)}{result}")
-    return GridCell(text=word, tone=tone, about="; ".join(parts))
-
-
-# Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts.
-KEY = "rendezvous"
-MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it would not fit into 80 columns
 
 
 def rendezvous_content(report: Report) -> Content:
@@ -104,7 +94,7 @@ def rendezvous_content(report: Report) -> Content:
         return checklist_content(report)
     rendezvous = decode(Rendezvous, {**plain, "fleet": {"nodes": []}})
     tried = plain.get("pairs_tried")
-    trust = (Text(text=f"trusted: {rendezvous.trust}"),) if rendezvous.trust and rendezvous.complete else ()
+    trust = (Text(f"trusted: {rendezvous.trust}"),) if rendezvous.trust and rendezvous.complete else ()
     store = next((visit.store_view for visit in rendezvous.visits if visit.store_view is not None), None)
     place = f" at {say_place(store.host, store.port)}" if store is not None else ""
     heads = ("node", "host", "publishes", f"store{place}")
@@ -129,12 +119,12 @@ def _store(visit: Visit) -> str:
     if store.not_served:
         return f"cannot serve it: {store.not_served}"
     best = next((attempt for attempt in store.attempts if attempt.contact is Contact.CONNECTED), None)
-    if best is None:
-        last = store.attempts[-1] if store.attempts else None
-        if last is None:
-            return "not checked"
-        return f"{last.contact.value}: {last.error}" if last.error else last.contact.value
-    return "serves it" if store.serves else f"reached in {best.duration_s * 1000:.1f} ms"
+    if best is not None:
+        return "serves it" if store.serves else f"reached in {best.duration_s * 1000:.1f} ms"
+    if not store.attempts:
+        return "not checked"
+    last = store.attempts[-1]
+    return f"{last.contact.value}: {last.error}" if last.error else last.contact.value
 
 
 def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
@@ -149,20 +139,15 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
             if pair.large and pair.large.duration_s and pair.large.contact is Contact.CONNECTED
         ]
         pace = f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""
-        yield Text(text=f"all {tried} ordered pairs of nodes connect, and large payloads arrive{pace}")
+        yield Text(f"all {tried} ordered pairs of nodes connect, and large payloads arrive{pace}")
         return
     if len(seen.visits) > MATRIX_NODES:
-        yield Text(text=f"{len(bad)} of {tried} ordered pairs of nodes do not work")
+        yield Text(f"{len(bad)} of {tried} ordered pairs of nodes do not work")
         return
-    yield Text(text="connections, from the node of the row to that of the column:")
+    yield Text("connections, from the node of the row to that of the column:")
     numbers = [visit.number for visit in seen.visits]
     cells = {(pair.source, pair.target): pair_word(pair) for pair in seen.pairs}
-    columns = [
-        Column(
-            name=str(target),
-            cells=tuple("." if source == target else cells.get((source, target), "-") for source in numbers),
-        )
-        for target in numbers
-    ]
-    yield Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)
-    yield Text(text="; ".join(_legend(seen)))
+    cells |= {(number, number): "." for number in numbers}
+    rows = [(str(source), *(cells.get((source, target), "-") for target in numbers)) for source in numbers]
+    yield table_of(("", *map(str, numbers)), rows, left=0)
+    yield Text("; ".join(_legend(seen)))

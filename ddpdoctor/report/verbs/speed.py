@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import Budget, NetworkUse
 from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
 from ddpdoctor.model.words import count_of, format_about, format_numbers
-from ddpdoctor.report.blocks import (
-    MARK,
-    MAX_COLUMNS,
-    Content,
-    FactEntry,
-    FactList,
-    Grid,
-    GridCell,
-    Heading,
-    Records,
-    Text,
-    Tone,
-    grid_by_member,
-    items,
-    linear_level,
-    not_shown,
-    table_of,
-)
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
@@ -36,49 +18,35 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.steps import PhaseRow
     from ddpdoctor.model.tuning import RunSpeed
-    from ddpdoctor.report.blocks import Block, Section
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
 MOST_ROWS = 5
-
-
-def prediction_blocks(report: Report) -> tuple[Block, ...]:
-    """Return the table of the changes that gain most, or nothing if none gains enough."""
-    plain = speed_data(report).get("predictions")
-    predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
-    shown = [prediction for prediction in predictions if prediction.gain >= LEAST_GAIN][:MOST_ROWS]
-    refused = next((prediction.reason for prediction in predictions if prediction.reason), "")
-    if not shown:
-        return ()
-    gains = []
-    for step in shown:  # as a range: "31% to 40%"
-        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (step.high, step.low) if ratio is not None]
-        is_range = step.bound is Bound.RANGE
-        gains.append(" to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}")
-    rows = [(one.change, gain, one.assumes) for one, gain in zip(shown, gains, strict=True)]
-    heads = ("change", "shorter step", "if")
-    heading = Heading(text="what a change would gain (predicted)")
-    blocks = (heading, table_of(heads, rows, left={"change", "if"}, weights={"if": 1}))
-    if not refused:
-        return blocks
-    return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2))
-
-
 SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
+STEP = "step"
+LIMIT = (
+    "The intervals (95%) hold what varies within each run. Two runs of one job may differ by more: run A twice to see."
+)
+HEADS = ("about", "what", "A", "B")
+ABSENT = "-"
+MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
 
 
-def speed_sections(report: Report) -> tuple[Section, ...]:
+def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     """Return the section with the time budget, or nothing if the user did not ask for it."""
     said = speed_data(report)
     if not said.get("asked"):
         return ()
     budget = read_part(Budget, said.get("budget"), "time budget")
     if budget is None:
-        return ((Heading(text="time of a step"), Text(text=f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
+        return ((bl.Heading("time of a step"), bl.Text(f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
     seen = count_of(budget.count, "step")
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
-    rows = [row for row in budget.phases if is_shown(row, budget)]
+    phases = []
+    for row in budget.phases:
+        if is_shown(row, budget):
+            share, worst = f"{row.critical_ms / budget.wall_ms:.1%}", f"{number(row.worst_ms)} (rank {row.worst_rank})"
+            phases.append((row.phase, number(row.critical_ms), share, number(row.median_ms), worst))
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
     shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
     lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
@@ -88,25 +56,26 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
         lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
-    shown: Section = (
-        Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
-        table_of(
-            ("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")),
-            [
-                (
-                    row.phase,
-                    number(row.critical_ms),
-                    f"{row.critical_ms / budget.wall_ms:.1%}",
-                    number(row.median_ms),
-                    f"{number(row.worst_ms)} (rank {row.worst_rank})",
-                )
-                for row in rows
-            ],
-        ),
-        *(Text(text=line, indent=2) for line in (*lines, network) if line),
+    shown: bl.Section = (
+        bl.Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
+        bl.table_of(("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")), phases),
+        *(bl.Text(line, indent=2) for line in (*lines, network) if line),
     )
-    predicted = prediction_blocks(report)
-    return (shown, predicted) if predicted else (shown,)
+    # The changes that gain most
+    predictions = read_part(tuple[PredictedStep, ...], said.get("predictions"), "predictions") or ()
+    rows = []
+    for step in [step for step in predictions if step.gain >= LEAST_GAIN][:MOST_ROWS]:
+        ends = [f"{max(0.0, 1 - ratio):.0%}" for ratio in (step.high, step.low) if ratio is not None]
+        is_range = step.bound is Bound.RANGE  # such as "31% to 40%"
+        gain = " to ".join(dict.fromkeys(ends)) if is_range else f"{step.bound.value} {step.gain:.0%}"
+        rows.append((step.change, gain, step.assumes))
+    if not rows:
+        return (shown,)
+    heading = bl.Heading("what a change would gain (predicted)")
+    table = bl.table_of(("change", "shorter step", "if"), rows, left={"change", "if"}, weights={"if": 1})
+    refused = next((step.reason for step in predictions if step.reason), "")
+    more = bl.Text(f"Other settings of DDP cannot be predicted here: {refused}", indent=2)
+    return (shown, (heading, table, *([more] if refused else ())))
 
 
 def speed_data(report: Report) -> dict[str, Any]:
@@ -137,7 +106,7 @@ def ms(value: float) -> str:
 
 STRAGGLER = "DD610"
 SPEED = "DD8"
-NAMED = f"{MARK}a rank that a finding about speed names"
+NAMED = f"{bl.MARK}a rank that a finding about speed names"
 # Names of the medians that a report has of each rank. The first four are without waiting.
 PHASES = {
     "before_forward_ms": "before forward",
@@ -149,44 +118,35 @@ PHASES = {
 }
 
 
-def speed_pictures(report: Report) -> Iterator[Grid]:
+def speed_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
-    if asked:
-        yield from _budget_pictures(report)
+    budget = read_picture(Budget, speed_data(report).get("budget")) if asked else None
+    phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
+    if budget is not None and phases:
+        wall_ms = budget.wall_ms
+
+        def cell(time_ms: float, whose: str = "") -> bl.GridCell:
+            about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
+            return bl.GridCell(number(time_ms), about=about, level=bl.linear_level(time_ms, wall_ms))
+
+        yield bl.Grid(
+            title="time of a step by phase, in ms",
+            rows=tuple(row.phase for row in phases),
+            columns=("critical rank", "median rank", "worst rank"),
+            cells=tuple(
+                (cell(row.critical_ms), cell(row.median_ms), cell(row.worst_ms, f" on rank {row.worst_rank}"))
+                for row in phases
+            ),
+            row_name="phase",
+            column_name="rank",
+            legend=("The darker, the more of the step.",),
+        )
     if asked or any(finding.code == STRAGGLER for finding in report.findings):
         yield from _pace_pictures(report)
 
 
-def _budget_pictures(report: Report) -> Iterator[Grid]:
-    budget = read_picture(Budget, speed_data(report).get("budget"))
-    phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
-    if budget is None or not phases:
-        return
-
-    def cells(row: PhaseRow) -> tuple[GridCell, ...]:
-        worst = f" on rank {row.worst_rank}"
-        return tuple(
-            GridCell(
-                text=number(value),
-                about=f"{ms(value)}, {value / (budget.wall_ms or 1):.1%} of the step{whose}",
-                level=linear_level(value, budget.wall_ms),
-            )
-            for value, whose in ((row.critical_ms, ""), (row.median_ms, ""), (row.worst_ms, worst))
-        )
-
-    yield Grid(
-        title="time of a step by phase, in ms",
-        rows=tuple(row.phase for row in phases),
-        columns=("critical rank", "median rank", "worst rank"),
-        cells=tuple(map(cells, phases)),
-        row_name="phase",
-        column_name="rank",
-        legend=("The darker, the more of the step.",),
-    )
-
-
-def _pace_pictures(report: Report) -> Iterator[Grid]:
+def _pace_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield the grid of phases by ranks. Of many ranks, those that compute for longest."""
     # A row that lacks one, as in a damaged report, is left out.
     rows = report.data.get("steps")
@@ -199,50 +159,38 @@ def _pace_pictures(report: Report) -> Iterator[Grid]:
     if len(paces) < 2:
         return
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
-    shown = {rank: paces[rank] for rank in sorted(slowest[:MAX_COLUMNS])}
-    named = {
-        rank for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)) for rank in finding.ranks
-    }
+    shown = {rank: paces[rank] for rank in sorted(slowest[: bl.MAX_COLUMNS])}
+    slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
+    named = {rank for finding in slow for rank in finding.ranks}
     longest = max(pace["step_ms"] for pace in shown.values())
 
     def name(ranks: Sequence[int]) -> str:
-        return (MARK if named.intersection(ranks) else "") + format_numbers(ranks)
+        return (bl.MARK if named.intersection(ranks) else "") + format_numbers(ranks)
 
-    def cell(value: float) -> GridCell:
-        return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
+    def cell(value: float) -> bl.GridCell:
+        return bl.GridCell(number(value), about=ms(value), level=bl.linear_level(value, longest))
 
-    yield grid_by_member(
-        "usual step by rank, in ms",
-        [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()],
-        shown,
-        name,
-        axes=("phase", "rank"),
-        legend=(*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank")),
-    )
+    by_phase = [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()]
+    legend = (*((NAMED,) if named & shown.keys() else ()), *bl.not_shown(len(paces) - len(shown), "rank"))
+    yield bl.grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
 
 
-STEP = "step"
-LIMIT = (
-    "The intervals (95%) hold what varies within each run. Two runs of one job may differ by more: run A twice to see."
-)
-
-
-def comparison_content(report: Report) -> Content:
+def comparison_content(report: Report) -> bl.Content:
     found = decode(SpeedComparison, report.data["comparison"])
-    about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
+    about = bl.FactList((_compared_run("A", found.first), _compared_run("B", found.second)))
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
     every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
     fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
     title = "what else differs" if texts else "no other setting that was recorded differs"
-    return Content(
+    return bl.Content(
         headline=verdict_of(found),
         about=((about,),),
         sections=(
             (
-                Heading(text="time of a step, on the rank that the others wait for"),
-                table_of(
+                bl.Heading("time of a step, on the rank that the others wait for"),
+                bl.table_of(
                     ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed"),
                     [
                         (
@@ -257,15 +205,15 @@ def comparison_content(report: Report) -> Content:
                     ],
                     left={"phase", "changed"},
                     tones={
-                        at: Tone.GOOD if time.change_ms < 0 else Tone.WARNING
+                        at: bl.Tone.GOOD if time.change_ms < 0 else bl.Tone.WARNING
                         for at, (_, time) in enumerate(rows)
                         if time.is_change
                     },
                 ),
             ),
-            (Heading(text=title), *([items(texts, "  ")] if texts else [])),
+            (bl.Heading(title), *([bl.items(texts, "  ")] if texts else [])),
         ),
-        records=Records(
+        records=bl.Records(
             names=("phase", *fields),
             rows=tuple((name, *(getattr(time, field) for field in fields)) for name, time in every),
         ),
@@ -305,10 +253,10 @@ def _ranks(run: RunSpeed) -> str:
     return "an unknown number of ranks" if run.ranks is None else count_of(run.ranks, "rank")
 
 
-def _compared_run(label: str, run: RunSpeed) -> FactEntry:
+def _compared_run(label: str, run: RunSpeed) -> bl.FactEntry:
     samples = "" if run.samples_per_s is None else f", {run.samples_per_s:,.0f} samples/s"
     seen = f"{run.status}, {_ranks(run)}, {count_of(run.count, 'step')} of {ms(run.wall_ms)}{samples}"
-    return FactEntry(label=label, texts=(f"{run.name}: {seen}", *([run.command] if run.command else [])))
+    return bl.FactEntry(label, (f"{run.name}: {seen}", *([run.command] if run.command else [])))
 
 
 def _signed(value_ms: float) -> str:
@@ -316,65 +264,45 @@ def _signed(value_ms: float) -> str:
     return size if not float(size) else ("+" if value_ms > 0 else "-") + size
 
 
-HEADS = ("about", "what", "A", "B")
-ABSENT = "-"
-MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
-
-
-def run_diff_content(report: Report) -> Content:
+def run_diff_content(report: Report) -> bl.Content:
     found = decode(RunDifferences, report.data["run_differences"])
     sides = tuple(
-        FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
+        bl.FactEntry(label, (f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
         for label, run in (("A", found.first), ("B", found.second))
     )
-    sections: list[Section] = []
+    sections: list[bl.Section] = []
     if found.differences:
-        rows = [
-            (difference.topic.value, difference.name, _cut(difference.first), _cut(difference.second))
-            for difference in found.differences
-        ]
-        narrow = FactList(
-            facts=tuple(
-                FactEntry(
-                    label=difference.topic.value,
-                    texts=(difference.name, f"A: {difference.first or ABSENT}", f"B: {difference.second or ABSENT}"),
-                )
-                for difference in found.differences
-            )
-        )
-        table = replace(table_of(HEADS, rows, left=4), instead=(narrow,))
-        sections.append((Heading(text="differences, the most telling first"), table))
+        rows, facts = [], []
+        for each in found.differences:
+            rows.append((each.topic.value, each.name, _cut(each.first), _cut(each.second)))
+            texts = (each.name, f"A: {each.first or ABSENT}", f"B: {each.second or ABSENT}")
+            facts.append(bl.FactEntry(each.topic.value, texts))
+        table = bl.table_of(HEADS, rows, left=4, instead=(bl.FactList(tuple(facts)),))
+        sections.append((bl.Heading("differences, the most telling first"), table))
     if found.not_compared:
         unknown = f"not compared, because one run has no facts: {', '.join(found.not_compared)}"
-        sections.append((Text(text=unknown, tone=Tone.SKIPPED),))
-    return Content(
-        headline=_most_telling(found),
-        verb="diff",
-        about=((FactList(facts=sides),),),
-        sections=tuple(sections),
-        records=Records(
-            names=("topic", "name", "first", "second"),
-            rows=tuple(
-                (difference.topic.value, difference.name, difference.first, difference.second)
-                for difference in found.differences
-            ),
-        ),
-    )
-
-
-def _most_telling(found: RunDifferences) -> str:
-    """Name the difference that tells most. The verdicts themselves are what is to be explained."""
+        sections.append((bl.Text(unknown, tone=bl.Tone.SKIPPED),))
+    # The difference that tells most. The verdicts themselves are what is to be explained.
     causes = [difference for difference in found.differences if difference.topic not in {Topic.VERDICT, Topic.PACE}]
     if not found.differences:
-        kinds = ", ".join(found.compared) or "nothing"
-        return f"no difference found (compared: {kinds})"
-    if not causes:
+        headline = f"no difference found (compared: {', '.join(found.compared) or 'nothing'})"
+    elif not causes:
         topics = dict.fromkeys(difference.topic.value for difference in found.differences)
-        return f"the runs differ only in {' and '.join(topics)}"
-    first = causes[0]
-    more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
-    a, b = (_cut(value) or "not set" for value in (first.first, first.second))
-    return f"the runs differ in {first.name}: {a} in A, {b} in B{more}"
+        headline = f"the runs differ only in {' and '.join(topics)}"
+    else:
+        more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
+        a, b = (_cut(value) or "not set" for value in (causes[0].first, causes[0].second))
+        headline = f"the runs differ in {causes[0].name}: {a} in A, {b} in B{more}"
+    return bl.Content(
+        headline=headline,
+        verb="diff",
+        about=((bl.FactList(sides),),),
+        sections=tuple(sections),
+        records=bl.Records(
+            names=("topic", "name", "first", "second"),
+            rows=tuple((each.topic.value, each.name, each.first, each.second) for each in found.differences),
+        ),
+    )
 
 
 def _cut(text: str) -> str:

@@ -9,21 +9,7 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.model.words import count_of
-from ddpdoctor.report.blocks import (
-    MAX_ROWS,
-    Content,
-    FactEntry,
-    FactList,
-    GridCell,
-    Heading,
-    Text,
-    Tone,
-    grid_by_member,
-    items,
-    log_level,
-    not_shown,
-    table_of,
-)
+from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.lines import format_ranks
 from ddpdoctor.report.verbs.job import consistency_pictures
@@ -33,7 +19,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.trial import GradientErrors
-    from ddpdoctor.report.blocks import Grid, Section
 
 
 def error_ratio(one: GradientErrors) -> float:
@@ -41,7 +26,7 @@ def error_ratio(one: GradientErrors) -> float:
     return one.whole / one.rounding if one.rounding else float(bool(one.whole))
 
 
-def reference_pictures(trial: Trial) -> Iterator[Grid]:
+def reference_pictures(trial: Trial) -> Iterator[bl.Grid]:
     """Yield the grid of parameters by steps, the worst first. Nothing if there was no comparison."""
     steps = () if trial.reference is None else trial.reference.steps
     errors: dict[str, dict[int, GradientErrors]] = {}
@@ -52,25 +37,21 @@ def reference_pictures(trial: Trial) -> Iterator[Grid]:
         return
     worst = {name: max(map(error_ratio, by_step.values())) for name, by_step in errors.items()}
     names = sorted(errors, key=lambda name: -worst[name])
-    shown = names[:MAX_ROWS]
+    shown = names[: bl.MAX_ROWS]
     highest = worst[names[0]]
-    yield grid_by_member(
+
+    def cell(tensor: GradientErrors) -> bl.GridCell:
+        scale, ratio = tensor.norm or 1, error_ratio(tensor)
+        about = f"relative error {tensor.whole / scale:.1e}, rounding {tensor.rounding / scale:.1e}"
+        return bl.GridCell(f"{ratio:.3g}", about=about, level=bl.log_level(max(ratio, 1.0), 1.0, highest))
+
+    yield bl.grid_by_member(
         "how many times the rounding error DDP's gradient is off from that of one process",
-        [(name, {at: _cell(one, highest) for at, one in errors[name].items()}) for name in shown],
+        [(name, {at: cell(tensor) for at, tensor in errors[name].items()}) for name in shown],
         range(len(steps)),
         lambda those: ", ".join(f"step {steps[at].step}" for at in those),
         axes=("parameter", "step"),
-        legend=not_shown(len(names) - len(shown), "parameter"),
-    )
-
-
-def _cell(one: GradientErrors, highest: float) -> GridCell:
-    scale = one.norm or 1
-    ratio = error_ratio(one)
-    return GridCell(
-        text=f"{ratio:.3g}",
-        about=f"relative error {one.whole / scale:.1e}, rounding {one.rounding / scale:.1e}",
-        level=log_level(max(ratio, 1.0), 1.0, highest),
+        legend=bl.not_shown(len(names) - len(shown), "parameter"),
     )
 
 
@@ -84,7 +65,7 @@ NAMES = {
 }
 
 
-def trial_content(report: Report) -> Content:
+def trial_content(report: Report) -> bl.Content:
     trial = decode(Trial, report.data["trial"])
     reference = trial.reference
     sections = [*_compared_sections(trial)]
@@ -96,36 +77,31 @@ def trial_content(report: Report) -> Content:
         more = len(step.tensors) - WORST
         rows = []
         for errors in sorted(step.tensors, key=lambda tensor: -error_ratio(tensor))[:WORST]:
-            scale = errors.norm or 1
-            rows.append(
-                (
-                    errors.name,
-                    f"{errors.whole / scale:.1e}",
-                    f"{errors.rounding / scale:.1e}",
-                    f"{error_ratio(errors):.3g}",
-                )
-            )
-        sections.append(
-            (
-                Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
-                Text(
-                    text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2
-                ),
-                table_of(("", "error", "rounding", "times"), rows),
-                *(
-                    [Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)]
-                    if more > 0
-                    else []
-                ),
-            )
-        )
+            whole, rounding = errors.whole / (errors.norm or 1), errors.rounding / (errors.norm or 1)
+            rows.append((errors.name, f"{whole:.1e}", f"{rounding:.1e}", f"{error_ratio(errors):.3g}"))
+        heading = bl.Heading(f"DDP's gradient compared with one process on the whole batch{samples}")
+        said = f"relative errors at step {step.step}{among}; rounding as measured against {against}"
+        rest = bl.Text(f"and {more} more, with smaller errors relative to rounding", indent=2)
+        table = bl.table_of(("", "error", "rounding", "times"), rows)
+        sections.append((heading, bl.Text(said, indent=2), table, *([rest] if more > 0 else [])))
     if trial.rerun is not None and trial.rerun.step is None:
-        sections.append((Text(text="a second run with the same seed: equal bits on every rank"),))
-    return Content(
-        headline=_healthy(trial, report) if report.verdict is None else report.verdict.summary,
+        sections.append((bl.Text("a second run with the same seed: equal bits on every rank"),))
+    headline = "nothing was trained"
+    if report.verdict is not None:
+        headline = report.verdict.summary
+    elif trial.consistency is not None:
+        headline = f"the replicas stayed equal over {count_of(trial.settings.steps, 'step')}"
+        if trial.reference is not None:
+            judged = (check for check in report.checks if REFERENCE in {check.id, check.code})
+            said = "the comparison with one process is inconclusive"
+            if any(check.outcome is Outcome.PASSED for check in judged):
+                said = "DDP's gradient equals that of one process"
+            headline += f", {said}"
+    return bl.Content(
+        headline=headline,
         status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
-        about=((items(_about(trial)),),),
-        sections=(*sections, *((items([note], "to know: "),) for note in trial.notes)),
+        about=((bl.items(_about(trial)),),),
+        sections=(*sections, *((bl.items([note], "to know: "),) for note in trial.notes)),
         several_hosts=len({participant.host for participant in trial.participants}) > 1,
         draw_pictures=lambda: (*consistency_pictures(trial.consistency, report.findings), *reference_pictures(trial)),
     )
@@ -146,7 +122,7 @@ def _about(trial: Trial) -> list[str]:
     ]
 
 
-def _compared_sections(trial: Trial) -> tuple[Section, ...]:
+def _compared_sections(trial: Trial) -> tuple[bl.Section, ...]:
     if trial.consistency is None:
         return ()
     facts = []
@@ -164,17 +140,5 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
                 part = f" ({first.row.part})" if first.row.part else ""
                 how = f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
                 how += f"{first.row.name}{part}: {sides}"
-            facts.append(FactEntry(label=words, texts=(how,), tone=Tone.PLAIN))
-    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=tuple(facts))),)
-
-
-def _healthy(trial: Trial, report: Report) -> str:
-    if trial.consistency is None:
-        return "nothing was trained"
-    parts = [f"the replicas stayed equal over {count_of(trial.settings.steps, 'step')}"]
-    if trial.reference is not None:
-        passed = any(check.outcome is Outcome.PASSED and REFERENCE in {check.id, check.code} for check in report.checks)
-        parts.append(
-            "DDP's gradient equals that of one process" if passed else "the comparison with one process is inconclusive"
-        )
-    return ", ".join(parts)
+            facts.append(bl.FactEntry(words, (how,), tone=bl.Tone.PLAIN))
+    return ((bl.Heading(f"after each of {count_of(trial.settings.steps, 'step')}"), bl.FactList(tuple(facts))),)

@@ -24,13 +24,13 @@ from ddpdoctor.report.blocks import (
 from ddpdoctor.report.findings import LABEL_WIDTH
 from ddpdoctor.report.lines import merge_places
 from ddpdoctor.report.verbs.job import job_content
-from ddpdoctor.report.verbs.speed import ms
+from ddpdoctor.report.verbs.speed import ms, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.tuning import RatioRange, ScalingRow, TriedSetting, TuneResult
+    from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section, Table
 
 
@@ -55,32 +55,11 @@ def tune_pictures(rows: Sequence[TriedSetting]) -> Iterator[Grid]:
 
 def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
     if span is None:
-        return GridCell(text="-", tone=Tone.SKIPPED, about=reason)
+        return GridCell("-", tone=Tone.SKIPPED, about=reason)
     tone = Tone.GOOD if span.high < 1 else Tone.WARNING if span.low > 1 else Tone.PLAIN
-    return GridCell(
-        text=f"{span.ratio - 1:+.0%}",
-        tone=tone,
-        about=f"{span.low - 1:+.1%} to {span.high - 1:+.1%}",
-        level=linear_level(abs(span.ratio - 1), most),
-    )
-
-
-def scaling_pictures(rows: Sequence[ScalingRow]) -> Iterator[Grid]:
-    heads = ("efficiency", "threads", "contention", "communication")
-    yield Grid(
-        title="scaling efficiency and its factors",
-        rows=tuple(str(row.ranks) for row in rows),
-        columns=heads,
-        cells=tuple(
-            tuple(
-                GridCell(text=f"{value:.2f}", about=f"{value:.1%}", level=linear_level(value, 1.0)) for value in values
-            )
-            for values in ((row.efficiency, row.threads, row.contention, row.communication) for row in rows)
-        ),
-        row_name="ranks",
-        column_name="factor",
-        legend=("The paler, the more is lost.",),
-    )
+    about = f"{span.low - 1:+.1%} to {span.high - 1:+.1%}"
+    level = linear_level(abs(span.ratio - 1), most)
+    return GridCell(f"{span.ratio - 1:+.0%}", tone=tone, about=about, level=level)
 
 
 KINDS = {
@@ -112,59 +91,53 @@ def scaling_content(report: Report) -> Content:
     kinds = dict.fromkeys(row.kind for row in rows)
     said = [first, FACTORS, *[f"This run is {KINDS[kind]}." for kind in kinds]]
     said += [f"Too noisy to compare: the same settings differ by up to {noise:.0%}."] if noise > NOISE else []
-    table = table_of(
-        ("ranks", ("step", "ms"), "efficiency", "threads", "contention", "communication"),
-        [
-            (
-                str(row.ranks),
-                ms(row.step_ms).removesuffix(" ms"),
-                f"{row.efficiency:.0%}",
-                *(f"{factor:.2f}" for factor in (row.threads, row.contention, row.communication)),
-            )
-            for row in rows
-        ],
-        left=0,
-    )
+    factors_of_rows = [(row.efficiency, row.threads, row.contention, row.communication) for row in rows]
+    cells = [
+        (str(row.ranks), number(row.step_ms), f"{factors[0]:.0%}", *(f"{factor:.2f}" for factor in factors[1:]))
+        for row, factors in zip(rows, factors_of_rows, strict=True)
+    ]
+    table = table_of(("ranks", ("step", "ms"), "efficiency", "threads", "contention", "communication"), cells, left=0)
     return Content(
         headline=f"{text}; communication and waiting alone: {last.communication:.0%}",
         verb="tune",
         sections=(
-            ((Heading(text="scaling efficiency (measured)"), *(Text(text=line, indent=2) for line in said), table)),
+            ((Heading("scaling efficiency (measured)"), *(Text(line, indent=2) for line in said), table)),
             *_predicted_ranks(result),
         ),
         remarks=result.notes,
-        draw_pictures=lambda: scaling_pictures(result.rows),
+        draw_pictures=lambda: (
+            Grid(
+                title="scaling efficiency and its factors",
+                rows=tuple(str(row.ranks) for row in rows),
+                columns=("efficiency", "threads", "contention", "communication"),
+                cells=tuple(
+                    tuple(GridCell(f"{f:.2f}", about=f"{f:.1%}", level=linear_level(f, 1.0)) for f in factors)
+                    for factors in factors_of_rows
+                ),
+                row_name="ranks",
+                column_name="factor",
+                legend=("The paler, the more is lost.",),
+            ),
+        ),
     )
 
 
 def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
-    heading = Heading(text="more ranks (predicted)")
+    heading = Heading("more ranks (predicted)")
     if not result.predicted:
-        return ((heading, Text(text=f"Not predicted: {result.reason}.", indent=2)),)
+        return ((heading, Text(f"Not predicted: {result.reason}.", indent=2)),)
     said = (
         f"Measured with at most {count_of(result.measured_ranks, 'rank')}. Each range is over a ring and a tree, on a "
         "network that is as fast for more hosts, with the same batch and the same cores for each rank. Waiting comes "
         f"from the spread of the ranks' own times, {result.spread:.1%} of the step."
     )
-    table = table_of(
-        ("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency"),
-        [
-            (
-                f"{size.ranks:,}",
-                _span(ms(size.low_ms), ms(size.high_ms)),
-                ms(size.waiting_ms).removesuffix(" ms"),
-                _span(f"{size.low:.0%}", f"{size.high:.0%}"),
-            )
-            for size in result.predicted
-        ],
-        left=0,
-    )
-    return ((heading, Text(text=said, indent=2), table),)
-
-
-def _span(low: str, high: str) -> str:
-    low, high = low.removesuffix(" ms"), high.removesuffix(" ms")
-    return low if low == high else f"{low} to {high}"
+    rows = []
+    for size in result.predicted:
+        step = " to ".join(dict.fromkeys((number(size.low_ms), number(size.high_ms))))
+        efficiency = " to ".join(dict.fromkeys((f"{size.low:.0%}", f"{size.high:.0%}")))
+        rows.append((f"{size.ranks:,}", step, number(size.waiting_ms), efficiency))
+    table = table_of(("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency"), rows, left=0)
+    return ((heading, Text(said, indent=2), table),)
 
 
 RESTARTED = "by restarts: the job was launched again with this setting"
@@ -181,15 +154,13 @@ def tune_content(report: Report) -> Content:
         own = f"A step of the script takes {ms(result.step_ms)}. What each setting makes of it (minus: shorter):"
         advice: tuple[Section, ...] = ()
         if result.verdict is TuneVerdict.CHANGE:
-            facts = (
-                FactEntry(label="change", texts=(result.fix,), whole=True),
-                FactEntry(label="where", texts=merge_places(result.where)),
-            )
-            advice = ((FactList(facts=facts, width=LABEL_WIDTH),),)
+            change = FactEntry("change", (result.fix,), whole=True)
+            where = FactEntry("where", merge_places(result.where))
+            advice = ((FactList((change, where), width=LABEL_WIDTH),),)
         return Content(
             headline=result.conclusion,
             verb="tune",
-            sections=((Heading(text=title), Text(text=own, indent=2), _table(result)), *advice),
+            sections=((Heading(title), Text(own, indent=2), _table(result)), *advice),
             draw_pictures=lambda: tune_pictures(result.rows),
         )
     if outcome.problem:
@@ -199,35 +170,27 @@ def tune_content(report: Report) -> Content:
         tried = "The trial had not begun: the script's own settings were in effect."
     else:
         tried = f"The trial has no result. In effect was: {outcome.trying} (round {outcome.round} of {outcome.rounds})."
-    sections = (*content.sections, (Text(text=tried),))
+    sections = (*content.sections, (Text(tried),))
     return replace(content, sections=sections, remarks=())
 
 
 def _table(result: TuneResult) -> Table:
-    rows = result.rows
-    marks = {note: f"[{n}]" for n, note in enumerate(dict.fromkeys(note for row in rows for note in _notes(row)), 1)}
-    names = [" ".join((row.title, *(marks[note] for note in _notes(row)))) for row in rows]
-    reasons = [f"{row.title}: not measured: {row.reason}" for row in rows if row.reason]
+    cells = []
+    marks: dict[str, str] = {}
+    for row in result.rows:
+        title = row.title
+        for note in filter(None, (row.note, RESTARTED if row.by_restarts else "")):
+            title += f" {marks.setdefault(note, f'[{len(marks) + 1}]')}"
+        measured = "-" if row.measured is None else _percent(row.measured.ratio)
+        cells.append((title, _range(row.predicted), measured, _range(row.measured, always=True), str(row.rounds)))
+    reasons = [f"{row.title}: not measured: {row.reason}" for row in result.rows if row.reason]
     return table_of(
         ("setting", "predicted", "measured", "95% interval", "rounds"),
-        [
-            (
-                name,
-                _range(row.predicted),
-                "-" if row.measured is None else _percent(row.measured.ratio),
-                _range(row.measured, always=True),
-                str(row.rounds),
-            )
-            for name, row in zip(names, rows, strict=True)
-        ],
+        cells,
         weights={"predicted": 2, "rounds": 1},
-        tones={number: Tone.GOOD for number, row in enumerate(rows) if row.is_gain},
+        tones={at: Tone.GOOD for at, row in enumerate(result.rows) if row.is_gain},
         legend=(*(f"{mark} {note}" for note, mark in marks.items()), *reasons),
     )
-
-
-def _notes(row: TriedSetting) -> tuple[str, ...]:
-    return tuple(note for note in (row.note, RESTARTED if row.by_restarts else "") if note)
 
 
 def _range(span: RatioRange | None, *, always: bool = False) -> str:

@@ -51,6 +51,18 @@ FIX = (
 FIX_ITERABLE = (
     "skip the samples of other ranks in the dataset, for example itertools.islice(samples, rank, None, world)"
 )
+SHARE_ALIKE = (
+    "use the same sampler seed on all ranks, call set_epoch with the same number on all ranks, and omit num_replicas "
+    "and rank"
+)
+SPLIT_ALIKE = (
+    "use the same split on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)), or indices from "
+    "one seed; if each rank should have its own part, remove the DistributedSampler"
+)
+ACCELERATES = "accelerate.data_loader."
+TORCHS_OWN = "torch.utils.data.distributed.DistributedSampler"
+# The fewest batches of each rank that must be missing. ``drop_last`` and padding change at most one of them.
+MIN_MISSING_BATCHES = 2
 
 
 @rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples", after=("optimizer-drift",))
@@ -121,16 +133,14 @@ def _duplicates(shared: Shared, number: int, passes: Mapping[int, EpochSeen], *,
         drew = f"{rank_list(ranks)} each {drawn_words(epoch)}, in the same order"
     else:
         is_one_order = len({one.order for one in passes.values()}) == 1
-        samples = loader.samples or 0
-        which = (
-            f"every index from 0 to {samples - 1}" if epoch.drawn == samples else "all but the incomplete last batch"
-        )
+        is_every = epoch.drawn == loader.samples
+        which = f"every index from 0 to {epoch.drawn - 1}" if is_every else "all but the incomplete last batch"
         order = "the same order" if is_one_order else "different orders"
         drew = f"{rank_list(ranks)} each {drawn_words(epoch)}, which is {which}, in {order}"
     contents = "the dataset has the same class, length and attributes on them; its values could not be compared"
     if are_compared:
         contents = "the same indices gave the same values, so the ranks have the same dataset"
-    samplers = [one.sampler for one in shared.seen.values()]
+    samplers = [loader.sampler for loader in shared.seen.values()]
     counts = {sampler.replicas if sampler is not None else None for sampler in samplers}
     count = counts.pop() if len(counts) == 1 else None
     drawn = {sampler.rank for sampler in samplers if sampler is not None}
@@ -176,9 +186,8 @@ def _cause_and_fix(loader: LoaderSeen, samplers: list[SamplerSeen | None]) -> tu
     elif sampler.type.startswith("torch.utils.data.sampler.RandomSampler"):
         fix = f"replace shuffle=True with {FIX}"
     elif sampler.replicas is not None and sampler.standard:
-        fix = (
-            f"create {name}(dataset) after init_process_group without num_replicas and rank: it takes those of the job"
-        )
+        fix = f"create {name}(dataset) after init_process_group without num_replicas and rank"
+        fix += ": it takes those of the job"
     else:
         fix = (
             f"make {name} draw other samples on each rank (every world_size-th index from the rank's number on, or a "
@@ -222,9 +231,8 @@ def _judge_epochs(shared: Shared) -> Answer:
             return shared.skipped("its sampler has no epoch, or its samples were not seen")
     for one, *others in passes.values():
         for other in others:
-            if (other.set_epoch, other.first) != (one.set_epoch, one.first):
-                return passed()
-            if other.drawn == one.drawn and other.order != one.order:
+            has_other_order = other.drawn == one.drawn and other.order != one.order
+            if has_other_order or (other.set_epoch, other.first) != (one.set_epoch, one.first):
                 return passed()
     return _same_order(shared, passes)
 
@@ -262,20 +270,6 @@ def _same_order(shared: Shared, passes: Mapping[int, list[EpochSeen]]) -> Answer
         fix,
         where=tuple(to_place(number, site) for number, site in calls.items()),
     )
-
-
-SHARE_ALIKE = (
-    "use the same sampler seed on all ranks, call set_epoch with the same number on all ranks, and omit num_replicas "
-    "and rank"
-)
-SPLIT_ALIKE = (
-    "use the same split on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)), or indices from "
-    "one seed; if each rank should have its own part, remove the DistributedSampler"
-)
-ACCELERATES = "accelerate.data_loader."
-TORCHS_OWN = "torch.utils.data.distributed.DistributedSampler"
-# The fewest batches of each rank that must be missing. ``drop_last`` and padding change at most one of them.
-MIN_MISSING_BATCHES = 2
 
 
 @rule(
@@ -319,7 +313,13 @@ def _cut_twice(shared: Shared) -> Answer | None:
     is_counted = True
     seen = None
     if shared.first().iterable:
-        seen, is_counted = _seen_of_stream(shared, cuts), False
+        shares = math.prod(cut.replicas or shared.size for cut in cuts)
+        if shares > shared.size and any(cut.what == "dataset" for cut in cuts):
+            taken = f"one of {shared.size} parts of what its dataset yields"
+            proof = f"each rank takes {taken}, and that is a share already"
+            if any(cut.what == "loader" for cut in cuts):
+                proof = "rank 0 reads for all ranks, and its dataset yields only the share of rank 0"
+            seen, is_counted = (f"only about 1 of {round(shares / shared.size)} samples", proof), False
     elif len(samplers) > 1:
         seen = _seen_by_samplers(shared, samplers)
     elif samplers and samplers[0].replicas == shared.size:
@@ -330,27 +330,19 @@ def _cut_twice(shared: Shared) -> Answer | None:
     if seen is None:
         return None
     (count, proof), again, first = seen, cuts[0], cuts[-1]
+    numbered = (cut for cut in (first, again) if cut.replicas is not None)
+    parts = (f"{_cut_words(cut)}: rank {cut.rank} of {cut.replicas} on rank {shared.ranks[0]}" for cut in numbered)
     return shared.failed(
         f"all ranks together see {count} in an epoch: the data is divided among the ranks twice, by "
         f"{_cut_words(first)} and again by {_cut_words(again)} ({shared.name})",
         shared.ranks,
-        (
-            proof,
-            *(
-                f"{_cut_words(cut)}: rank {cut.rank} of {cut.replicas} on rank {shared.ranks[0]}"
-                for cut in (first, again)
-                if cut.replicas is not None
-            ),
-            _sampler_words(shared),
-        ),
+        (proof, *parts, _sampler_words(shared)),
         _fix_of_cuts(first, again),
         confidence=Confidence.HIGH if is_counted else Confidence.MEDIUM,
     )
 
 
 # how much all ranks together see in an epoch, such as "216 of 640 samples", and how that is known; None: all of it
-
-
 def _seen_by_samplers(shared: Shared, samplers: list[Cut]) -> tuple[str, str] | None:
     """Return what is seen through two samplers that divide, if the drawn indices confirm it."""
     samples, batch = shared.first().samples or 0, shared.first().batch_size or 1
@@ -413,18 +405,6 @@ def _seen_of_own(shared: Shared, dataset: Cut) -> tuple[str, str] | None:
     counts = by_rank({rank: loader.samples for rank, loader in shared.seen.items()})
     proof = f"each rank's {class_name(dataset.type)} holds other values; samples: {counts}"
     return f"{seen} of {sum(samples)} samples", proof
-
-
-def _seen_of_stream(shared: Shared, cuts: list[Cut]) -> tuple[str, str] | None:
-    """Return what is seen of a dataset without indices, if two places divide it."""
-    shares = math.prod(cut.replicas or shared.size for cut in cuts)
-    if shares <= shared.size or not any(cut.what == "dataset" for cut in cuts):
-        return None
-    if any(cut.what == "loader" for cut in cuts):
-        proof = "rank 0 reads for all ranks, and its dataset yields only the share of rank 0"
-    else:
-        proof = f"each rank takes one of {shared.size} parts of what its dataset yields, and that is a share already"
-    return f"only about 1 of {round(shares / shared.size)} samples", proof
 
 
 def _cut_words(cut: Cut) -> str:
@@ -571,17 +551,12 @@ def _misfit(
 ) -> Answer:
     """Answer that the shares do not fit together; ``split``: who differs from whom, if not all ranks are concerned."""
     ranks = shared.ranks if split is None else split.ranks
+    is_open = split is not None and split.majority is None
+    unclear = "there is no majority, so it is unknown which rank is wrong" if is_open else ""
     return shared.failed(
         f"the shares of {rank_list(shared.ranks)} overlap or miss samples: {words} ({shared.name})",
         ranks,
-        (
-            *evidence,
-            "there is no majority, so it is unknown which rank is wrong"
-            if split is not None and split.majority is None
-            else "",
-            shared_out(shared.first(), shared.size),
-            _sampler_words(shared),
-        ),
+        (*evidence, unclear, shared_out(shared.first(), shared.size), _sampler_words(shared)),
         fix,
         confidence=Confidence.HIGH if split is None or len(ranks) < len(shared.seen) else Confidence.MEDIUM,
     )
@@ -627,32 +602,28 @@ def _judge_uneven(shared: Shared) -> Answer:
                 for peer, other in passes.items()
             )
         )
-        if short:
-            return _uneven(shared, number, passes, short)
+        if not short:
+            continue
+        batches = {rank: epoch.batches for rank, epoch in passes.items()}
+        most = max(batches.values())
+        longest = sorted(rank for rank, count in batches.items() if count == most)
+        so_far = "" if all(passes[rank].complete for rank in longest) else " so far"
+        fewest = sorted({batches[rank] for rank in short})
+        fewer = f"{fewest[0]} to {fewest[-1]} batches" if len(fewest) > 1 else count_of(fewest[0], "batch", "batches")
+        samples = {rank: loader.samples for rank, loader in loaders.items() if loader.samples is not None}
+        return shared.failed(
+            f"{rank_list(short)} {verb(short, 'has', 'have')} {fewer} in pass {number}, but {rank_list(longest)} "
+            f"{verb(longest, 'has', 'have')} {most}{so_far}: {shared.name}",
+            short,
+            (
+                f"batches of pass {number}: {by_rank(batches)}",
+                f"batches trained on in total: {by_rank(trained)}" if any(trained.values()) else "",
+                f"samples: {by_rank(samples)}" if samples else "",
+                shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
+            ),
+            "give all ranks the same number of batches (DistributedSampler, drop_last=True), or wrap the loop in "
+            "`with model.join():`",
+            severity=Severity.ERROR if shared.replicas.ended_badly else Severity.WARNING,
+        )
     ended = any(sum(epoch.complete for epoch in found.values()) > 1 for found in shared.passes().values())
     return passed() if ended else shared.skipped("fewer than two ranks completed a pass")
-
-
-def _uneven(shared: Shared, number: int, passes: Mapping[int, EpochSeen], short: tuple[int, ...]) -> Answer:
-    batches = {rank: epoch.batches for rank, epoch in passes.items()}
-    most = max(batches.values())
-    longest = sorted(rank for rank, count in batches.items() if count == most)
-    so_far = "" if all(passes[rank].complete for rank in longest) else " so far"
-    fewest = sorted({batches[rank] for rank in short})
-    fewer = f"{fewest[0]} to {fewest[-1]} batches" if len(fewest) > 1 else count_of(fewest[0], "batch", "batches")
-    trained = {rank: loader.trained_batches for rank, loader in shared.seen.items()}
-    samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
-    return shared.failed(
-        f"{rank_list(short)} {verb(short, 'has', 'have')} {fewer} in pass {number}, but {rank_list(longest)} "
-        f"{verb(longest, 'has', 'have')} {most}{so_far}: {shared.name}",
-        short,
-        (
-            f"batches of pass {number}: {by_rank(batches)}",
-            f"batches trained on in total: {by_rank(trained)}" if any(trained.values()) else "",
-            f"samples: {by_rank(samples)}" if samples else "",
-            shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
-        ),
-        "give all ranks the same number of batches (DistributedSampler, drop_last=True), or wrap the loop in "
-        "`with model.join():`",
-        severity=Severity.ERROR if shared.replicas.ended_badly else Severity.WARNING,
-    )

@@ -82,20 +82,15 @@ def _change(
     means_ms: tuple[float, float], blocks_ms: tuple[Sequence[float], Sequence[float]], wall_ms: float
 ) -> TimeChange:
     """Return the change between two means. Its interval is over the blocks of both runs."""
-
-    def redraw(dice: random.Random) -> float:
-        after, before = (mean(dice.choices(blocks, k=len(blocks))) for blocks in reversed(blocks_ms))
-        return after - before
-
-    low, high = _interval(redraw)
+    before, after = blocks_ms
+    low, high = _interval(
+        lambda dice: mean(dice.choices(after, k=len(after))) - mean(dice.choices(before, k=len(before)))
+    )
     is_large = abs(means_ms[1] - means_ms[0]) >= LEAST_SHARE * wall_ms
     return TimeChange(
         first_ms=means_ms[0], second_ms=means_ms[1], low_ms=low, high_ms=high,
         is_change=(low > 0 or high < 0) and is_large,
     )  # fmt: skip
-
-
-# what the speed depends on
 
 
 def settings_of(state: SpeedState) -> SpeedSettings:
@@ -135,13 +130,11 @@ def network_use(state: SpeedState, curves: MeasuredCurves | None = None) -> Netw
     settings, ranks = settings_of(state), len(state.ranks)
     if not settings.gradient_bytes or not settings.reductions or ranks < 2 or not state.budget.wall_ms:
         return None
-    limit: tuple[float, str] | None
+    limit = _by_link(state.job) or _by_reference(state.job, ranks)
     if curves is not None:
         _, mid, _ = curves
         points = zip(mid.sizes_bytes, mid.times_ms, strict=True)
         limit = max(ring_factor(mid.ranks) * size / time / 1e6 for size, time in points), "allreduce-bench"
-    else:
-        limit = _by_link(state.job) or _by_reference(state.job, ranks)
     step_bytes = settings.gradient_bytes * settings.reductions
     return NetworkUse(
         step_bytes=round(step_bytes),
@@ -159,12 +152,9 @@ def _by_link(job: Job) -> tuple[float, str] | None:
     links = []
     for node in (job.machine, *(seen.machine for seen in job.elsewhere)):
         network = known(node.network) if node is not None else None
-        default, interfaces = (network.default_interface, network.interfaces) if network is not None else (None, ())
-        links += [
-            (interface.speed_mb_s, interface.name)
-            for interface in interfaces
-            if interface.name == default and interface.speed_mb_s
-        ]
+        if network is not None:
+            name = network.default_interface
+            links += [(i.speed_mb_s, i.name) for i in network.interfaces if i.name == name and i.speed_mb_s]
     if len(links) < len(hosts):
         return None
     speed_mb_s, name = min(links)

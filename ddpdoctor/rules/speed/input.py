@@ -55,11 +55,16 @@ def check_input(state: SpeedState) -> Answer:
     for rank in state.ranks:
         loader = call_site(rank, "next_batch")
         lines += [(rank.rank, _making_line(rank, loader)), (rank.rank, loader)]
+    took = f"the batches of a step take {ms(loading.make_ms)} to load"
+    how = f"{1 - loading.cpu_share:.0%} of it waiting, for example for files"
+    if loading.cpu_share >= COMPUTES:
+        how = f"{loading.cpu_share:.0%} of it CPU time"
+    who = f"a rank has {loading.workers} workers" if loading.workers else "the rank itself loads them"
     return found(
         summary=f"all ranks wait for their data: {up_to(share)}",
         ranks=tuple(steps.ranks),
         where=places_of(lines),
-        evidence=(seen, loading.words),
+        evidence=(seen, f"{took} ({how}); {who}; the rest of the step takes {ms(loading.rest_ms)}"),
         fix=fix,
         share=share,
     )
@@ -115,16 +120,6 @@ class _Loading:
     def wanted(self) -> int:
         """The workers with which the loader keeps up with the rest of the step."""
         return max(1, ceil(self.make_ms / max(self.rest_ms, 1e-3)))
-
-    @property
-    def words(self) -> str:
-        """How batches are made, in a sentence."""
-        how = f"{1 - self.cpu_share:.0%} of it waiting, for example for files"
-        if self.cpu_share >= COMPUTES:
-            how = f"{self.cpu_share:.0%} of it CPU time"
-        who = f"a rank has {self.workers} workers" if self.workers else "the rank itself loads them"
-        rest = f"the rest of the step takes {ms(self.rest_ms)}"
-        return f"the batches of a step take {ms(self.make_ms)} to load ({how}); {who}; {rest}"
 
     def saved_ms(self, workers: int, waited_ms: float) -> float:
         """Return what so many workers save of a step in which a rank waits for data as long as that."""

@@ -87,14 +87,7 @@ class PredictionBasis:
 def basis_of(
     ranks: Sequence[Rank], step_ms: float, curves: MeasuredCurves | None = None, reductions: int = 1
 ) -> PredictionBasis:
-    """Return what predictions go from.
-
-    Args:
-        ranks: The ranks of the job. Their gradients' times are those of the script's own settings.
-        step_ms: The present step.
-        curves: What ``allreduce-bench`` measured, which replaces the bandwidth solved from the run.
-        reductions: Reductions in each step.
-    """
+    """Return what predictions go from: ``curves``, if given, replace the bandwidth solved from the run."""
     times = [rank.gradient_times[0] for rank in ranks if len(rank.gradient_times) == 1]
     gradients = gather(times) if times and len(times) == len(ranks) else None
     networks: tuple[LinkModel, ...] = networks_of(gradients) if gradients is not None else ()
@@ -213,9 +206,6 @@ def _saving(
     ratio = max(0.0, 1 - saved_ms / basis.step_ms)
     predicted = PredictedStep(setting=setting, change=change, ratio=ratio, low=ratio, high=ratio, assumes=assumes)
     return predicted if saved_ms else None
-
-
-# more ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

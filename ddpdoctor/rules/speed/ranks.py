@@ -105,11 +105,10 @@ def _sums(rank: RankSteps, parts: Sequence[str]) -> list[float]:
     return [sum(values) for values in zip(*(rank.parts_ms[part] for part in parts), strict=True)]
 
 
-# stalls: a few steps that take much longer than the others
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stalls:
+    """A few steps that take much longer than the others."""
+
     steps: JobSteps
     places: tuple[int, ...]  # their positions in the steps
     usual_ms: float
@@ -122,12 +121,10 @@ class _Stalls:
 
     @property
     def often(self) -> str:
-        """How many steps are slow."""
         return f"{len(self.places)} of {len(self.steps.numbers)} steps"
 
     @property
     def lengths(self) -> str:
-        """How long a usual step and a slow one take."""
         walls = self.steps.walls_ms
         return f"a step usually takes {ms(self.usual_ms)}, and {ms(median(walls[i] for i in self.places))}"
 
@@ -235,9 +232,6 @@ def check_periodic(state: SpeedState) -> Answer:
 
 def _at(lines: Sequence[Frame]) -> str:
     return f", in {lines[0].function} ({lines[0].file.rpartition('/')[2]}:{lines[0].line})" if lines else ""
-
-
-# what takes the processor from training
 
 
 @rule("DD810", "gc-pauses", Severity.WARNING, "Python's garbage collector takes a large part of the step")

@@ -50,6 +50,8 @@ MOST_QUEUED = 0.20
 # reduction holds. Our choice.
 MOST_OF_CORES = 0.5
 _HALVINGS = 60
+# What another cap saves of backward in ms: at least, in the middle, at most, as the run does not tell more.
+Saved: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class BucketGradients:
 
     @property
     def exposed_ms(self) -> float:
-        """Return the time of the reduction that backward does not hide."""
+        """The time of the reduction that backward does not hide."""
         return self.end_ms - self.compute_end_ms
 
 
@@ -92,9 +94,6 @@ def gather(ranks: Sequence[GradientTimes]) -> BucketGradients | None:
     )
 
 
-# networks: how long one bucket takes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionCost:
     """A network of one latency and one bandwidth."""
@@ -103,7 +102,6 @@ class ReductionCost:
     bytes_per_ms: float
 
     def time_ms(self, size_bytes: float) -> float:
-        """Return the time of one bucket."""
         return self.latency_ms + size_bytes / self.bytes_per_ms
 
 
@@ -128,8 +126,8 @@ class ReductionCurve:
 
 
 LinkModel: TypeAlias = ReductionCost | ReductionCurve
-# A curve that ``allreduce-bench`` measured, between the ends of the 95 % intervals of its points.
-MeasuredCurves: TypeAlias = tuple[ReductionCurve, ReductionCurve, ReductionCurve]
+# A curve that ``allreduce-bench`` measured, between the curves of the ends of the 95 % intervals of its points.
+MeasuredCurves: TypeAlias = tuple[ReductionCurve, ...]
 
 
 def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | None:
@@ -147,10 +145,8 @@ def curves_of(results: Iterable[Measurement], ranks: int) -> MeasuredCurves | No
         return None
     sizes = tuple(point.size_bytes for point in points)
     columns = zip(*((point.p50_low_us, point.p50_us, point.p50_high_us) for point in points), strict=True)
-    low, mid, high = (
-        ReductionCurve(ranks=ranks, sizes_bytes=sizes, times_ms=tuple(us / 1e3 for us in column)) for column in columns
-    )
-    return low, mid, high
+    times = (tuple(us / 1e3 for us in column) for column in columns)
+    return tuple(ReductionCurve(ranks=ranks, sizes_bytes=sizes, times_ms=times_ms) for times_ms in times)
 
 
 def scaled_to(curves: MeasuredCurves, ranks: int) -> MeasuredCurves:
@@ -159,10 +155,8 @@ def scaled_to(curves: MeasuredCurves, ranks: int) -> MeasuredCurves:
     if ranks == measured or ranks < 2 or measured < 2:
         return curves
     factor = ring_factor(ranks) / ring_factor(measured)
-    low, mid, high = (
-        replace(curve, ranks=ranks, times_ms=tuple(factor * time for time in curve.times_ms)) for curve in curves
-    )
-    return low, mid, high
+    times = (tuple(factor * time for time in curve.times_ms) for curve in curves)
+    return tuple(replace(curve, ranks=ranks, times_ms=ms) for curve, ms in zip(curves, times, strict=True))
 
 
 def networks_of(gradients: BucketGradients) -> tuple[ReductionCost, ...]:
@@ -200,9 +194,6 @@ def _boundary(is_below: Callable[[float], bool], low: float, high: float) -> flo
     return (low + high) / 2
 
 
-# buckets
-
-
 def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int, ...]:
     """Return the sizes of the buckets that DDP makes for a cap, in the order of their reduction; None: its default.
 
@@ -218,8 +209,7 @@ def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int,
         if held >= caps[min(len(buckets), len(caps) - 1)]:
             buckets.append(held)
             held = 0
-    if held:
-        buckets.append(held)
+    buckets += [held] if held else []
     return tuple(reversed(buckets)) if gradients.by_registration else tuple(buckets)
 
 
@@ -240,12 +230,7 @@ def simulate(
     return max(done, gradients.compute_end_ms)
 
 
-# What another cap saves of backward in ms: at least, in the middle, at most, as the run does not tell more.
-Saved: TypeAlias = tuple[float, float, float]
-
-
 def predict_cap(gradients: BucketGradients, networks: Sequence[LinkModel], cap_bytes: int | None) -> Saved:
-    """Return what another cap saves of backward."""
     buckets = buckets_for(gradients, cap_bytes)
     saved = sorted(gradients.end_ms - simulate(gradients, buckets, network) for network in networks)
     return saved[0], saved[len(saved) // 2], saved[-1]
@@ -267,10 +252,10 @@ def contention(ranks: Iterable[Rank]) -> str:
     cores = 0
     is_known = False
     for rank in ranks:
-        if rank.speed is None or rank.speed.core_time is None or not rank.speed.core_time.elapsed_ms:
+        time, around = (rank.speed.core_time, rank.speed.surroundings) if rank.speed is not None else (None, None)
+        if time is None or not time.elapsed_ms:
             continue
         is_known = True
-        time, around = rank.speed.core_time, rank.speed.surroundings
         if time.queued_ms > MOST_QUEUED * time.elapsed_ms:
             return f"rank {rank.rank} waited for a core for {time.queued_ms / time.elapsed_ms:.0%} of the time"
         if around is not None:
@@ -279,9 +264,6 @@ def contention(ranks: Iterable[Rank]) -> str:
     if cores and max(by_host.values(), default=0.0) > MOST_OF_CORES * cores:
         return "the ranks use most of the cores for computation, so the reduction takes cores from backward"
     return "" if is_known else "the job was too short to measure how many cores the ranks use"
-
-
-# more ranks
 
 
 def ring_factor(ranks: int) -> float:

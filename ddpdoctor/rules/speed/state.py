@@ -56,6 +56,7 @@ NAMES = {
     "optimizer": "optimizer", "exposed": "gradient reduction", "buffers": "buffer broadcast",
     "calls": "script's collectives",
 }  # fmt: skip
+PARTS = (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")  # what a ring says of each step
 WAITING = "waiting for ranks"
 FRAMEWORKS = ("lightning", "transformers", "accelerate")
 # By setting and framework, "" for DDP itself: the line that a user changes.
@@ -104,7 +105,7 @@ def knob_of(knobs: Mapping[str, str], frameworks: Collection[str]) -> str:
 class RankSteps:
     """The steps of one rank, in the order of ``JobSteps.numbers``."""
 
-    # By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``_of_ring``.
+    # By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``align``.
     parts_ms: Mapping[str, tuple[float, ...]]
     cpu_ms: Mapping[str, tuple[float, ...]]
     reductions: tuple[int, ...]
@@ -127,11 +128,10 @@ class JobSteps:
 
     @property
     def walls_ms(self) -> tuple[float, ...]:
-        """The length of each step, on its critical rank."""
         return self.on_critical("wall")
 
     def on_critical(self, part: str) -> tuple[float, ...]:
-        """Return a part of each step, on its critical rank."""
+        """Return a part of each step ("wall": all of it), on its critical rank."""
         return tuple(self.ranks[rank].parts_ms[part][i] for i, rank in enumerate(self.critical))
 
 
@@ -148,7 +148,6 @@ class SpeedState:
     total_ms: float = 0.0  # the time of all steps of the run
 
     def rank(self, number: int) -> Rank:
-        """Return a rank by its number."""
         return next(rank for rank in self.ranks if rank.rank == number)
 
     def share(self, saved_ms: float) -> float:
@@ -166,7 +165,6 @@ class SpeedState:
         return knob_of(KNOBS[setting], loaded).format(**values)
 
     def places(self, find: Callable[[Rank], Frame | None]) -> tuple[Place, ...]:
-        """Return a line of each rank, where one is found."""
         return places_of((rank.rank, find(rank)) for rank in self.ranks)
 
     def is_small(self) -> str:
@@ -232,18 +230,28 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
     warm_up = min(MOST_WARM_UP, int(WARM_UP_SHARE * last) + 1)
     parts = {rank: speed.kept.parts_ms for rank, speed in speeds.items()}
     for most in LOOK_SHARES:
-        numbers = [
-            number
-            for number in common
-            if number > warm_up
-            and not any(
-                parts[rank]["own"][at[number]] > most * parts[rank]["wall"][at[number]] for rank, at in tables.items()
-            )
-        ]
-        if len(numbers) >= MIN_USABLE and last >= MIN_STEPS:
-            ranks = {rank: _of_ring(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
-            rows = {part: zip(*(rank.parts_ms[part] for rank in ranks.values()), strict=True) for part in SHARED_PARTS}
-            return _side_by_side(numbers, ranks, {part: tuple(map(min, row)) for part, row in rows.items()}, speeds)
+        looks = ((parts[rank]["own"], parts[rank]["wall"], at) for rank, at in tables.items())
+        looked_at = {n for own, wall, at in looks for n in common if own[at[n]] > most * wall[at[n]]}
+        numbers = [number for number in common if number > warm_up and number not in looked_at]
+        if len(numbers) < MIN_USABLE or last < MIN_STEPS:
+            continue
+        ranks: dict[int, RankSteps] = {}
+        for rank, speed in speeds.items():
+            kept, places = speed.kept, [tables[rank][number] for number in numbers]
+            own_ms = {part: tuple(kept.parts_ms[part][i] for i in places) for part in PARTS}
+            # Of long runs the recorder splits backward's computation from the exposed reduction in some steps only. In
+            # the others the computation is taken to be as long as usual.
+            if split_ms := [kept.parts_ms["backward"][i] for i in places if kept.is_split[i]]:
+                usual_ms = median(split_ms)
+                both = zip(own_ms["backward"], own_ms["exposed"], (kept.is_split[i] for i in places), strict=True)
+                split = [
+                    (b, e) if is_split else (min(b, usual_ms), e + max(0.0, b - usual_ms)) for b, e, is_split in both
+                ]
+                own_ms["backward"], own_ms["exposed"] = zip(*split, strict=True)
+            cpu_ms = {name: tuple(values[i] for i in places) for name, values in kept.cpu_ms.items()}
+            ranks[rank] = RankSteps(parts_ms=own_ms, cpu_ms=cpu_ms, **_counts(kept, places))
+        rows = {part: zip(*(rank.parts_ms[part] for rank in ranks.values()), strict=True) for part in SHARED_PARTS}
+        return _side_by_side(numbers, ranks, {part: tuple(map(min, row)) for part, row in rows.items()}, speeds)
     return None
 
 
@@ -253,17 +261,35 @@ def align_devices(speeds: Mapping[int, Speed]) -> JobSteps | None:
     tables = {rank: {number: i for i, number in enumerate(steps.numbers)} for rank, steps in known.items()}
     common = set.intersection(*map(set, tables.values())) if len(known) == len(speeds) and known else set()
     numbers = sorted(number for number in common if number > MOST_WARM_UP)
-    exposed: dict[int, float] = {}
+    if len(numbers) < MIN_USABLE:
+        return None
+    exposed_ms: dict[int, float] = {}
+    ranks: dict[int, RankSteps] = {}
     for rank, steps in known.items():
         late = [ms for iteration, ms in steps.exposed_ms.items() if iteration >= USUAL_ITERATION]
         early = [ms for iteration, ms in steps.exposed_ms.items() if iteration > FIRST_ITERATION]
-        if late or early:
-            exposed[rank] = median(late or early)
-    if len(numbers) < MIN_USABLE or len(exposed) < len(known):
-        return None
-    ranks = {rank: _of_device(known[rank], exposed[rank], [tables[rank][n] for n in numbers]) for rank in known}
+        if not late and not early:
+            return None
+        exposed_ms[rank] = median(late or early)
+        places, rows = [tables[rank][number] for number in numbers], []
+        for i in places:
+            times = {phase: column[i] for phase, column in steps.device_ms.items()}
+            host_before = steps.host_ms["before"][i]
+            data = times["before"] * min(1.0, steps.data_ms[i] / host_before) if host_before else 0.0
+            exposed = min(exposed_ms[rank], times["backward"])
+            rows.append({
+                "data": data, "host": times["before"] - data, "forward": times["forward"], "loss": times["between"],
+                "backward": times["backward"] - exposed, "optimizer": times["optimizer"], "exposed": exposed,
+                "buffers": 0.0, "calls": 0.0, "own": 0.0, "gc": min(steps.gc_ms[i], times["before"]),
+                "wall": sum(times.values()),
+            })  # fmt: skip
+        ranks[rank] = RankSteps(
+            parts_ms={part: tuple(row[part] for row in rows) for part in rows[0]},
+            cpu_ms={"data": tuple(steps.data_cpu_ms[i] for i in places)},
+            **_counts(steps, places),
+        )
     none = (0.0,) * len(numbers)
-    transfer = {"buffers": none, "exposed": (min(exposed.values()),) * len(numbers), "calls": none}
+    transfer = {"buffers": none, "exposed": (min(exposed_ms.values()),) * len(numbers), "calls": none}
     return _side_by_side(numbers, ranks, transfer, speeds)
 
 
@@ -283,48 +309,6 @@ def _side_by_side(
         critical=tuple(order[row.index(min(row))] for row in zip(*waits.values(), strict=True)),
         count=min(speed.count for speed in speeds.values()),
     )  # fmt: skip
-
-
-def _of_ring(kept: StepParts, places: Sequence[int]) -> RankSteps:
-    """Return some steps of a rank, with backward's computation and the exposed reduction apart.
-
-    Of long runs the recorder reads only some steps. In the others the computation is taken to be as long as usual.
-    """
-    parts = {
-        part: tuple(kept.parts_ms[part][i] for i in places)
-        for part in (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")
-    }
-    known = [kept.parts_ms["backward"][i] for i in places if kept.is_split[i]]
-    if known:
-        most = median(known)
-        both = zip(parts["backward"], parts["exposed"], (kept.is_split[i] for i in places), strict=True)
-        rows = [(b, e) if split else (min(b, most), e + max(0.0, b - most)) for b, e, split in both]
-        parts["backward"], parts["exposed"] = zip(*rows, strict=True)
-    return RankSteps(
-        parts_ms=parts,
-        cpu_ms={name: tuple(values[i] for i in places) for name, values in kept.cpu_ms.items()},
-        **_counts(kept, places),
-    )
-
-
-def _of_device(steps: DeviceSteps, exposed_ms: float, places: Sequence[int]) -> RankSteps:
-    rows = []
-    for i in places:
-        times = {phase: column[i] for phase, column in steps.device_ms.items()}
-        host_before = steps.host_ms["before"][i]
-        data = times["before"] * min(1.0, steps.data_ms[i] / host_before) if host_before else 0.0
-        exposed = min(exposed_ms, times["backward"])
-        rows.append({
-            "data": data, "host": times["before"] - data, "forward": times["forward"], "loss": times["between"],
-            "backward": times["backward"] - exposed, "optimizer": times["optimizer"], "exposed": exposed,
-            "buffers": 0.0, "calls": 0.0, "own": 0.0, "gc": min(steps.gc_ms[i], times["before"]),
-            "wall": sum(times.values()),
-        })  # fmt: skip
-    return RankSteps(
-        parts_ms={part: tuple(row[part] for row in rows) for part in rows[0]},
-        cpu_ms={"data": tuple(steps.data_cpu_ms[i] for i in places)},
-        **_counts(steps, places),
-    )
 
 
 def _counts(steps: StepParts | DeviceSteps, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -348,9 +332,8 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
     wall = mean(walls)
     waiting = median(map(mean, steps.waits_ms.values()))
     rows = sum(mean(rank.input_rows) for rank in ranks.values())
-    own = (
-        speed.totals["own"].sum_ms / speed.count for speed in speeds.values() if speed.count and "own" in speed.totals
-    )
+    looked = (speed for speed in speeds.values() if speed.count and "own" in speed.totals)
+    own = (speed.totals["own"].sum_ms / speed.count for speed in looked)
     return Budget(
         phases=(
             *(row(NAMES[part], {rank: one.parts_ms[part] for rank, one in ranks.items()}) for part in BUSY_PARTS),
@@ -376,11 +359,7 @@ def _blocks(values_ms: Sequence[float]) -> tuple[float, ...]:
     return tuple(mean(values_ms[start:end]) for start, end in pairwise(ends))
 
 
-# figures and words
-
-
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, or 0 of nothing."""
     return sum(values) / len(values) if values else 0.0
 
 
@@ -400,15 +379,10 @@ def ms(value: float) -> str:
 
 
 def up_to(share: float, *, of: str = "step") -> str:
-    """Return what a fix recovers at most."""
     return f"up to {share:.0%} of the {of}"
 
 
-# lines of the user's
-
-
 def places_of(lines: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...]:
-    """Return the lines of ranks as places."""
     return tuple(
         Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
         for rank, frame in lines

@@ -122,6 +122,12 @@ KNOBS: dict[str, dict[str, str]] = {
     },
     THREADS: {"": "OMP_NUM_THREADS={value}"},
 }
+SAME_BATCH = 0.05  # Our choice: batches that differ by less are the same. The last one of an epoch is often smaller.
+# What no running job can change: the kind of the finding that makes it worth trying, and what that means.
+RESTARTED = {
+    WORKERS: ("input-bound", "the ranks wait for their data"),
+    THREADS: ("cpu-oversubscribed", "the ranks have more threads than cores"),
+}
 
 
 def name_of(setting: str) -> str:
@@ -135,7 +141,6 @@ def value_of(setting: str) -> int:
 
 
 def title_of_setting(setting: str) -> str:
-    """Return what a user calls a setting."""
     return _filled(TITLES.get(name_of(setting), setting), setting)
 
 
@@ -148,9 +153,6 @@ def _filled(text: str, setting: str) -> str:
     value = setting.partition("=")[2]
     mib = f"{int(value) / MIB:g}" if value.isdigit() else value
     return text.replace("{mib}", mib).replace("{value}", value)
-
-
-SAME_BATCH = 0.05  # Our choice: batches that differ by less are the same. The last one of an epoch is often smaller.
 
 
 def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> ScalingLaunch | None:
@@ -217,23 +219,12 @@ def kind_of(one_rows: float | None, rows: float | None, ranks: int) -> ScalingKi
     return ScalingKind.NEITHER
 
 
-# What no running job can change: the kind of the finding that makes it worth trying, and what that means.
-RESTARTED = {
-    WORKERS: ("input-bound", "the ranks wait for their data"),
-    THREADS: ("cpu-oversubscribed", "the ranks have more threads than cores"),
-}
-
-
 def plan_restarts(
     trial: TrialRecord, state: SpeedState | None, kinds: Collection[str], only: Collection[str]
 ) -> RestartPlan | None:
-    """Return what to try by restarts, or None if nothing calls for them.
+    """Return what to try by restarts after a first launch, or None if nothing calls for them.
 
-    Args:
-        trial: What the first launch recorded.
-        state: How fast it was, if that is known.
-        kinds: Kinds of what the rules of speed found in it.
-        only: Names of the settings to try; empty: all that fit.
+    ``kinds`` are those of what the rules of speed found in it, ``only`` names the settings to try; empty: all that fit.
     """
     wanted = [name for name, (cause, _) in RESTARTED.items() if (name in only if only else cause in kinds)]
     fixed = trial.stop in {TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS}
@@ -308,14 +299,10 @@ def conclude(
     where: tuple[Place, ...] = (),
     loaders_at: tuple[Place, ...] = (),
 ) -> TuneResult:
-    """Return what a trial with results showed: in a running job, by restarts, or first one and then the other.
+    """Return what trials with results showed: in a running job, by restarts, or first one and then the other.
 
-    Args:
-        trials: Records whose ``has_result`` holds. Each is compared with its own base.
-        predictions: By setting, for those that can be predicted.
-        frameworks: What trains the model.
-        where: The line where the DDP model is built.
-        loaders_at: The line that takes batches from a loader.
+    Each is compared with its own base. ``where`` is the line where the DDP model is built, ``loaders_at`` the line that
+    takes batches from a loader.
     """
     tried = [_rows(trial, predictions) for trial in trials]
     noise = max((one for one, _ in tried), key=spread_of)
