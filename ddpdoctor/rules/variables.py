@@ -407,13 +407,9 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
         newer = (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
     if meant is None:
         known = f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others"
-        return Flaw(
-            name=name,
-            summary=f"{name} is not a known variable, and no known name is similar",
-            severity=Severity.INFO,
-            confidence=Confidence.MEDIUM,
-            evidence=newer or (known,),
-        )
+        summary = f"{name} is not a known variable, and no known name is similar"
+        evidence = newer or (known,)
+        return Flaw(name=name, summary=summary, severity=Severity.INFO, confidence=Confidence.MEDIUM, evidence=evidence)
     why = ", because names are case-sensitive" if name.upper() == meant else ""
     return Flaw(
         name=name,
@@ -436,12 +432,9 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
         return None
     if installed >= release(variable.since):
         return None
-    return Flaw(
-        name=variable.name,
-        summary=f"{variable.name}={show(value)} has no effect: NCCL reads it since {variable.since}",
-        severity=Severity.INFO,
-        evidence=(f"NCCL {_text(installed)} is installed",),
-    )
+    summary = f"{variable.name}={show(value)} has no effect: NCCL reads it since {variable.since}"
+    evidence = (f"NCCL {_text(installed)} is installed",)
+    return Flaw(name=variable.name, summary=summary, severity=Severity.INFO, evidence=evidence)
 
 
 # Wrong values

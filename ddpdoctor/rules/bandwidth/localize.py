@@ -397,16 +397,14 @@ def _find_late(bench: Bench) -> Problem | None:
         f"(median; p95 {_time(late.late_p95_us)}), and last in {late.share:.0%} of them"
     )
     next_us = max((arrival.late_us for arrival in bench.arrivals if arrival.rank != late.rank), default=0.0)
-    return Problem(
-        summary=f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call, and the others wait "
-        "for it",
-        evidence=(seen, f"none of the others comes later than {_time(max(next_us, 0.0))} after the rest"),
-        fix="check what delays this rank before a call: a process on its core (`top`, `pidstat -t 1`), a "
+    summary = f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call, and the others wait for it"
+    evidence = (seen, f"none of the others comes later than {_time(max(next_us, 0.0))} after the rest")
+    fix = (
+        "check what delays this rank before a call: a process on its core (`top`, `pidstat -t 1`), a "
         "power-saving core, or network card interrupts; give each rank its own cores (torchrun --numa-binding, "
-        "srun --cpu-bind=cores)",
-        ranks=(late.rank,),
-        hosts=(late.host,),
+        "srun --cpu-bind=cores)"
     )
+    return Problem(summary=summary, evidence=evidence, fix=fix, ranks=(late.rank,), hosts=(late.host,))
 
 
 def _amount(slowness: Slowness) -> str:

@@ -105,12 +105,9 @@ def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[
     if not below:
         return [], doubts
     more = f" {len(below) - 1} more of {count} sizes are below it." if len(below) > 1 else ""
-    problem = Problem(
-        summary=f"{_change(below[0])}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}",
-        evidence=(*map(_change, below[:SHOWN]), *comparison.differences, *_reasons(measured)),
-        fix=_fix(measured),
-        severity=Severity.ERROR,
-    )
+    summary = f"{_change(below[0])}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}"
+    evidence = (*map(_change, below[:SHOWN]), *comparison.differences, *_reasons(measured))
+    problem = Problem(summary=summary, evidence=evidence, fix=_fix(measured), severity=Severity.ERROR)
     return [problem], doubts
 
 

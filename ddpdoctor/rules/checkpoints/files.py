@@ -63,12 +63,9 @@ def _damage(one: FileSeen) -> Problem:
         return Problem(summary=summary, evidence=(one.detail,), fix="use another copy or an earlier checkpoint")
     have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
     where = f" ({first_names(tensors)})" if tensors else ""
-    return Problem(
-        summary=f"{one.path} is damaged: {len(records)} {have}{where}",
-        evidence=(f"wrong CRC-32 in {first_names(records)}", *([one.detail] if one.detail else [])),
-        fix=_FIX,
-        tensor=tensors[0] if tensors else None,
-    )
+    summary = f"{one.path} is damaged: {len(records)} {have}{where}"
+    evidence = (f"wrong CRC-32 in {first_names(records)}", *([one.detail] if one.detail else []))
+    return Problem(summary=summary, evidence=evidence, fix=_FIX, tensor=tensors[0] if tensors else None)
 
 
 @rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint is truncated")
@@ -94,13 +91,10 @@ def _truncation(one: FileSeen) -> Problem:
         tensors, verb, tensor = len(one.contents.tensors), "is" if len(one.lost) == 1 else "are", one.lost[0]
         what = f"truncated: {len(one.lost)} of {count_of(tensors, 'tensor')} {verb} lost, starting with {tensor}"
         evidence.append(f"lost: {some(one.lost, 'tensor')}")
-    return Problem(
-        summary=f"{one.path} is {what}",
-        evidence=tuple(evidence),
-        fix="use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is "
-        "complete",
-        tensor=tensor,
+    fix = (
+        "use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is complete"
     )
+    return Problem(summary=f"{one.path} is {what}", evidence=tuple(evidence), fix=fix, tensor=tensor)
 
 
 @rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint has NaN or inf")
@@ -315,10 +309,8 @@ def _lacks(path: str, contents: Contents) -> Iterator[Problem]:
         summary = f"{path} has {has}, but no {', '.join(lacking)}"
         yield Problem(summary=summary, fix="also save those that your training uses")
     if contents.empty_optimizer:
-        yield Problem(
-            summary=f"{path}: the optimizer had made no step when it was saved",
-            fix="if this is a resumed training, load the optimizer state before you save it again",
-        )
+        fix = "if this is a resumed training, load the optimizer state before you save it again"
+        yield Problem(summary=f"{path}: the optimizer had made no step when it was saved", fix=fix)
 
 
 @rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
@@ -340,12 +332,10 @@ def _refusal(one: FileSeen) -> Problem | None:
         if function in RUNS_CODE_BUILTINS if is_builtin else module.partition(".")[0] in RUNS_CODE:
             running.append(name)
     if running:
-        return Problem(
-            severity=Severity.ERROR,
-            summary=f"{one.path} calls {first_names(running)} when it is loaded: it runs code",
-            evidence=(f"it names {first_names(names)}", "ddpdoctor did not run it"),
-            fix="do not load it with weights_only=False; delete it, and find out where it came from",
-        )
+        summary = f"{one.path} calls {first_names(running)} when it is loaded: it runs code"
+        evidence = (f"it names {first_names(names)}", "ddpdoctor did not run it")
+        fix = "do not load it with weights_only=False; delete it, and find out where it came from"
+        return Problem(severity=Severity.ERROR, summary=summary, evidence=evidence, fix=fix)
     if one.refused:
         last = [name.rpartition(".")[2] for name in one.refused]
         return Problem(

@@ -141,15 +141,13 @@ def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
     blame = seen(each for each in sighting.values if each.unfinished)
     if blame is not None:  # DDP still waited for gradients when the optimizer made its step
         named = _first_few(list(dict.fromkeys(name for each in sighting.values for name in each.unfinished)))
-        yield DriftCause(
-            name="unfinished",
-            words=f"backward left {named} without a gradient, so DDP did not finish the reduction",
-            fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
-            "forward in the loss, and remove or freeze unused parameters before you wrap the model",
-            blame=blame,
-            at_the_step=True,
-            evidence=(f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",),
+        words = f"backward left {named} without a gradient, so DDP did not finish the reduction"
+        fix = (
+            "pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
+            "forward in the loss, and remove or freeze unused parameters before you wrap the model"
         )
+        evidence = (f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",)
+        yield DriftCause(name="unfinished", words=words, fix=fix, blame=blame, at_the_step=True, evidence=evidence)
 
 
 def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
@@ -165,14 +163,12 @@ def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
         )
     scales = disagreement({each.rank: each.scale for each in sighting.values if each.scale is not None})
     if scales is not None:
-        yield DriftCause(
-            name="scaled apart",
-            words=f"the gradient scaler's scale is {scales[0]}",
-            fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
-            "update() on all ranks after each step()",
-            blame=scales[1],
-            at_the_step=True,
+        words = f"the gradient scaler's scale is {scales[0]}"
+        fix = (
+            "create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
+            "update() on all ranks after each step()"
         )
+        yield DriftCause(name="scaled apart", words=words, fix=fix, blame=scales[1], at_the_step=True)
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
     if some is not None and not has_majority:
         under = f"{some.unreduced_forwards} of {some.forwards} forwards"

@@ -98,14 +98,12 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
         yield replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
     uneven = disagreement({each.rank: each.steps for each in sighting.values}, lambda steps: f"{steps} steps")
     if uneven is not None:
-        yield DriftCause(
-            name=UNEVEN_STEPS,
-            words=f"the ranks made different numbers of steps: {uneven[0]}",
-            fix="call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
-            "local batch",
-            blame=uneven[1],
-            at_the_step=True,
+        words = f"the ranks made different numbers of steps: {uneven[0]}"
+        fix = (
+            "call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
+            "local batch"
         )
+        yield DriftCause(name=UNEVEN_STEPS, words=words, fix=fix, blame=uneven[1], at_the_step=True)
     now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
     if now is None or sighting.stream.clock is not StreamClock.STEP:
         return
@@ -152,12 +150,9 @@ def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
     of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
     if of_state is not None and not state_follows_parameters(sighting.values):
         unseen, see_each = _of_unseen_steps(of_state)
-        yield DriftCause(
-            name="optimizer state",
-            words=f"the optimizer state differs since step {of_state.step}, with equal gradients{unseen}",
-            fix=f"load the optimizer state on all ranks from the same file{see_each}",
-            blame=blame_of(of_state.difference.splits),
-        )
+        words = f"the optimizer state differs since step {of_state.step}, with equal gradients{unseen}"
+        fix = f"load the optimizer state on all ranks from the same file{see_each}"
+        yield DriftCause(name="optimizer state", words=words, fix=fix, blame=blame_of(of_state.difference.splits))
 
 
 def _of_unseen_steps(sighting: Sighting) -> tuple[str, str]:
@@ -229,16 +224,14 @@ def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> Drift
     if What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED:
         if not never_equal:
             return why_parameters_differ(sighting)
-        return DriftCause(
-            name="never sent",
-            words="the gradients are equal on all ranks, but the parameters never were: each rank created its own "
-            "initial weights (another seed), and no rank broadcast them",
-            fix=BROADCAST,
-            blame=seen(sighting.values),
-            evidence=(
-                f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
-            ),
+        words = (
+            "the gradients are equal on all ranks, but the parameters never were: each rank created its own "
+            "initial weights (another seed), and no rank broadcast them"
         )
+        evidence = (
+            f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
+        )
+        return DriftCause(name="never sent", words=words, fix=BROADCAST, blame=seen(sighting.values), evidence=evidence)
     last = next((values for number, values in stream.values if number == stream.last_number), None)
     if last is None or not all(each.own_steps > 0 and each.through > 0 for each in last):
         return None
@@ -327,12 +320,8 @@ def _why(sighting: Sighting) -> DriftCause:
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
     what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
-    return DriftCause(
-        name="kept apart",
-        words=f"with broadcast_buffers=False, each rank keeps {what}",
-        fix="keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
-        "'*running_*'",
-    )
+    fix = "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different '*running_*'"
+    return DriftCause(name="kept apart", words=f"with broadcast_buffers=False, each rank keeps {what}", fix=fix)
 
 
 FOLLOWS = "follows"  # name of the cause that state differs because gradients or parameters differed earlier
@@ -371,12 +360,9 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
         ):
             return DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
     unseen, see_each = _of_unseen_steps(sighting)
-    return DriftCause(
-        name="state",
-        words=f"with equal gradients, so it was loaded or changed on some ranks only{unseen}: parameters will diverge "
-        "too",
-        fix=f"load the optimizer state on all ranks from the same file{see_each}",
-    )
+    words = f"with equal gradients, so it was loaded or changed on some ranks only{unseen}: parameters will diverge too"
+    fix = f"load the optimizer state on all ranks from the same file{see_each}"
+    return DriftCause(name="state", words=words, fix=fix)
 
 
 def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:

@@ -217,10 +217,8 @@ def _weighted(step: ReferenceStep) -> Problem | None:
         )
     if max(step.weights) - min(step.weights) <= NEAR:
         factor = step.weights[0] * world
-        return Problem(
-            summary=f"one process gets {factor:.4g} times the mean over ranks: the loss is not a mean over samples",
-            fix="return a loss that is a mean over samples",
-        )
+        summary = f"one process gets {factor:.4g} times the mean over ranks: the loss is not a mean over samples"
+        return Problem(summary=summary, fix="return a loss that is a mean over samples")
     shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
     uneven = len(set(step.samples)) > 1
     return Problem(
@@ -273,12 +271,9 @@ def check_optimizer_files(facts: DiffFacts) -> Answer:
     unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
     if not unequal:
         return answer
-    others = Problem(
-        severity=Severity.INFO,
-        summary=f"values other than tensors differ: {', '.join(one.name for one in unequal[:MAX_NAMED])}",
-        evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
-        fix="compare files from the same step",
-    )
+    summary = f"values other than tensors differ: {', '.join(one.name for one in unequal[:MAX_NAMED])}"
+    evidence = tuple(_describe(facts, one) for one in unequal[:MAX_NAMED])
+    others = Problem(severity=Severity.INFO, summary=summary, evidence=evidence, fix="compare files from the same step")
     return judged([*answer.problems, others])
 
 

@@ -279,12 +279,9 @@ def _unlisted(gpus: Gpus) -> Iterator[Problem]:
             confidence = Confidence.MEDIUM
         else:
             continue
-        yield Problem(
-            summary=f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken",
-            evidence=(evidence,),
-            fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing",
-            confidence=confidence,
-        )
+        summary = f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken"
+        fix = f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing"
+        yield Problem(summary=summary, evidence=(evidence,), fix=fix, confidence=confidence)
 
 
 def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Problem]:
@@ -293,11 +290,9 @@ def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Proble
     count = len(visible.devices)
     is_clear = torch is not None and torch.cuda is not None and not any(gpu.mig_enabled for gpu in gpus.devices)
     if torch is not None and is_clear and torch.device_count < count and not any(gpu.error for gpu in gpus.devices):
-        yield Problem(
-            summary=f"torch sees {torch.device_count} of {count} GPUs that NVML lists",
-            evidence=(torch.cuda_error,) if torch.cuda_error else (),
-            fix='python -c "import torch; torch.cuda.init()" shows the CUDA error',
-        )
+        summary = f"torch sees {torch.device_count} of {count} GPUs that NVML lists"
+        fix = 'python -c "import torch; torch.cuda.init()" shows the CUDA error'
+        yield Problem(summary=summary, evidence=(torch.cuda_error,) if torch.cuda_error else (), fix=fix)
     values = {process.variables.get(VARIABLE) for process in node.processes}
     if not node.ranks or len(values) > 1 or any(sees_its_own(process) for process in node.processes):
         return
@@ -313,11 +308,8 @@ def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Proble
             ranks=tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count),
         )
     elif ranks < count:
-        yield Problem(
-            summary=f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle",
-            fix=f"use --nproc-per-node={count} to use all GPUs",
-            severity=Severity.INFO,
-        )
+        summary = f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle"
+        yield Problem(summary=summary, fix=f"use --nproc-per-node={count} to use all GPUs", severity=Severity.INFO)
 
 
 @rule(

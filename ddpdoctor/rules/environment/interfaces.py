@@ -106,13 +106,10 @@ def _spare_bridge(node: Node, network: Network, choice: Choice) -> Iterator[Prob
     if not bridges or (rdma is not None and network_ports(node, rdma)):
         return
     names = ", ".join(dict.fromkeys(str(pick) for pick in bridges))
-    yield Problem(
-        summary=f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges",
-        evidence=(f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",),
-        fix=f"{export(VARIABLES['NCCL'], network)} on all nodes",
-        severity=Severity.WARNING,
-        hosts=(node.host,),
-    )
+    summary = f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges"
+    evidence = (f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",)
+    fix = f"{export(VARIABLES['NCCL'], network)} on all nodes"
+    yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, hosts=(node.host,))
 
 
 def _same_address(chosen: Chosen) -> Iterator[Problem]:
@@ -125,12 +122,10 @@ def _same_address(chosen: Chosen) -> Iterator[Problem]:
     for (library, address), held in holders.items():
         hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
         if len(hosts) > 1:
-            yield Problem(
-                summary=f"{library} would use the same address {address} on {name_list(hosts)}",
-                evidence=tuple(f"{node.host}: {pick}" for node, _, pick in held[:4]),
-                fix=f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique",
-                hosts=hosts,
-            )
+            summary = f"{library} would use the same address {address} on {name_list(hosts)}"
+            evidence = tuple(f"{node.host}: {pick}" for node, _, pick in held[:4])
+            fix = f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, hosts=hosts)
 
 
 def _link_local(chosen: Chosen) -> Iterator[Problem]:
@@ -214,13 +209,9 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
         if not fitting:
             what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
             best = best_interface(network) or "INTERFACE"
-            yield Problem(
-                summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
-                evidence=evidence,
-                fix=f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}",
-                ranks=ranks_of([process]),
-                kind=setting.kind,
-            )
+            summary = f'{setting}: {what}, so NCCL fails with "no socket interface found"'
+            fix = f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks_of([process]), kind=setting.kind)
         elif wanted.marked:
             first, *others = setting.value.split(",")
             with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
@@ -238,12 +229,9 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
     there = {interface.name for interface in network.interfaces}
     wrong = [name for name in names if name not in there]
     if wrong:
-        yield Problem(
-            summary=f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}",
-            evidence=(f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",),
-            fix=export(setting.name, network),
-            ranks=ranks_of([process]),
-        )
+        summary = f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}"
+        evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
+        yield Problem(summary=summary, evidence=evidence, fix=export(setting.name, network), ranks=ranks_of([process]))
 
 
 def _why_not(name: str, setting: Setting, there: set[str]) -> str:
@@ -319,12 +307,9 @@ def _down(
     carrier = {True: "carrier", False: "no carrier", None: "unknown carrier"}[interface.carrier]
     addresses = ", ".join(interface.addresses) or "no address"
     facts = f"{'up' if interface.up else 'down'}, state {interface.operstate}, {carrier}, {addresses}"
-    return Problem(
-        summary=f"{library} would use {name}, which {state}",
-        evidence=(f"{name}: {facts}", why),
-        fix=mend + (f", or export {variable}={others}" if others not in {None, name} else ""),
-        severity=severity,
-    )
+    summary = f"{library} would use {name}, which {state}"
+    fix = mend + (f", or export {variable}={others}" if others not in {None, name} else "")
+    return Problem(summary=summary, evidence=(f"{name}: {facts}", why), fix=fix, severity=severity)
 
 
 @rule(
@@ -347,10 +332,8 @@ def check_v4v6(fleet: Fleet) -> Answer:
                 f"{interface.name}: {', '.join(interface.addresses) or 'no address'}"
                 for interface in network.interfaces[:8]
             )
-            problems.append(Problem(
-                summary=f"{setting}: no interface of the node has an IPv{family} address", evidence=tuple(there),
-                fix=setting.removal, hosts=(node.host,),
-            ))  # fmt: skip
+            summary = f"{setting}: no interface of the node has an IPv{family} address"
+            problems.append(Problem(summary=summary, evidence=tuple(there), fix=setting.removal, hosts=(node.host,)))
     nodes = "one node" if len(chosen) == 1 else f"{len(chosen)} nodes"
     families = sorted({f"{library} IPv{pick.ip.version}" for library, _, _, pick in first_picks(chosen)})
     return judged(problems, f"{', '.join(families) or 'no address'} on {nodes}")

@@ -225,12 +225,8 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
             yield Problem(summary=summary, evidence=evidence, fix=f"{fix}, or raise {size_name}", ranks=ranks)
     local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
     if local is not None and world is not None and local > world >= 1:
-        yield Problem(
-            summary=f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the "
-            "job",
-            fix="export WORLD_SIZE as the total number of ranks on all nodes",
-            ranks=ranks,
-        )
+        summary = f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the job"
+        yield Problem(summary=summary, fix="export WORLD_SIZE as the total number of ranks on all nodes", ranks=ranks)
     for name in _PORTS:
         port = process.number(name)
         if port is None or 1 <= port <= MAX_PORT or (port == 0 and world == 1):
@@ -305,13 +301,8 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
     silent = [host for host in hosts if host not in answered]
     whereabouts = [f"no message from {name_list(silent)}"] if silent else []
     whereabouts += [f"these answered: {name_list(answered)}"] if answered else []
-    yield Problem(
-        summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
-        evidence=(*whereabouts, *fleet.problems),
-        fix=fix,
-        ranks=tuple(missing),
-        hosts=hosts,
-    )
+    summary = f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}"
+    yield Problem(summary=summary, evidence=(*whereabouts, *fleet.problems), fix=fix, ranks=tuple(missing), hosts=hosts)
 
 
 def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
@@ -414,13 +405,11 @@ def _overruled(node: Node) -> Iterator[Problem]:
     ranks = ranks_of(node.processes)
     if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
         alone = groups == 1 and asked[1] > 1
-        yield Problem(
-            summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')}, but torchrun counts {groups}: "
-            + ("each pod trains alone" if alone else "its command line overrules the operator"),
-            evidence=(f"GROUP_WORLD_SIZE is {groups}",),
-            fix="remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES",
-            ranks=ranks,
+        summary = f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')}, but torchrun counts {groups}: " + (
+            "each pod trains alone" if alone else "its command line overrules the operator"
         )
+        fix = "remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES"
+        yield Problem(summary=summary, evidence=(f"GROUP_WORLD_SIZE is {groups}",), fix=fix, ranks=ranks)
     local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
     if local is not None and wanted is not None and local != wanted:
         yield Problem(
@@ -438,19 +427,15 @@ def _network_faults(process: NodeProcess, names: Names | None, network: Network 
         service = master.name.partition(".")[2].partition(".")[0] or master.name
         patch = '{"spec":{"publishNotReadyAddresses":true}}'
         variables = [name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if text_of(process, name)]
-        yield Problem(
-            summary=f"the master's name {master.name} does not resolve in this pod: no service publishes it",
-            evidence=(master.error, *(f"{name}={text_of(process, name)}" for name in variables[:1])),
-            fix=f"kubectl patch service {service} -p '{patch}'",
-        )
+        summary = f"the master's name {master.name} does not resolve in this pod: no service publishes it"
+        evidence = (master.error, *(f"{name}={text_of(process, name)}" for name in variables[:1]))
+        yield Problem(summary=summary, evidence=evidence, fix=f"kubectl patch service {service} -p '{patch}'")
     if network is None:
         return
     if network.mesh_proxy:
-        yield Problem(
-            summary="Istio's proxy intercepts all connections of this pod: ranks connect but then hang",
-            evidence=("Istio's proxy listens on ports 15001 and 15006",),
-            fix='give the pods the annotation sidecar.istio.io/inject: "false"',
-        )
+        summary = "Istio's proxy intercepts all connections of this pod: ranks connect but then hang"
+        fix = 'give the pods the annotation sidecar.istio.io/inject: "false"'
+        yield Problem(summary=summary, evidence=("Istio's proxy listens on ports 15001 and 15006",), fix=fix)
     own = names.own.addresses if names is not None else ()
     hosts = [interface.name for interface in network.interfaces if interface.name.startswith(HOST_INTERFACES)]
     if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(is_loopback, own)):
@@ -519,20 +504,14 @@ def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem
             yield from _tasks_as_ranks(process, tasks, nodes)
     gpus = process.number("SLURM_GPUS_ON_NODE")
     if local is not None and gpus is not None and local > gpus >= 1:
-        yield Problem(
-            summary=f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}",
-            evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
-            fix=f"--gpus-per-node={local}, or at most {gpus} ranks per node",
-            severity=Severity.WARNING,
-            ranks=ranks,
-        )
+        summary = f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}"
+        evidence = (f"SLURM_GPUS_ON_NODE is {gpus}",)
+        fix = f"--gpus-per-node={local}, or at most {gpus} ranks per node"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks)
     if in_step and tasks > 1 and job_nodes is not None and nodes < job_nodes:
-        yield Problem(
-            summary=f"the step runs on {nodes} of the {job_nodes} nodes of the job",
-            fix=f"srun --nodes={job_nodes} …, if all nodes should train",
-            severity=Severity.INFO,
-            ranks=ranks,
-        )
+        summary = f"the step runs on {nodes} of the {job_nodes} nodes of the job"
+        fix = f"srun --nodes={job_nodes} …, if all nodes should train"
+        yield Problem(summary=summary, fix=fix, severity=Severity.INFO, ranks=ranks)
 
 
 def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
@@ -549,13 +528,10 @@ def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Pr
             ranks=ranks_of([process]),
         )
     if rank is not None and task is not None and rank != task:
-        yield Problem(
-            summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
-            evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
-            fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
-            severity=Severity.WARNING,
-            ranks=ranks_of([process]),
-        )
+        summary = "RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes"
+        evidence = (f"RANK is {rank} and SLURM_PROCID is {task}",)
+        fix = "export RANK=$SLURM_PROCID in each task, not in the batch script"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks_of([process]))
 
 
 def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: int | None) -> Iterator[Problem]:
@@ -576,13 +552,8 @@ def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: 
         what = f"the job has {job_nodes} nodes, but torchrun uses one: {why}"
     else:
         return
-    yield Problem(
-        summary=what,
-        evidence=evidence,
-        fix="srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …",
-        severity=Severity.WARNING,
-        ranks=ranks_of([process]),
-    )
+    fix = "srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …"
+    yield Problem(summary=what, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks_of([process]))
 
 
 @rule(

@@ -151,10 +151,8 @@ def _judge_volume(volume: Volume) -> Iterator[Problem]:
     free = f"free space: du -xh --max-depth=1 {volume.path}"
     elsewhere = "export TMPDIR=/path/on/another/disk" if volume.temporary else free
     if volume.error:
-        yield Problem(
-            summary=f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}",
-            fix=f"check its server or mount: grep {volume.path} /proc/mounts",
-        )
+        summary = f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}"
+        yield Problem(summary=summary, fix=f"check its server or mount: grep {volume.path} /proc/mounts")
     elif not volume.writable:
         if volume.temporary:
             yield Problem(summary=f"{place} is not writable", fix=elsewhere)
@@ -163,12 +161,9 @@ def _judge_volume(volume: Volume) -> Iterator[Problem]:
         left = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"
         yield Problem(summary=summary, evidence=(left,), fix=elsewhere)
     elif volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
-        yield Problem(
-            summary=f"{place} is slow: less than {number(SLOW_MB_S)} MB/s reach the device",
-            evidence=(f"{number(volume.write_mb_s)} MB/s",),
-            fix="write checkpoints to a faster disk",
-            severity=Severity.INFO,
-        )
+        summary = f"{place} is slow: less than {number(SLOW_MB_S)} MB/s reach the device"
+        fix = "write checkpoints to a faster disk"
+        yield Problem(summary=summary, evidence=(f"{number(volume.write_mb_s)} MB/s",), fix=fix, severity=Severity.INFO)
 
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -116,12 +116,10 @@ def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Probl
     elif speed is not None and fastest is not None and speed < fastest:
         if is_gpu(mine) and mine.speed_gt_s is not None and mine.speed_gt_s < fastest:
             return  # bridges above an idle consumer GPU slow down with it
-        yield Problem(
-            summary=f"{where} runs at {speed:g} of {fastest:g} GT/s",
-            evidence=(f"{lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",),
-            fix="check the slot's PCIe generation in the BIOS, and reseat the card and its riser",
-            severity=Severity.WARNING,
-        )
+        summary = f"{where} runs at {speed:g} of {fastest:g} GT/s"
+        evidence = (f"{lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",)
+        fix = "check the slot's PCIe generation in the BIOS, and reseat the card and its riser"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING)
 
 
 def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterator[Problem]:
@@ -273,12 +271,10 @@ def check_p2p(node: Node) -> Answer:
     problems = []
     if wrong:
         members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
-        problems.append(Problem(
-            summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
-            evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
-            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
-            severity=Severity.ERROR,
-        ))  # fmt: skip
+        summary = f"Copies between {gpu_list(members)} arrive wrong or not at all"
+        evidence = tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8])
+        fix = "export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.ERROR))
     problems += _refusals(node, refused, linked, gpus)
     return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
 
@@ -313,12 +309,9 @@ def _refusals(
             continue
         members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
         whys = dict.fromkeys(refused[pair] for pair in pairs)
-        yield Problem(
-            summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
-            evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
-            fix=fix,
-            severity=severity,
-        )
+        summary = f"{gpu_list(members)} cannot access each other's memory directly, {words}"
+        evidence = (f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",)
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
 
 
 SHOWN = 4  # How many bridges or ranks are named. If there are more, their number follows.

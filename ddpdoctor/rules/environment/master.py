@@ -311,12 +311,10 @@ def check_master_numeric(node: Node) -> Answer:
         job = number == text_of(process, "SLURM_JOB_ID")
         value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
         port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
-        problems.append(Problem(
-            summary=f"{endpoint.variable} is {number}, {read_as}: every rank waits for a host that does not exist",
-            evidence=("it is the Slurm job id, SLURM_JOB_ID",) if job else (),
-            fix=f"export {endpoint.variable}={value}{port}",
-            ranks=ranks_of([process]),
-        ))  # fmt: skip
+        summary = f"{endpoint.variable} is {number}, {read_as}: every rank waits for a host that does not exist"
+        evidence = ("it is the Slurm job id, SLURM_JOB_ID",) if job else ()
+        fix = f"export {endpoint.variable}={value}{port}"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks_of([process])))
     return judged(problems, ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found)))
 
 

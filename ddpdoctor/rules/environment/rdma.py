@@ -96,16 +96,14 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
     else:
         cable = f"the cable of {label(device, port)}"
         fix = f"reseat or replace {cable} and check the switch port: mlxlink -d {device.name}"
-    return Problem(
-        summary=f"RDMA port{'s' if many else ''} {names} {'are' if many else 'is'} not active: "
-        + WHY.get((state, phys), f"its link is {phys}"),
-        evidence=(
-            f"state {state or 'not known'}, physical state {phys or 'not known'}",
-            "NCCL skips ports that are not ACTIVE, and reports this only with NCCL_DEBUG=INFO",
-        ),
-        fix=fix,
-        severity=severity,
+    summary = f"RDMA port{'s' if many else ''} {names} {'are' if many else 'is'} not active: " + WHY.get(
+        (state, phys), f"its link is {phys}"
     )
+    evidence = (
+        f"state {state or 'not known'}, physical state {phys or 'not known'}",
+        "NCCL skips ports that are not ACTIVE, and reports this only with NCCL_DEBUG=INFO",
+    )
+    return Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
 
 
 def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Problem]:
@@ -115,12 +113,9 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Prob
     is_dark = len(cards) >= DARK_CARDS and not any(is_active(port) for _, port in ports)
     if is_dark and gpus is not None and gpus.devices:
         states = words([f"{port.state}/{port.phys_state}" for _, port in ports])
-        yield Problem(
-            summary=f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets",
-            evidence=(f"states: {states}",),
-            fix="check the leaf switch and the subnet manager: ibstat; sminfo",
-            severity=Severity.WARNING,
-        )
+        summary = f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets"
+        fix = "check the leaf switch and the subnet manager: ibstat; sminfo"
+        yield Problem(summary=summary, evidence=(f"states: {states}",), fix=fix, severity=Severity.WARNING)
 
 
 @rule(
@@ -170,11 +165,9 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
         times = "once" if count == 1 else f"{count} times"
         errors = [f"{name} {value}" for name, value in sorted(port.counters.items()) if value and name != "link_downed"]
         peers = f"link_downed of its {len(others)} peers: {min(others)} to {max(others)}" if others else ""
-        yield Problem(
-            summary=f"The link of RDMA port {name_of_port} went down {times} since its counters began",
-            evidence=tuple(filter(None, (f"link_downed {count}", peers, ", ".join(errors)))),
-            fix=fix,
-        )
+        summary = f"The link of RDMA port {name_of_port} went down {times} since its counters began"
+        evidence = tuple(filter(None, (f"link_downed {count}", peers, ", ".join(errors))))
+        yield Problem(summary=summary, evidence=evidence, fix=fix)
 
 
 GIB = 2**30
@@ -370,13 +363,10 @@ def _fewer(fleet: Fleet, board: str) -> Iterator[Problem]:
     split = compare_nodes((node, count(node)) for node in fleet.nodes)
     if split is None or split.majority is None or any(s.value > split.majority.value for s in split.minorities):
         return
-    yield Problem(
-        summary=f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}",
-        evidence=("a missing device may have fallen off the bus, or its driver did not load",),
-        fix="compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg",
-        severity=Severity.WARNING,
-        hosts=split.hosts,
-    )
+    summary = f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}"
+    evidence = ("a missing device may have fallen off the bus, or its driver did not load",)
+    fix = "compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg"
+    yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, hosts=split.hosts)
 
 
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"
@@ -472,13 +462,10 @@ def _by_index(node: Node, ports: Ports, setting: Setting) -> Iterator[Problem]:
     if common:
         right = f"RoCE v2 with IPv4 is entry {min(common)} on all {len(ports)} ports"
     for (what, severity), those in faults.items():
+        summary = f"{setting} selects {what} of {_words_of(tuple(those))}"
+        fix = f"{setting.removal} ({PICKS_ITSELF})"
         yield Problem(
-            summary=f"{setting} selects {what} of {_words_of(tuple(those))}",
-            evidence=(right,),
-            fix=f"{setting.removal} ({PICKS_ITSELF})",
-            severity=severity,
-            hosts=(node.host,),
-            kind=setting.kind,
+            summary=summary, evidence=(right,), fix=fix, severity=severity, hosts=(node.host,), kind=setting.kind
         )
 
 
@@ -561,23 +548,16 @@ def _judge_entry(
     names = tuple(dict.fromkeys(device.name for device, port in ports if wanted.matches(entry, device.name, port.port)))
     more = [name for name in names if name != entry.name and not wanted.names(name)]
     if not names:
-        yield Problem(
-            summary=f"{entry} in {setting} matches no RDMA device of this machine",
-            evidence=tuple(here),
-            fix=f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband",
-            severity=Severity.WARNING,
-            kind=setting.kind,
-        )
+        summary = f"{entry} in {setting} matches no RDMA device of this machine"
+        fix = f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband"
+        yield Problem(summary=summary, evidence=tuple(here), fix=fix, severity=Severity.WARNING, kind=setting.kind)
     elif more and not wanted.exact and entry.name in names:
         exact = f"{'^=' if wanted.exclude else '='}{','.join(map(str, wanted.entries))}"
         what = "excludes" if wanted.exclude else "takes"
-        yield Problem(
-            summary=f"{entry} in {setting} also {what} {words(more)}: entries are prefixes of names",
-            evidence=(f"use = before the list to match full names: {exact}",),
-            fix=f"in {setting.path}: NCCL_IB_HCA={exact}" if setting.path else f"export NCCL_IB_HCA={exact}",
-            severity=Severity.WARNING,
-            kind=setting.kind,
-        )
+        summary = f"{entry} in {setting} also {what} {words(more)}: entries are prefixes of names"
+        evidence = (f"use = before the list to match full names: {exact}",)
+        fix = f"in {setting.path}: NCCL_IB_HCA={exact}" if setting.path else f"export NCCL_IB_HCA={exact}"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, kind=setting.kind)
 
 
 @rule(
@@ -603,10 +583,7 @@ def check_ib_disabled(node: Node) -> Answer:
     names = words([label(device, port) for device, port in ports])
     summary = f"{setting} disables this machine's RDMA network: NCCL will use TCP sockets"
     evidence = (f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",)
+    fix = setting.removal
     return found(
-        summary,
-        f"{setting}, and {len(ports)} ports are active",
-        evidence=evidence,
-        fix=setting.removal,
-        kind=setting.kind,
+        summary, f"{setting}, and {len(ports)} ports are active", evidence=evidence, fix=fix, kind=setting.kind
     )
