@@ -136,19 +136,15 @@ def check_env_complete(node: Node) -> Answer:
     found = [process for process in node.processes if any(name in process.variables for name in RANK_VARIABLES)]
     if not found:
         return skipped(NO_LAUNCHER)
-    problems = [*_no_numbers(found), *_missing_variables(found)]
-    return judged(problems, show_variables(found[0], RANK_VARIABLES))
-
-
-def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
-    """Yield one problem for each value that Python's int(), which torch uses, does not accept."""
-    texts = grouped(((name, text_of(process, name)), process) for name in _NUMBERS for process in processes)
+    problems = []
+    texts = grouped(((name, text_of(process, name)), process) for name in _NUMBERS for process in found)
     for (name, text), those in texts.items():
         try:
-            int(text or "0")
+            int(text or "0")  # as torch does
         except ValueError:
             summary = f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError"
-            yield Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those))
+            problems.append(Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those)))
+    return judged([*problems, *_missing_variables(found)], show_variables(found[0], RANK_VARIABLES))
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
@@ -254,21 +250,9 @@ def check_rank_set(fleet: Fleet) -> Answer:
         return skipped("no launcher was seen, so there is only one process")
     if fleet.world_size is None:
         return skipped("the launcher does not report the number of ranks")
-    problems = [*_missing_ranks(fleet, fleet.world_size)]
-    if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
-        problems += misnumbered(fleet, fleet.world_size)
+    problems = [*_missing_ranks(fleet, fleet.world_size), *_misnumbered(fleet, fleet.world_size)]
+    if fleet.launcher is Launcher.NNODES:
         return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
-    problems += _twice(fleet, fleet.world_size)
-    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < fleet.world_size]
-    if outside:
-        high = tuple(sorted({rank for _, rank in outside}))
-        problems.append(Problem(
-            summary=f"{rank_list(high)} {verb(high, 'is', 'are')} out of range: ranks range from 0 to "
-            f"{fleet.world_size - 1}",
-            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
-            ranks=high,
-            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
-        ))  # fmt: skip
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
     seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
     return judged(problems, seen)
@@ -322,55 +306,48 @@ def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
     return {rank: known_as.get(host, host) for rank, host in enumerate(each)}
 
 
-def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
-    claims = grouped((process.rank, (node, process)) for node, process in fleet.processes() if process.rank is not None)
-    doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
-    if not doubled:
-        return
-    unclaimed = [rank for rank in range(size) if rank not in claims and rank not in fleet.missing]
-    evidence = [  # a few processes for each of the first few ranks
-        f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"
-        for rank, those in list(doubled.items())[:SHOWN]
-    ]
-    yield Problem(
-        summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} used by more than one process, so the job hangs",
-        evidence=(*evidence, *([f"no process has {rank_list(unclaimed)}"] if unclaimed else [])),
-        fix="give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task",
-        ranks=tuple(doubled),
-        hosts=tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those)),
-    )
-
-
 NODE_RANK = "PET_NODE_RANK"  # torchrun reads --node-rank from this variable. It stands for that option here too.
 
 
-def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
-    """Yield node numbers that several nodes claim, and numbers that are not below ``size``."""
-    numbers = ((node.first.number(NODE_RANK), node.host) for node in fleet.nodes if node.processes)
-    claims = dict(sorted(grouped((number, host) for number, host in numbers if number is not None).items()))
-    doubled = {number: hosts for number, hosts in claims.items() if len(hosts) > 1}
+def _misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
+    """Yield numbers of ranks, or of nodes, that several claim, and numbers that are not below ``size``."""
+    by_nodes = fleet.launcher is Launcher.NNODES  # it counts nodes, and RANK may be set all the same
+    if by_nodes:
+        noun, who, hangs, limit = "node", "host", "hangs or fails", "--nnodes on all nodes"
+        fix = f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID"
+        numbers = [(node.first.number(NODE_RANK), node.host, node.host) for node in fleet.nodes if node.processes]
+        numbers.sort(key=lambda said: said[0] or 0)
+    else:
+        noun, who, hangs, limit = "rank", "process", "hangs", "WORLD_SIZE on all ranks"
+        fix = "give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task"
+        numbers = [
+            (process.rank, node.host, f"process {process.pid} on {node.host}") for node, process in fleet.processes()
+        ]
+    claims = grouped((number, (host, claimant)) for number, host, claimant in numbers if number is not None)
+    doubled = {number: those for number, those in sorted(claims.items()) if len(those) > 1}
     if doubled:
-        nobody = [number for number in range(size) if number not in claims]
+        names, most = (name_list, None) if by_nodes else (first_names, SHOWN)
+        evidence = [
+            f"{noun} {number}: {names([claimant for _, claimant in those])}"
+            for number, those in list(doubled.items())[:most]
+        ]
+        missing = () if by_nodes else fleet.missing
+        nobody = [number for number in range(size) if number not in claims and number not in missing]
         yield Problem(
-            summary=f"{rank_list(doubled, 'node')} {verb(doubled, 'is', 'are')} used by more than one host, so the job "
-            "hangs or fails",
-            evidence=(
-                *(f"node {number}: {name_list(tuple(hosts))}" for number, hosts in doubled.items()),
-                *([f"no host has {rank_list(nobody, 'node')}"] if nobody else []),
-            ),
-            fix=f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",
+            summary=f"{rank_list(doubled, noun)} {verb(doubled, 'is', 'are')} used by more than one {who}, so the job "
+            f"{hangs}",
+            evidence=(*evidence, *([f"no {who} has {rank_list(nobody, noun)}"] if nobody else [])),
+            fix=fix,
             ranks=tuple(doubled),
-            hosts=tuple(dict.fromkeys(host for hosts in doubled.values() for host in hosts)),
+            hosts=tuple(dict.fromkeys(host for those in doubled.values() for host, _ in those)),
         )
-    outside = {number: hosts for number, hosts in claims.items() if not 0 <= number < size}
+    outside = sorted(number for number in claims if not 0 <= number < size)
     if outside:
-        yield Problem(
-            summary=f"{rank_list(outside, 'node')} {verb(outside, 'is', 'are')} out of range: nodes range from 0 to "
-            f"{size - 1}",
-            fix="number the nodes from 0, or raise --nnodes on all nodes",
-            ranks=tuple(outside),
-            hosts=tuple(dict.fromkeys(host for hosts in outside.values() for host in hosts)),
-        )
+        are_outside = f"{rank_list(outside, noun)} {verb(outside, 'is', 'are')} out of range"
+        summary = f"{are_outside}: {noun}s range from 0 to {size - 1}"
+        fix = f"number the {noun}s from 0, or raise {limit}"
+        hosts = tuple(dict.fromkeys(host for number, host, _ in numbers if number in outside))
+        yield Problem(summary=summary, fix=fix, ranks=tuple(outside), hosts=hosts)
 
 
 # Interfaces that network plugins create on the machine itself, not inside its pods.
@@ -392,33 +369,26 @@ def check_k8s(node: Node) -> Answer:
     """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job."""
     if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is not a Kubernetes pod")
-    names, network = known(node.names), known(node.network)
-    problems = [*_overruled(node), *_network_faults(node.first, names, network)]
-    return judged(problems, show_variables(node.first, _SHOWN) or "a pod without an operator's variables")
-
-
-def _overruled(node: Node) -> Iterator[Problem]:
-    process = node.first
-    if not by_torchrun(process):
-        return
-    groups, asked = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
-    ranks = ranks_of(node.processes)
-    if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
-        alone = groups == 1 and asked[1] > 1
-        summary = f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')}, but torchrun counts {groups}: " + (
-            "each pod trains alone" if alone else "its command line overrules the operator"
-        )
-        fix = "remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES"
-        yield Problem(summary=summary, evidence=(f"GROUP_WORLD_SIZE is {groups}",), fix=fix, ranks=ranks)
-    local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
-    if local is not None and wanted is not None and local != wanted:
-        yield Problem(
-            summary=f"the operator set PET_NPROC_PER_NODE={wanted}, but torchrun started {local} on this pod",
-            evidence=(f"LOCAL_WORLD_SIZE is {local}",),
-            fix="remove --nproc-per-node from torchrun's command, or set the job's numProcPerNode (nprocPerNode) to "
-            f"{local}",
-            ranks=ranks,
-        )
+    process, ranks, problems = node.first, ranks_of(node.processes), []
+    if by_torchrun(process):  # which the operator's variables were meant for
+        groups, asked = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
+        if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
+            alone = groups == 1 and asked[1] > 1
+            effect = "each pod trains alone" if alone else "its command line overrules the operator"
+            set_to = text_of(process, "PET_NNODES")
+            summary = f"the operator set PET_NNODES={set_to}, but torchrun counts {groups}: {effect}"
+            evidence = (f"GROUP_WORLD_SIZE is {groups}",)
+            fix = "remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks))
+        local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
+        if local is not None and wanted is not None and local != wanted:
+            summary = f"the operator set PET_NPROC_PER_NODE={wanted}, but torchrun started {local} on this pod"
+            evidence = (f"LOCAL_WORLD_SIZE is {local}",)
+            job = f"set the job's numProcPerNode (nprocPerNode) to {local}"
+            fix = f"remove --nproc-per-node from torchrun's command, or {job}"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks))
+    problems += _network_faults(process, known(node.names), known(node.network))
+    return judged(problems, show_variables(process, _SHOWN) or "a pod without an operator's variables")
 
 
 def _network_faults(process: NodeProcess, names: Names | None, network: Network | None) -> Iterator[Problem]:
@@ -439,12 +409,12 @@ def _network_faults(process: NodeProcess, names: Names | None, network: Network 
     own = names.own.addresses if names is not None else ()
     hosts = [interface.name for interface in network.interfaces if interface.name.startswith(HOST_INTERFACES)]
     if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(is_loopback, own)):
+        default = network.default_interface or "INTERFACE"
         yield Problem(
             summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
             "other ranks a loopback address",
             evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {own[0]}"),
-            fix="fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME="
-            f"{network.default_interface or 'INTERFACE'} in the pod",
+            fix=f"fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME={default} in the pod",
         )
 
 
@@ -500,8 +470,22 @@ def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem
     else:
         here = process.number("SLURM_NODEID")
         local = counts[here] if in_step and here is not None and 0 <= here < len(counts) else None
-        if in_step and tasks > 1:
-            yield from _tasks_as_ranks(process, tasks, nodes)
+    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
+    if in_step and tasks > 1 and not by_torchrun(process):  # each task is a rank
+        if world is not None and world != tasks and (tasks != nodes or rank is not None):
+            more = f"they wait for {world - tasks} ranks that never start"
+            consequence = more if world > tasks else "there are more tasks than ranks"
+            summary = f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}"
+            by_node = "start torchrun once on each node: srun --ntasks-per-node=1 torchrun …"
+            fix = f"export WORLD_SIZE=$SLURM_NTASKS in each task, or {by_node}"
+            severity = None if rank is not None else Severity.WARNING
+            evidence = (show_variables(process, _SHOWN_OF_SLURM),)
+            yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, ranks=ranks)
+        if rank is not None and task is not None and rank != task:
+            summary = "RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes"
+            evidence = (f"RANK is {rank} and SLURM_PROCID is {task}",)
+            fix = "export RANK=$SLURM_PROCID in each task, not in the batch script"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks)
     gpus = process.number("SLURM_GPUS_ON_NODE")
     if local is not None and gpus is not None and local > gpus >= 1:
         summary = f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}"
@@ -512,26 +496,6 @@ def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem
         summary = f"the step runs on {nodes} of the {job_nodes} nodes of the job"
         fix = f"srun --nodes={job_nodes} …, if all nodes should train"
         yield Problem(summary=summary, fix=fix, severity=Severity.INFO, ranks=ranks)
-
-
-def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
-    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
-    if world is not None and world != tasks and (tasks != nodes or rank is not None):
-        more = f"they wait for {world - tasks} ranks that never start"
-        consequence = more if world > tasks else "there are more tasks than ranks"
-        yield Problem(
-            summary=f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}",
-            evidence=(show_variables(process, _SHOWN_OF_SLURM),),
-            fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
-            "srun --ntasks-per-node=1 torchrun …",
-            severity=None if rank is not None else Severity.WARNING,
-            ranks=ranks_of([process]),
-        )
-    if rank is not None and task is not None and rank != task:
-        summary = "RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes"
-        evidence = (f"RANK is {rank} and SLURM_PROCID is {task}",)
-        fix = "export RANK=$SLURM_PROCID in each task, not in the batch script"
-        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks_of([process]))
 
 
 def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: int | None) -> Iterator[Problem]:
@@ -617,16 +581,10 @@ def check_gpus_per_task(node: Node) -> Answer:
     if not short:
         return passed(words)
     process, visible = short[-1]
-    count = process.number("SLURM_GPUS_ON_NODE")
+    count, sees = process.number("SLURM_GPUS_ON_NODE"), f"each task sees only {count_of(visible, 'GPU')}"
+    summary = f"{sees}, so cuda:LOCAL_RANK does not exist in the later tasks of a node"
+    named = ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
-    return found(
-        f"each task sees only {count_of(visible, 'GPU')}, so cuda:LOCAL_RANK does not exist in the later "
-        "tasks of a node",
-        words,
-        evidence=(
-            show_variables(process, ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")),
-        ),
-        fix=f"srun {gpus} instead of --gpus-per-task, or torch.cuda.set_device(0) in each task",
-        confidence=Confidence.MEDIUM,
-        ranks=ranks_of(process for process, _ in short),
-    )
+    fix = f"srun {gpus} instead of --gpus-per-task, or torch.cuda.set_device(0) in each task"
+    evidence, ranks = (show_variables(process, named),), ranks_of(process for process, _ in short)
+    return found(summary, words, evidence=evidence, fix=fix, confidence=Confidence.MEDIUM, ranks=ranks)

@@ -20,7 +20,7 @@ from ddpdoctor.model.launch import (
 )
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.words import name_list
+from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, has_several_nodes, ranks_of
 from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
@@ -28,7 +28,6 @@ from ddpdoctor.rules.network import EPHEMERAL, best_interface, export, is_ignore
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from ddpdoctor.model.launch import Endpoint
     from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess
@@ -204,12 +203,13 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
 def check_master_resolve(fleet: Fleet) -> Answer:
     """Report nodes where the master's name does not resolve, or resolves to a different host than on the others."""
     readings = fleet.each(lambda node: node.names)
-    found = tuple((node, names.master) for node, names in readings if names.master is not None)
+    found = tuple((node, read.master) for node, read in readings if read.master is not None)
     if not found:
         return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
     # Other checks handle addresses and localhost.
-    if all(parse_address(one.name) is not None or one.name.lower() in LOOPBACK_NAMES for _, one in found):
-        return passed(f"{found[0][1].name} is an address, not a name")
+    names = [lookup.name for _, lookup in found]
+    if all(parse_address(name) is not None or name.lower() in LOOPBACK_NAMES for name in names):
+        return passed(f"{names[0]} is an address, not a name")
     problems = [
         Problem(
             summary=f"the master's name {_unresolved_words(lookup)}: torch silently retries until its timeout",
@@ -221,34 +221,26 @@ def check_master_resolve(fleet: Fleet) -> Answer:
         for node, lookup in found
         if not lookup.addresses
     ]
-    if len({lookup.name for _, lookup in found}) == 1:
-        problems += _resolved_elsewhere(fleet, found)
-    seen = (f"{one.name} resolves to {', '.join(one.addresses) or one.error}" for _, one in found)
-    return judged(problems, "; ".join(dict.fromkeys(seen)))
-
-
-def _resolved_elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
-    """Yield a problem if the nodes resolve the name to different addresses that are not all rank 0's host."""
-    head, said = fleet.nodes[0], []
+    # Whether the nodes resolve one name to different addresses that are not all rank 0's host
+    head, name, said = fleet.nodes[0], names[0], []
     own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
     for node, lookup in found:
         if node is not head or not all(map(is_loopback_address, lookup.addresses)):
             # All addresses of rank 0's host become a single value.
             meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
             said.append((node, tuple(sorted(meant)) or None))
-    split = compare_nodes(said)
-    if split is None:
-        return
-    disjoint = not set.intersection(*(set(side.value) for side in split.sides))
-    name = found[0][1].name
-    yield disagreement(
-        split,
-        describe(split, f"{name} resolves to", words=", ".join)
-        + ("" if disjoint else ": connections may go to different hosts"),
-        f"make {name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an address",
-        evidence=tuple(f"{node.host}: {', '.join(one.addresses)}" for node, one in found if node.host in split.hosts),
-        severity=None if disjoint else Severity.WARNING,
-    )
+    split = compare_nodes(said) if len(set(names)) == 1 else None
+    if split is not None:
+        disjoint = not set.intersection(*(set(side.value) for side in split.sides))
+        summary = describe(split, f"{name} resolves to", words=", ".join)
+        summary += "" if disjoint else ": connections may go to different hosts"
+        fix = f"make {name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an address"
+        apart = ((node.host, lookup) for node, lookup in found if node.host in split.hosts)
+        evidence = tuple(f"{host}: {', '.join(lookup.addresses)}" for host, lookup in apart)
+        severity = None if disjoint else Severity.WARNING
+        problems.append(disagreement(split, summary, fix, evidence=evidence, severity=severity))
+    seen = (f"{lookup.name} resolves to {', '.join(lookup.addresses) or lookup.error}" for _, lookup in found)
+    return judged(problems, "; ".join(dict.fromkeys(seen)))
 
 
 @rule(
@@ -352,13 +344,30 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     count = count_nodes(fleet)
     if count is None or count.nodes < 2:
         return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known")
-    wrong: dict[tuple[str, str], list[Given]] = {}
-    for one in given:
-        how = _what_is_wrong(one, differs=len(hosts[one.endpoint.variable]) > 1)
-        if how is not None and not (by_host and one.first):
-            wrong.setdefault((one.endpoint.variable, how), []).append(one)
-    evidence = f"{count.nodes} nodes: {count.source}"
-    return judged([_elsewhere(fleet, how, those, evidence) for (_, how), those in wrong.items()], f"{seen}; {evidence}")
+    judged_ones = ((_what_is_wrong(each, differs=len(hosts[each.endpoint.variable]) > 1), each) for each in given)
+    wrong = grouped(
+        ((each.endpoint.variable, how), each)
+        for how, each in judged_ones
+        if how is not None and not (by_host and each.first)
+    )
+    problems, evidence = [], f"{count.nodes} nodes: {count.source}"
+    if by_host:
+        host = fleet.nodes[0].host
+    else:
+        in_slurm = "SLURM_JOB_NODELIST" in fleet.nodes[0].first.variables
+        host = FIRST_HOST_OF_SLURM if in_slurm else "NAME_OF_THE_FIRST_HOST"
+    for (variable, how), those in wrong.items():
+        port = f":{those[0].endpoint.port or 29500}" if variable == "PET_RDZV_ENDPOINT" else ""
+        goes_to_all = variable != "MASTER_ADDR" and fleet.missing  # an option of torchrun
+        problems.append(Problem(
+            summary=f"{variable} {how}",
+            evidence=(evidence,),
+            fix=f"export {variable}={host}{port} on all nodes",
+            severity=Severity.WARNING if all(given.first for given in those) and not goes_to_all else None,
+            ranks=ranks_of(given.process for given in those),
+            hosts=tuple(dict.fromkeys(given.node.host for given in those)),
+        ))  # fmt: skip
+    return judged(problems, f"{seen}; {evidence}")
 
 
 def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
@@ -380,28 +389,6 @@ def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
     if looked_up and all(is_loopback(address) for address in looked_up):
         return f"is {host}, which resolves to {looked_up[0]} there: {_ITSELF}"
     return None
-
-
-def _elsewhere(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Problem:
-    endpoint = those[0].endpoint
-    # An option goes to all nodes.
-    is_option = endpoint.variable != "MASTER_ADDR"
-    variables = fleet.nodes[0].first.variables
-    if fleet.gathered and len(fleet.nodes) > 1:
-        host = fleet.nodes[0].host
-    elif "SLURM_JOB_NODELIST" in variables:
-        host = FIRST_HOST_OF_SLURM
-    else:
-        host = "NAME_OF_THE_FIRST_HOST"
-    right_value = f"{host}:{endpoint.port or 29500}" if endpoint.variable == "PET_RDZV_ENDPOINT" else host
-    return Problem(
-        summary=f"{endpoint.variable} {how}",
-        evidence=(evidence,),
-        fix=f"export {endpoint.variable}={right_value} on all nodes",
-        severity=Severity.WARNING if (all(one.first for one in those) and not (is_option and fleet.missing)) else None,
-        ranks=ranks_of(one.process for one in those),
-        hosts=tuple(dict.fromkeys(one.node.host for one in those)),
-    )
 
 
 @rule(
