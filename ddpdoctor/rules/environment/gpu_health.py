@@ -25,7 +25,6 @@ from ddpdoctor.rules.environment.gpus import (
     numbers,
     ranks_on,
     strangers,
-    verb,
 )
 from ddpdoctor.rules.majority import Voice, compare, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
@@ -286,7 +285,7 @@ def check_app_clocks(fleet: Fleet) -> Answer:
                 f"{label(gpu)}: {gpu.app_clock_sm_mhz} MHz, default {gpu.default_app_clock_sm_mhz} MHz" for gpu in low
             )
             problems.append(Problem(
-                summary=f"{gpu_list(low)} {verb(low, 'has', 'have')} a lowered application clock",
+                summary=f"{gpu_list(low)} {'has' if len(low) == 1 else 'have'} a lowered application clock",
                 evidence=tuple(said), fix=f"sudo nvidia-smi -rac -i {numbers(low)}", ranks=ranks_on(node, low),
                 hosts=(host,),
             ))  # fmt: skip

@@ -68,11 +68,43 @@ def check_iface_agree(fleet: Fleet) -> Answer:
         return skipped(ONE_NODE)
     chosen = choices_of(fleet)
     problems = [problem for pick in first_picks(chosen) for problem in _unreachable(*pick)]
-    problems += [problem for choice in chosen for problem in _spare_bridge(*choice)]
+    for node, network, choice in chosen:
+        rdma = known(node.rdma)
+        bridges = [pick for pick in choice.nccl[1:] if is_bridge(pick.interface.name)]
+        if bridges and not (rdma is not None and network_ports(node, rdma)):  # only over TCP it uses several
+            names = ", ".join(dict.fromkeys(map(str, bridges)))
+            summary = f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges"
+            evidence: tuple[str, ...] = (f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",)
+            fix, severity = f"{export(VARIABLES['NCCL'], network)} on all nodes", Severity.WARNING
+            hosts: tuple[str, ...] = (node.host,)
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, hosts=hosts))
     seen = [f"{node.host}: {choice}" for node, _, choice in chosen[:SHOWN]]
     if len(chosen) > SHOWN:
         seen.append(f"and {len(chosen) - SHOWN} more nodes")
-    return judged([*problems, *_same_address(chosen), *_link_local(chosen)], "; ".join(seen))
+    # Addresses that two hosts would give to the others; loopback is reported elsewhere
+    holders = grouped(
+        ((library, str(pick.ip)), (node, network, pick))
+        for library, node, network, pick in first_picks(chosen)
+        if not (pick.ip.is_loopback or pick.ip.is_link_local)
+    )
+    for (library, address), held in holders.items():
+        hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
+        if len(hosts) > 1:
+            summary = f"{library} would use the same address {address} on {name_list(hosts)}"
+            evidence = tuple(f"{node.host}: {pick}" for node, _, pick in held[:4])
+            fix = f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, hosts=hosts))
+    # Link-local addresses work on their own cable only, which matters if others have a real one.
+    for library, variable in VARIABLES.items():
+        picks = [(node, network, pick) for name, node, network, pick in first_picks(chosen) if name == library]
+        local = [pick for pick in picks if pick[2].ip.is_link_local]
+        if local and len(local) < len(picks):
+            hosts, real = tuple(node.host for node, _, _ in local), len(picks) - len(local)
+            summary = f"{library} would use a link-local address on {name_list(hosts)}, but not on {real} others"
+            evidence = tuple(f"{node.host}: {pick}" for node, _, pick in local[:4])
+            fix = f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, hosts=hosts))
+    return judged(problems, "; ".join(seen))
 
 
 def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Iterator[Problem]:
@@ -90,58 +122,9 @@ def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Iter
     why = f"{variable} is not set" if setting is None else str(setting)
     if setting is None and library == "Gloo" and names is not None:
         why = f"the host name resolves to {', '.join(names.own.addresses) or names.own.error}"
-    yield Problem(
-        summary=f"{library} would use {name} ({pick.ip}), {what}",
-        evidence=(why,),
-        fix=f"{export(variable, network)} on all nodes",
-        severity=Severity.WARNING if is_tunnel(name) else None,
-        hosts=(node.host,),
-    )
-
-
-def _spare_bridge(node: Node, network: Network, choice: Choice) -> Iterator[Problem]:
-    """Yield a problem if NCCL would send data over a bridge too. It does so only with TCP."""
-    rdma = known(node.rdma)
-    bridges = [pick for pick in choice.nccl[1:] if is_bridge(pick.interface.name)]
-    if not bridges or (rdma is not None and network_ports(node, rdma)):
-        return
-    names = ", ".join(dict.fromkeys(str(pick) for pick in bridges))
-    summary = f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges"
-    evidence = (f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",)
-    fix = f"{export(VARIABLES['NCCL'], network)} on all nodes"
-    yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, hosts=(node.host,))
-
-
-def _same_address(chosen: Chosen) -> Iterator[Problem]:
-    """Yield every address that two hosts would give to the others. Loopback is reported elsewhere."""
-    holders = grouped(
-        ((library, str(pick.ip)), (node, network, pick))
-        for library, node, network, pick in first_picks(chosen)
-        if not (pick.ip.is_loopback or pick.ip.is_link_local)
-    )
-    for (library, address), held in holders.items():
-        hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
-        if len(hosts) > 1:
-            summary = f"{library} would use the same address {address} on {name_list(hosts)}"
-            evidence = tuple(f"{node.host}: {pick}" for node, _, pick in held[:4])
-            fix = f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique"
-            yield Problem(summary=summary, evidence=evidence, fix=fix, hosts=hosts)
-
-
-def _link_local(chosen: Chosen) -> Iterator[Problem]:
-    """Yield nodes with a link-local address, which works on their own cable only, if others have a real one."""
-    for library, variable in VARIABLES.items():
-        picks = [(node, network, pick) for name, node, network, pick in first_picks(chosen) if name == library]
-        local = [pick for pick in picks if pick[2].ip.is_link_local]
-        if local and len(local) < len(picks):
-            hosts = tuple(node.host for node, _, _ in local)
-            yield Problem(
-                summary=f"{library} would use a link-local address on {name_list(hosts)}, but not on "
-                f"{len(picks) - len(local)} others",
-                evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
-                fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",
-                hosts=hosts,
-            )
+    summary, fix = f"{library} would use {name} ({pick.ip}), {what}", f"{export(variable, network)} on all nodes"
+    severity = Severity.WARNING if is_tunnel(name) else None
+    yield Problem(summary=summary, evidence=(why,), fix=fix, severity=severity, hosts=(node.host,))
 
 
 @rule(
@@ -215,9 +198,9 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
         elif wanted.marked:
             first, *others = setting.value.split(",")
             with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
+            misread = f"{wanted.marked[0]} is read as a name"
             yield Problem(
-                summary=f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a "
-                "name",
+                summary=f"{setting}: NCCL reads ^ and = only before the first name, so {misread}",
                 evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
                 fix=f"export {NCCL}={with_marks_once}",
                 severity=Severity.WARNING,
@@ -235,7 +218,6 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
 
 
 def _why_not(name: str, setting: Setting, there: set[str]) -> str:
-
     library = "Gloo" if setting.name == GLOO else "TensorPipe"
     if name[:1] and name[0] in MARKS:
         return f"{name[0]} is NCCL syntax, but {library} reads it as part of the name"
@@ -320,7 +302,18 @@ def _down(
 def check_v4v6(fleet: Fleet) -> Answer:
     """Report that some nodes use IPv4 and others IPv6."""
     chosen = choices_of(fleet)
-    problems = [problem for library in VARIABLES for problem in _mixed(library, chosen)]
+    problems = []
+    for library in VARIABLES:
+        picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
+        split = compare_nodes((node, pick.ip.version) for node, pick in picks)
+        if split is not None:
+            fix = "export NCCL_SOCKET_FAMILY=AF_INET on all nodes"
+            if library == "Gloo":
+                one_family = "give the host names addresses of one family on all nodes"
+                fix = f"{one_family}, or set GLOO_SOCKET_IFNAME to an interface"
+            use = describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
+            evidence = tuple(f"{node.host}: {pick}" for node, pick in picks if node.host in split.hosts)[:4]
+            problems.append(disagreement(split, f"{use}: they cannot connect to each other", fix, evidence=evidence))
     problems += _master_families(fleet)
     for node, network, _ in chosen:
         setting = find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
@@ -328,10 +321,8 @@ def check_v4v6(fleet: Fleet) -> Answer:
         if setting is None or family is None:
             continue
         if all(pick.ip.is_loopback for pick in match_nccl(network, "^lo", family)):
-            there = (
-                f"{interface.name}: {', '.join(interface.addresses) or 'no address'}"
-                for interface in network.interfaces[:8]
-            )
+            those = ((interface.name, ", ".join(interface.addresses)) for interface in network.interfaces[:8])
+            there = (f"{name}: {addresses or 'no address'}" for name, addresses in those)
             summary = f"{setting}: no interface of the node has an IPv{family} address"
             problems.append(Problem(summary=summary, evidence=tuple(there), fix=setting.removal, hosts=(node.host,)))
     nodes = "one node" if len(chosen) == 1 else f"{len(chosen)} nodes"
@@ -339,28 +330,15 @@ def check_v4v6(fleet: Fleet) -> Answer:
     return judged(problems, f"{', '.join(families) or 'no address'} on {nodes}")
 
 
-def _mixed(library: str, chosen: Chosen) -> Iterator[Problem]:
-    picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
-    split = compare_nodes((node, pick.ip.version) for node, pick in picks)
-    if split is None:
-        return
-    fix = "export NCCL_SOCKET_FAMILY=AF_INET on all nodes"
-    if library == "Gloo":
-        fix = "give the host names addresses of one family on all nodes, or set GLOO_SOCKET_IFNAME to an interface"
-    use = describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
-    evidence = tuple(f"{node.host}: {pick}" for node, pick in picks if node.host in split.hosts)[:4]
-    yield disagreement(split, f"{use}: they cannot connect to each other", fix, evidence=evidence)
-
-
 def _master_families(fleet: Fleet) -> Iterator[Problem]:
     """Yield nodes that resolve the master to a family that other nodes lack, or that is switched off here."""
-    read = [(node, known(node.network), known(node.names)) for node in fleet.nodes]
-    found = [(node, network, names.master) for node, network, names in read if names is not None]
-    families = [
-        (node, network, {ipaddress.ip_address(address.partition("%")[0]).version for address in one.addresses})
-        for node, network, one in found
-        if one is not None and one.addresses
-    ]
+    families = []
+    for node in fleet.nodes:
+        names = known(node.names)
+        addresses = names.master.addresses if names is not None and names.master is not None else ()
+        if addresses:
+            versions = {ipaddress.ip_address(address.partition("%")[0]).version for address in addresses}
+            families.append((node, known(node.network), versions))
     if families and not set.intersection(*(versions for _, _, versions in families)):
         split = compare_nodes((node, " and ".join(f"IPv{one}" for one in sorted(those))) for node, _, those in families)
         if split is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.words import first_names, name_list, rank_list
+from ddpdoctor.model.words import first_names, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import (
     gpu_list,
@@ -173,35 +173,21 @@ def check_nvlink(node: Node) -> Answer:
     if not gpus:
         return skipped("no GPU here has NVLink")
     problems: list[Problem] = []
-    for name in dict.fromkeys(gpu.name for gpu in gpus):
-        problems += _judge_links(node, [gpu for gpu in gpus if gpu.name == name])
+    for alike in grouped((gpu.name, gpu) for gpu in gpus).values():
+        most, board = max(map(_active, alike)), is_board(alike[0])
+        fewer = [gpu for gpu in alike if _active(gpu) < most and (board or _active(gpu))]
+        what = "{has/have} NVLinks that are down, which slows all ranks on the node"
+        fix = "nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r"
+        severity = None if board else Severity.WARNING
+        problems += gpu_problem(node, fewer, what, detail=_links, fix=fix, severity=severity)
+        if board and len(alike) > 1 and all(_active(gpu) == most < len(gpu.nvlinks or ()) for gpu in alike):
+            what = f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe"
+            fix = f"nvidia-smi nvlink -s; {MANAGER}"
+            severity = Severity.WARNING if most or _is_virtual(node) else None
+            problems += gpu_problem(node, alike, what, detail=_links, fix=fix, severity=severity)
     counts = ", ".join(sorted({f"{_active(gpu)} of {len(gpu.nvlinks or ())}" for gpu in gpus}))
     errors = sum(link.errors or 0 for gpu in gpus for link in gpu.nvlinks or ())
     return judged(problems, f"{counts} links active, {errors} link errors")
-
-
-def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
-    most = max(_active(gpu) for gpu in gpus)
-    board = is_board(gpus[0])
-    fewer = [gpu for gpu in gpus if _active(gpu) < most and (board or _active(gpu))]
-    yield from gpu_problem(
-        node,
-        fewer,
-        "{has/have} NVLinks that are down, which slows all ranks on the node",
-        detail=_links,
-        fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
-        severity=None if board else Severity.WARNING,
-    )
-    everywhere = [gpu for gpu in gpus if _active(gpu) == most and most < len(gpu.nvlinks or ())]
-    if board and len(gpus) > 1 and len(everywhere) == len(gpus):
-        yield from gpu_problem(
-            node,
-            gpus,
-            f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe",
-            detail=_links,
-            fix=f"nvidia-smi nvlink -s; {MANAGER}",
-            severity=Severity.WARNING if most or _is_virtual(node) else None,
-        )
 
 
 def _active(gpu: Gpu) -> int:

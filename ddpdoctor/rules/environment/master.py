@@ -28,11 +28,8 @@ from ddpdoctor.rules.network import EPHEMERAL, best_interface, export, is_ignore
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-
     from ddpdoctor.model.launch import Endpoint
     from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess
-
-    Found = tuple[tuple[Node, Lookup], ...]
 
 READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_IFNAME, the number of nodes"
 

@@ -14,7 +14,6 @@ from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skip
 from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
 from ddpdoctor.rules.network import (
     VERBS_LAYERS,
-    ListEntry,
     NcclList,
     Setting,
     card,
@@ -65,7 +64,15 @@ def check_ib_state(node: Node) -> Answer:
         for device, port in ports
         if (severity := _fault(device, port, ports, wanted)) is not None
     )
-    problems = [_down(*how, those) for how, those in faults.items()] or [*_dark(node, ports)]
+    problems = [_down(*how, those) for how, those in faults.items()]
+    cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
+    is_dark = len(cards) >= DARK_CARDS and not any(is_active(port) for _, port in ports)
+    gpus = known(node.gpus)
+    if not problems and is_dark and gpus is not None and gpus.devices:
+        summary = f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets"
+        evidence = (f"states: {words([f'{port.state}/{port.phys_state}' for _, port in ports])}",)
+        fix = "check the leaf switch and the subnet manager: ibstat; sminfo"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING))
     up = [label(device, port) for device, port in ports if is_active(port)]
     return judged(problems, f"{len(up)} of {len(ports)} ports are active" + (f": {words(up)}" if up else ""))
 
@@ -96,26 +103,11 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
     else:
         cable = f"the cable of {label(device, port)}"
         fix = f"reseat or replace {cable} and check the switch port: mlxlink -d {device.name}"
-    summary = f"RDMA port{'s' if many else ''} {names} {'are' if many else 'is'} not active: " + WHY.get(
-        (state, phys), f"its link is {phys}"
-    )
-    evidence = (
-        f"state {state or 'not known'}, physical state {phys or 'not known'}",
-        "NCCL skips ports that are not ACTIVE, and reports this only with NCCL_DEBUG=INFO",
-    )
+    reason = WHY.get((state, phys), f"its link is {phys}")
+    summary = f"RDMA port{'s' if many else ''} {names} {'are' if many else 'is'} not active: {reason}"
+    seen = f"state {state or 'not known'}, physical state {phys or 'not known'}"
+    evidence = (seen, "NCCL skips ports that are not ACTIVE, and reports this only with NCCL_DEBUG=INFO")
     return Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
-
-
-def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Problem]:
-
-    cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
-    gpus = known(node.gpus)
-    is_dark = len(cards) >= DARK_CARDS and not any(is_active(port) for _, port in ports)
-    if is_dark and gpus is not None and gpus.devices:
-        states = words([f"{port.state}/{port.phys_state}" for _, port in ports])
-        summary = f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets"
-        fix = "check the leaf switch and the subnet manager: ibstat; sminfo"
-        yield Problem(summary=summary, evidence=(f"states: {states}",), fix=fix, severity=Severity.WARNING)
 
 
 @rule(
@@ -316,14 +308,16 @@ def check_ib_rate(fleet: Fleet) -> Answer:
         if is_active(port) and port.rate_gb_s and not device.virtual_function
     )
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
-    boards = {
-        device.board: device.name
-        for node in fleet.nodes
-        if not isinstance(node.rdma, Unread)
-        for device in node.rdma.devices
-        if device.board and not device.virtual_function
-    }
-    problems += [problem for board in sorted(boards) for problem in _fewer(fleet, board)]
+    counts = [(node, _boards(node)) for node in fleet.nodes]
+    for board in sorted({board for _, count in counts for board in count or ()}):
+        split = compare_nodes((node, None if count is None else count[board]) for node, count in counts)
+        most = split.majority.value if split is not None and split.majority is not None else None
+        if split is not None and most is not None and all(side.value <= most for side in split.minorities):
+            summary = f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}"
+            evidence = ("a missing device may have fallen off the bus, or its driver did not load",)
+            fix = "compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg"
+            severity, hosts = Severity.WARNING, split.hosts
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, hosts=hosts))
     if not groups and not problems:
         return passed("no RDMA port is active")
     rates = Counter(f"{port.rate_gb_s:g} Gb/s" for links in groups.values() for _, _, port in links)
@@ -354,19 +348,11 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
         )
 
 
-def _fewer(fleet: Fleet, board: str) -> Iterator[Problem]:
-    def count(node: Node) -> int | None:
-        if isinstance(node.rdma, Unread):
-            return 0 if node.rdma.why is Why.ABSENT else None
-        return sum(device.board == board and not device.virtual_function for device in node.rdma.devices)
-
-    split = compare_nodes((node, count(node)) for node in fleet.nodes)
-    if split is None or split.majority is None or any(s.value > split.majority.value for s in split.minorities):
-        return
-    summary = f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}"
-    evidence = ("a missing device may have fallen off the bus, or its driver did not load",)
-    fix = "compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg"
-    yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, hosts=split.hosts)
+def _boards(node: Node) -> Counter[str] | None:
+    """Return how many devices of each board a node has, or None if that could not be read."""
+    if isinstance(node.rdma, Unread):
+        return Counter() if node.rdma.why is Why.ABSENT else None
+    return Counter(device.board for device in node.rdma.devices if device.board and not device.virtual_function)
 
 
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"
@@ -399,7 +385,20 @@ def check_roce_gid(fleet: Fleet) -> Answer:
             problems += _by_choice(node, ports, rdma) if setting is None else _by_index(node, ports, setting)
     if not roce:
         return skipped("no RDMA device has an active Ethernet port that NCCL would use")
-    problems += _compare_hosts(roce)
+    meanings = []
+    for node, ports in roce:
+        setting = _index(node)
+        kinds = set()
+        for _, port in ports if setting is not None else ():
+            index = setting.number or 0 if setting is not None else 0
+            gid = next((gid for gid in port.gids if gid.index == index), None)
+            kinds.add("an empty entry" if gid is None else f"{gid.type or 'of unknown type'} {_kind(gid)}")
+        meanings.append((node, kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)))
+    split = compare_nodes(meanings)
+    if split is not None:
+        what = "NCCL_IB_GID_INDEX selects different address types on different hosts, which then cannot connect"
+        fix = f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})"
+        problems.append(disagreement(split, f"{what}: {describe(split, 'it is')}", fix))
     node, ports = roce[0]
     setting = _index(node)
     how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
@@ -483,23 +482,6 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
     return None
 
 
-def _compare_hosts(roce: list[tuple[Node, Ports]]) -> Iterator[Problem]:
-    meanings = []
-    for node, ports in roce:
-        setting = _index(node)
-        index = setting.number or 0 if setting is not None else 0
-        kinds = set()
-        for _, port in ports if setting is not None else ():
-            gid = next((gid for gid in port.gids if gid.index == index), None)
-            kinds.add("an empty entry" if gid is None else f"{gid.type or 'of unknown type'} {_kind(gid)}")
-        meanings.append((node, kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)))
-    split = compare_nodes(meanings)
-    if split is not None:
-        what = "NCCL_IB_GID_INDEX selects different address types on different hosts, which then cannot connect"
-        fix = f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})"
-        yield disagreement(split, f"{what}: {describe(split, 'it is')}", fix)
-
-
 ABSENT = "there is no RDMA device"
 
 
@@ -516,11 +498,8 @@ def check_ib_hca_env(node: Node) -> Answer:
         if setting is None or node.rdma.why is not Why.ABSENT or gpus is None or not gpus.devices:
             need(node.rdma)
         summary = f"{setting} names RDMA devices, but there are none here: NCCL will use TCP sockets"
-        fix = (
-            f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
-            if setting is not None
-            else ""
-        )
+        give = "give the container its RDMA devices (docker run --device=/dev/infiniband)"
+        fix = f"{give}, or {setting.removal}" if setting is not None else ""
         return found(summary, ABSENT, evidence=("/sys/class/infiniband is empty",), fix=fix)
     if setting is None:
         return passed("NCCL_IB_HCA is not set: NCCL uses every active port")
@@ -538,26 +517,24 @@ def check_ib_hca_env(node: Node) -> Answer:
         summary = f"{setting} {what} of this machine: NCCL will use TCP sockets"
         fix = setting.removal if setting.path else f"export NCCL_IB_HCA=={','.join(dict.fromkeys(names))}"
         return found(summary, f"{setting} matches no port", evidence=tuple(here), fix=fix, kind=setting.kind)
-    problems = [problem for entry in wanted.entries for problem in _judge_entry(setting, wanted, entry, ports, here)]
+    problems = []
+    for entry in wanted.entries:
+        matched = dict.fromkeys(device.name for device, port in ports if wanted.matches(entry, device.name, port.port))
+        more = [name for name in matched if name != entry.name and not wanted.names(name)]
+        if not matched:
+            summary, evidence = f"{entry} in {setting} matches no RDMA device of this machine", tuple(here)
+            fix = f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband"
+        elif more and not wanted.exact and entry.name in matched:
+            exact = f"{'^=' if wanted.exclude else '='}{','.join(map(str, wanted.entries))}"
+            what = f"also {'excludes' if wanted.exclude else 'takes'} {words(more)}"
+            summary = f"{entry} in {setting} {what}: entries are prefixes of names"
+            evidence = (f"use = before the list to match full names: {exact}",)
+            fix = f"in {setting.path}: NCCL_IB_HCA={exact}" if setting.path else f"export NCCL_IB_HCA={exact}"
+        else:
+            continue
+        severity, kind = Severity.WARNING, setting.kind
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, kind=kind))
     return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {words(taken)}")
-
-
-def _judge_entry(
-    setting: Setting, wanted: NcclList, entry: ListEntry, ports: list[tuple[RdmaDevice, RdmaPort]], here: list[str]
-) -> Iterator[Problem]:
-    names = tuple(dict.fromkeys(device.name for device, port in ports if wanted.matches(entry, device.name, port.port)))
-    more = [name for name in names if name != entry.name and not wanted.names(name)]
-    if not names:
-        summary = f"{entry} in {setting} matches no RDMA device of this machine"
-        fix = f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband"
-        yield Problem(summary=summary, evidence=tuple(here), fix=fix, severity=Severity.WARNING, kind=setting.kind)
-    elif more and not wanted.exact and entry.name in names:
-        exact = f"{'^=' if wanted.exclude else '='}{','.join(map(str, wanted.entries))}"
-        what = "excludes" if wanted.exclude else "takes"
-        summary = f"{entry} in {setting} also {what} {words(more)}: entries are prefixes of names"
-        evidence = (f"use = before the list to match full names: {exact}",)
-        fix = f"in {setting.path}: NCCL_IB_HCA={exact}" if setting.path else f"export NCCL_IB_HCA={exact}"
-        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, kind=setting.kind)
 
 
 @rule(
@@ -580,10 +557,7 @@ def check_ib_disabled(node: Node) -> Answer:
     if not ports:
         up = words([label(device, port) for device, port in each_port(rdma) if is_active(port)] or ["none"])
         return passed(f"{setting}, but no port is on a training network (active: {up})")
-    names = words([label(device, port) for device, port in ports])
     summary = f"{setting} disables this machine's RDMA network: NCCL will use TCP sockets"
-    evidence = (f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",)
-    fix = setting.removal
-    return found(
-        summary, f"{setting}, and {len(ports)} ports are active", evidence=evidence, fix=fix, kind=setting.kind
-    )
+    evidence = (f"active: {_words_of(ports)}, {ports[0][1].rate_text or ports[0][1].link_layer}",)
+    seen = f"{setting}, and {len(ports)} ports are active"
+    return found(summary, seen, evidence=evidence, fix=setting.removal, kind=setting.kind)

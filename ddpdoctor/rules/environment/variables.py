@@ -272,10 +272,29 @@ def check_ws_same(fleet: Fleet) -> Answer:
     agreed = {name for name, variable in read_variables().items() if variable.agree}
     names = (*WORLD, *sorted(agreed - set(WORLD)))
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
-    problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
+    files = [(node.host, file) for node in fleet.nodes for file in known(node.conf_files) or ()]
+    problems = []
+    for name, split in splits.items():
+        values = {side.value for side in split.sides} if split is not None else set()
+        if split is None or (name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET})):
+            continue
+        severity = Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
+        if name == "TORCH_DISTRIBUTED_DEBUG":
+            severity = Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
+        if name == "WORLD_SIZE":
+            consequence = "the ranks wait for different numbers of ranks"
+        elif name in WORLD:
+            consequence = "the ranks look for different stores"
+        elif name in HANG:
+            consequence = "ranks that choose differently hang in a collective"
+        else:
+            consequence = "it must be the same on all ranks"
+        summary = f"{_who_has_what(name, split, by_rank=True)}: {consequence}"
+        evidence = tuple(f"{file.path} of {host} sets {name}" for host, file in files if name in file.variables)
+        fix, ranks = _fix(name, split), split.ranks
+        problems.append(disagreement(split, summary, fix, evidence=evidence, severity=severity, ranks=ranks))
     world = show_variables(processes[0][1], WORLD)
-    seen = f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else "")
-    return judged(filter(None, problems), seen)
+    return judged(problems, f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else ""))
 
 
 def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
@@ -286,33 +305,6 @@ def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
         value = next((file.variables[name] for file in files if file.variables.get(name)), UNSET)
     ranks = (process.rank,) if process.rank is not None else ()
     return Voice(host=node.host, ranks=ranks, value=value)
-
-
-def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
-    values = {side.value for side in split.sides}
-    if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
-        return None
-    if name == "TORCH_DISTRIBUTED_DEBUG":
-        severity = Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
-    else:
-        severity = Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
-    if name == "WORLD_SIZE":
-        consequence = "the ranks wait for different numbers of ranks"
-    elif name in WORLD:
-        consequence = "the ranks look for different stores"
-    elif name in HANG:
-        consequence = "ranks that choose differently hang in a collective"
-    else:
-        consequence = "it must be the same on all ranks"
-    files = [(node.host, file) for node in fleet.nodes for file in known(node.conf_files) or ()]
-    return disagreement(
-        split,
-        f"{_who_has_what(name, split, by_rank=True)}: {consequence}",
-        _fix(name, split),
-        evidence=tuple(f"{file.path} of {host} sets {name}" for host, file in files if name in file.variables),
-        severity=severity,
-        ranks=split.ranks,
-    )
 
 
 def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
@@ -371,12 +363,10 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
         return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     what = "these nodes never meet, and each waits without an error"
-    problems = [
-        disagreement(
-            split, f"{_who_has_what(name, split, by_rank=False)}: {what}", _fix(name, split, "nodes"), ranks=split.ranks
-        )
-        for name, split in splits.items()
-        if split is not None
-    ]
+    problems = []
+    for name, split in splits.items():
+        if split is not None:
+            summary = f"{_who_has_what(name, split, by_rank=False)}: {what}"
+            problems.append(disagreement(split, summary, _fix(name, split, "nodes"), ranks=split.ranks))
     first = processes[0][1]
     return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))
