@@ -24,7 +24,7 @@ from ddpdoctor.model.launch import find_variable
 from ddpdoctor.model.words import count_of, format_digits, format_rate, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from ddpdoctor.model.bandwidth import Bench, BenchSettings, Measurement, Member, Reason, Wrong
 
@@ -116,30 +116,6 @@ REFERENCE_MARGIN = 0.10
 # The table's figures are for sums of these dtypes: NVLink switches, for example, do not add 8-bit integers.
 FLOATS = ("float32", "float16", "bfloat16")
 EXPECT = "--expect"
-
-
-def find_reference(
-    bench: Bench, sweep: Sweep, all_sweeps: Sequence[Sweep], expect_gb_s: float | None, *, use_reference: bool
-) -> tuple[Reference | None, str]:
-    """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU.
-
-    The text says why there is no reference, or what to know about it.
-    """
-    reference = None
-    if shared := describe_shared_gpus(bench.members):
-        note = shared
-    elif expect_gb_s is not None:
-        note = ""
-        reference = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
-    elif not use_reference:
-        note = "the comparison with references is disabled"
-    else:
-        reference, note = _look_up(bench, sweep[0])
-    measured = {curve_of(other[0]) for other in all_sweeps}
-    back_to_back = curve_of(replace(sweep[0], mode=Mode.THROUGHPUT)) in measured
-    if sweep[0].mode is Mode.LATENCY and back_to_back and reference is not None:
-        return None, "references are for back-to-back calls, as in throughput mode"
-    return reference, note
 
 
 def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
@@ -348,11 +324,27 @@ class Measured:
 
 
 def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
-    """Return a curve for each collective, dtype, operator, mode and place that was measured."""
+    """Return a curve for each collective, dtype, operator, mode and place that was measured.
+
+    It is compared with --expect before the table, and with nothing if ranks share a GPU.
+    """
     curves = []
-    all_sweeps = sort_sweeps(bench.results)
-    for sweep in all_sweeps:
-        reference, note = find_reference(bench, sweep, all_sweeps, expect_gb_s, use_reference=use_reference)
+    sweeps = sort_sweeps(bench.results)
+    measured = {curve_of(sweep[0]) for sweep in sweeps}
+    for sweep in sweeps:
+        reference = None
+        if shared := describe_shared_gpus(bench.members):
+            note = shared
+        elif expect_gb_s is not None:
+            note = ""
+            reference = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
+        elif not use_reference:
+            note = "the comparison with references is disabled"
+        else:
+            reference, note = _look_up(bench, sweep[0])
+        back_to_back = curve_of(replace(sweep[0], mode=Mode.THROUGHPUT)) in measured
+        if sweep[0].mode is Mode.LATENCY and back_to_back and reference is not None:
+            reference, note = None, "references are for back-to-back calls, as in throughput mode"
         plateau, line = find_plateau(sweep), fit_line(sweep)
         # Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with
         # NCCL: 8 healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
@@ -493,15 +485,6 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
             ratio_high=old_high / new_low,
             below=fail_below is not None and old_high / new_low < fail_below,
         ))  # fmt: skip
-    return Comparison(
-        baseline=baseline.name,
-        differences=_find_differences(bench, baseline),
-        changes=tuple(changes),
-        missing=sum(old is None for _, old in pairs),
-    )
-
-
-def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
     sides = (baseline.members, bench.members)
     # The variables that can affect bandwidth, without those that only control logging. Another check makes sure that
     # all ranks have the same.
@@ -517,8 +500,13 @@ def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
         ("ranks", *(str(len(members)) for members in sides)),
         ("backend", baseline.settings.backend, bench.settings.backend),
         *((name, *(", ".join(dict.fromkeys(map(of, members))) for members in sides)) for name, of in _OF_MEMBERS),
-        ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
-        ("budget", *(f"{one.settings.budget_s:g} s" for one in (baseline, bench))),
+        ("buffers", *("cold" if side.settings.cold else "warm" for side in (baseline, bench))),
+        ("budget", *(f"{side.settings.budget_s:g} s" for side in (baseline, bench))),
         *((name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})),
     ]
-    return tuple(f"{name}: {then} then, {now} now" for name, then, now in found if then != now)
+    return Comparison(
+        baseline=baseline.name,
+        differences=tuple(f"{name}: {then} then, {now} now" for name, then, now in found if then != now),
+        changes=tuple(changes),
+        missing=sum(old is None for _, old in pairs),
+    )
