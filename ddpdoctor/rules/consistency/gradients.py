@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import NonFinite, Stream, Values
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.rules.answers import Answer
-    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
+    from ddpdoctor.rules.consistency.replicas import Sighting
 
 
 MAX_NAMES = 3  # How many parameters a sentence names. Our choice.
@@ -203,29 +203,29 @@ def check_local_gradients(job: Job) -> Answer:
     # Groups of different ranks may share a name.
     pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
     found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
-    return judged(_judge(job, _sightings(job, looked, seen)) for seen in found.values())
+    known, problems = {rank.rank for rank in looked}, []
+    for (members, _, _), those in found.items():
+        by_step: dict[int, dict[int, NonFinite]] = {}
+        for rank, nonfinite in those:
+            by_step.setdefault(nonfinite.step, {})[rank.rank] = nonfinite
+        group = set(members) or {rank.rank for rank in job.ranks}
+        unseen = tuple(sorted(group - known))
+        problems.append(
+            _judge(
+                job,
+                [
+                    NonFiniteStep(
+                        step=step, by_rank=by_rank, others=tuple(sorted((group & known) - set(by_rank))), unseen=unseen
+                    )
+                    for step, by_rank in sorted(by_step.items())
+                ],
+            )
+        )
+    return judged(problems)
 
 
 def _members(rank: Rank, name: str) -> tuple[int, ...]:
     return next((group.ranks for group in rank.groups if group.name == name), ())
-
-
-def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[NonFiniteStep]:
-    by_step: dict[int, dict[int, NonFinite]] = {}
-    for rank, one in seen:
-        by_step.setdefault(one.step, {})[rank.rank] = one
-    owner, first = seen[0]
-    members = set(_members(owner, first.group)) or {rank.rank for rank in job.ranks}
-    known = {rank.rank for rank in looked}
-    return [
-        NonFiniteStep(
-            step=step,
-            by_rank=found,
-            others=tuple(sorted((members & known) - set(found))),
-            unseen=tuple(sorted(members - known)),
-        )
-        for step, found in sorted(by_step.items())
-    ]
 
 
 def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
@@ -332,12 +332,8 @@ def _computed(cause: NonFiniteStep) -> str:
 
 # Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a warm-up.
 MIN_UNCHANGED = 2
-
-
 # Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping later.
 MIN_COMPARED = 3
-
-
 MAKE_ANEW = "create the optimizer from model.parameters() after you move, replace, load and wrap the model"
 
 
@@ -345,24 +341,22 @@ MAKE_ANEW = "create the optimizer from model.parameters() after you move, replac
 def check_stale_optimizer(job: Job) -> Answer:
     """Report parameters that never change while optimizers step with tensors that are not the model's own."""
     streams = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
-    found = [one for replica, stream in streams if (one := _stale_finding(job, replica, stream))]
+    found = []
+    for replica, stream in streams:
+        values = values_at(stream, stream.last_number)
+        if stream.last_number is None or not values:
+            continue
+        last = step_of(stream, stream.last_number)
+        stale = _whole_model(job, stream, values, last)
+        if stale is None and stream.clock is StreamClock.STEP:
+            stale = next(_stale_parts(stream, values, last), None)
+        if stale is not None:
+            ranks, evidence = tuple(each.rank for each in values), (*stale.evidence, *model_words(job, replica))
+            found.append(replace(stale, ranks=ranks, hosts=hosts_of(job, ranks), evidence=evidence))
     if found:
         return judged([min(found, key=lambda problem: (problem.severity or Severity.ERROR).order)])
     followed = any(stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds for _, stream in streams)
     return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
-
-
-def _stale_finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem | None:
-    values = values_at(stream, stream.last_number)
-    if stream.last_number is None or not values:
-        return None
-    last = step_of(stream, stream.last_number)
-    stale = _whole_model(job, stream, values, last)
-    if stale is None and stream.clock is StreamClock.STEP:
-        stale = next(_stale_parts(stream, values, last), None)
-    ranks = tuple(each.rank for each in values)
-    evidence = () if stale is None else (*stale.evidence, *model_words(job, replica))
-    return stale and replace(stale, ranks=ranks, hosts=hosts_of(job, ranks), evidence=evidence)
 
 
 def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
