@@ -10,15 +10,7 @@ from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import first_names, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.gpus import (
-    gpu_list,
-    gpu_problem,
-    in_use,
-    is_board,
-    is_data_center,
-    listed,
-    wrong_copies,
-)
+from ddpdoctor.rules.environment import gpus as nvidia
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.network import network_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
@@ -169,22 +161,22 @@ def _is_virtual(node: Node) -> bool:
 )  # fmt: skip
 def check_nvlink(node: Node) -> Answer:
     """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs."""
-    gpus = [gpu for gpu in listed(node).devices if gpu.nvlinks]
+    gpus = [gpu for gpu in nvidia.listed(node).devices if gpu.nvlinks]
     if not gpus:
         return skipped("no GPU here has NVLink")
     problems: list[Problem] = []
     for alike in grouped((gpu.name, gpu) for gpu in gpus).values():
-        most, board = max(map(_active, alike)), is_board(alike[0])
+        most, board = max(map(_active, alike)), nvidia.is_board(alike[0])
         fewer = [gpu for gpu in alike if _active(gpu) < most and (board or _active(gpu))]
         what = "{has/have} NVLinks that are down, which slows all ranks on the node"
         fix = "nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r"
         severity = None if board else Severity.WARNING
-        problems += gpu_problem(node, fewer, what, detail=_links, fix=fix, severity=severity)
+        problems += nvidia.gpu_problem(node, fewer, what, detail=_links, fix=fix, severity=severity)
         if board and len(alike) > 1 and all(_active(gpu) == most < len(gpu.nvlinks or ()) for gpu in alike):
             what = f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe"
             fix = f"nvidia-smi nvlink -s; {MANAGER}"
             severity = Severity.WARNING if most or _is_virtual(node) else None
-            problems += gpu_problem(node, alike, what, detail=_links, fix=fix, severity=severity)
+            problems += nvidia.gpu_problem(node, alike, what, detail=_links, fix=fix, severity=severity)
     counts = ", ".join(sorted({f"{_active(gpu)} of {len(gpu.nvlinks or ())}" for gpu in gpus}))
     errors = sum(link.errors or 0 for gpu in gpus for link in gpu.nvlinks or ())
     return judged(problems, f"{counts} links active, {errors} link errors")
@@ -205,16 +197,16 @@ def _links(gpu: Gpu) -> str:
 )  # fmt: skip
 def check_fabric(node: Node) -> Answer:
     """Report GPUs behind NVSwitches that the fabric manager has not set up."""
-    gpus = listed(node)
+    gpus = nvidia.listed(node)
     pci = known(node.pci)
     devices = pci.devices if pci is not None else ()
     switches = sum(1 for device in devices if device.vendor == NVIDIA and device.device_class >> 8 == NVSWITCH_CLASS)
     members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
-    if not members and not (switches and any(is_data_center(gpu) for gpu in gpus.devices)):
+    if not members and not (switches and any(nvidia.is_data_center(gpu) for gpu in gpus.devices)):
         return skipped("there are no NVSwitches and no GPU fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
-    problems = gpu_problem(
+    problems = nvidia.gpu_problem(
         node,
         [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"],
         '{is/are} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
@@ -242,13 +234,13 @@ def check_fabric(node: Node) -> Answer:
 )  # fmt: skip
 def check_p2p(node: Node) -> Answer:
     """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`)."""
-    wrong = wrong_copies(node)
-    gpus = {gpu.index: gpu for gpu in in_use(node)}
-    pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
+    wrong = nvidia.wrong_copies(node)
+    gpus = {gpu.index: gpu for gpu in nvidia.in_use(node)}
+    pairs = [pair for pair in nvidia.listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
     if not pairs and not wrong:
         return skipped("there is only one GPU" if len(gpus) < 2 else "NVML does not report pairs")
     # On a board NVLink joins all pairs; for bridges only NVML's status shows it.
-    joined = {index for index, gpu in gpus.items() if is_board(gpu) and _active(gpu) > 0}
+    joined = {index for index, gpu in gpus.items() if nvidia.is_board(gpu) and _active(gpu) > 0}
     linked = [pair for pair in pairs if {pair.first, pair.second} <= joined]
     near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
     refused = {pair: why for pair in near if (why := _refusal(node, pair, gpus)) is not None}
@@ -257,7 +249,7 @@ def check_p2p(node: Node) -> Answer:
     problems = []
     if wrong:
         members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
-        summary = f"Copies between {gpu_list(members)} arrive wrong or not at all"
+        summary = f"Copies between {nvidia.gpu_list(members)} arrive wrong or not at all"
         evidence = tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8])
         fix = "export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu"
         problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.ERROR))
@@ -281,7 +273,9 @@ def _refusals(
     node: Node, refused: dict[GpuPair, str], linked: list[GpuPair], gpus: dict[int, Gpu]
 ) -> Iterator[Problem]:
     by_pcie = [pair for pair in refused if pair not in linked]
-    servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
+    servers = [
+        pair for pair in by_pcie if nvidia.is_data_center(gpus[pair.first]) and nvidia.is_data_center(gpus[pair.second])
+    ]
     for pairs, words, fix, severity in (
         ([pair for pair in refused if pair in linked], "although they are connected by NVLink",
          f"nvidia-smi topo -p2p n; {MANAGER}", Severity.ERROR),
@@ -295,7 +289,7 @@ def _refusals(
             continue
         members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
         whys = dict.fromkeys(refused[pair] for pair in pairs)
-        summary = f"{gpu_list(members)} cannot access each other's memory directly, {words}"
+        summary = f"{nvidia.gpu_list(members)} cannot access each other's memory directly, {words}"
         evidence = (f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",)
         yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
 
@@ -320,7 +314,7 @@ def check_acs_iommu(node: Node) -> Answer:
     rdma = known(node.rdma)
     if not (len(able) > 1 or (able and rdma is not None and network_ports(node, rdma))):
         return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
-    problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in wrong_copies(node)]))
+    problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in nvidia.wrong_copies(node)]))
     above = {bus_id for gpu in gpus for bus_id in gpu.upstream}
     unread = any(device.bus_id in above and device.acs_redirect is None for device in pci.devices)
     state = "passes addresses through" if pci.iommu_passthrough else "translates"

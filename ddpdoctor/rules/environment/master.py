@@ -8,16 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model import launch as env
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.launch import (
-    LOOPBACK_NAMES,
-    by_torchrun,
-    endpoints,
-    is_loopback,
-    is_loopback_address,
-    parse_address,
-    text_of,
-)
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import grouped, name_list
@@ -28,7 +20,6 @@ from ddpdoctor.rules.network import EPHEMERAL, best_interface, export, is_ignore
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.launch import Endpoint
     from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess
 
 READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_IFNAME, the number of nodes"
@@ -50,7 +41,7 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
         if _has_interface(node) or not own.addresses or _is_foreign(node, own):
             continue
         picks = pick_gloo(node.first, network, own) if network is not None and network.interfaces else None
-        if picks[0].ip.is_loopback if picks else all(map(is_loopback_address, own.addresses)):
+        if picks[0].ip.is_loopback if picks else all(map(env.is_loopback_address, own.addresses)):
             problems.append(Problem(
                 summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to "
                 "the other nodes, which then connect to themselves",
@@ -172,9 +163,9 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
     name = found[0][1].name
     problems = []
     for node, lookup in found:
-        if lookup.addresses and (node is fleet.nodes[0] or not all(map(is_loopback_address, lookup.addresses))):
+        if lookup.addresses and (node is fleet.nodes[0] or not all(map(env.is_loopback_address, lookup.addresses))):
             continue
-        used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
+        used = fleet.launcher is Launcher.NNODES or env.text_of(node.first, "MASTER_ADDR") == lookup.name
         if lookup.timed_out:
             what_it_is = "does not resolve within 2 s"
         else:
@@ -205,7 +196,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
         return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
     # Other checks handle addresses and localhost.
     names = [lookup.name for _, lookup in found]
-    if all(parse_address(name) is not None or name.lower() in LOOPBACK_NAMES for name in names):
+    if all(env.parse_address(name) is not None or name.lower() in env.LOOPBACK_NAMES for name in names):
         return passed(f"{names[0]} is an address, not a name")
     problems = [
         Problem(
@@ -222,7 +213,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     head, name, said = fleet.nodes[0], names[0], []
     own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
     for node, lookup in found:
-        if node is not head or not all(map(is_loopback_address, lookup.addresses)):
+        if node is not head or not all(map(env.is_loopback_address, lookup.addresses)):
             # All addresses of rank 0's host become a single value.
             meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
             said.append((node, tuple(sorted(meant)) or None))
@@ -285,7 +276,7 @@ _NOBODY = "ranks look for the store on a host where no process listens"
 )  # fmt: skip
 def check_master_numeric(node: Node) -> Answer:
     """Report a `MASTER_ADDR` that is a number, such as the id of a Slurm job."""
-    found = [(process, endpoint) for process in node.processes for endpoint in endpoints(process)]
+    found = [(process, endpoint) for process in node.processes for endpoint in env.endpoints(process)]
     if not found:
         return skipped(NO_ADDRESS)
     problems = []
@@ -297,7 +288,7 @@ def check_master_numeric(node: Node) -> Answer:
         with contextlib.suppress(ValueError):  # inet_aton reads decimal, octal after 0, hexadecimal after 0x
             base = 16 if number[:2].lower() == "0x" else 8 if len(number) > 1 and number.startswith("0") else 10
             read_as = f"which is read as the address {ipaddress.IPv4Address(int(number, base))}"
-        job = number == text_of(process, "SLURM_JOB_ID")
+        job = number == env.text_of(process, "SLURM_JOB_ID")
         value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
         port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
         summary = f"{endpoint.variable} is {number}, {read_as}: every rank waits for a host that does not exist"
@@ -313,7 +304,7 @@ class Given:
 
     node: Node
     process: NodeProcess
-    endpoint: Endpoint
+    endpoint: env.Endpoint
     first: bool | None
 
 
@@ -331,7 +322,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     for node, process in fleet.processes():
         numbers = [process.number(name) for name in ("GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID", "RANK")]
         first = next((number == 0 for number in numbers if number is not None), None)
-        for endpoint in endpoints(process):
+        for endpoint in env.endpoints(process):
             holds_rank_0 = node is fleet.nodes[0] if by_host else first
             given.append(Given(node=node, process=process, endpoint=endpoint, first=holds_rank_0))
             hosts.setdefault(endpoint.variable, {})[endpoint.host] = None
@@ -370,20 +361,20 @@ def check_master_loopback(fleet: Fleet) -> Answer:
 def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
     """Return what is wrong with an address, or None. The host is left out if each node has its own."""
     host, names = given.endpoint.host, known(given.node.names)
-    if is_loopback(host):
+    if env.is_loopback(host):
         return f"is {host}, a different host on each node: {_ITSELF}"
     if names is None or given.first is not False:
         return None
     if host in {names.hostname, names.fqdn}:
         # With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the
         # variables already number the ranks or nodes: then only number 0 listens.
-        numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
+        numbered = any(env.text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
         if differs or (numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT"):
             what = "the host's own name" if differs else host
             return f"is {what}, but rank 0 is on another host: {_NOBODY}"
         return None
     looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
-    if looked_up and all(is_loopback(address) for address in looked_up):
+    if looked_up and all(env.is_loopback(address) for address in looked_up):
         return f"is {host}, which resolves to {looked_up[0]} there: {_ITSELF}"
     return None
 
@@ -397,15 +388,15 @@ def check_port_range(node: Node) -> Answer:
     """Report a fixed port for the store that the kernel may hand out to any other connection, or that needs root."""
     found: dict[tuple[str, int], None] = {}
     for process in node.processes:
-        if by_torchrun(process):
+        if env.by_torchrun(process):
             continue
         ports = {name: process.number(name) for name in ("MASTER_PORT", "PET_MASTER_PORT")}
-        for endpoint in endpoints(process):
+        for endpoint in env.endpoints(process):
             if endpoint.variable == "PET_RDZV_ENDPOINT":
                 ports[endpoint.variable] = endpoint.port
         found.update({(name, port): None for name, port in ports.items() if port})
     if not found:
-        listening = any(by_torchrun(process) for process in node.processes)
+        listening = any(env.by_torchrun(process) for process in node.processes)
         why = "MASTER_PORT, PET_MASTER_PORT and PET_RDZV_ENDPOINT are not set"
         return skipped(f"no port is set for the store: {'torchrun is already listening' if listening else why}")
     local = need(node.network).local_ports
@@ -519,25 +510,25 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
     processes = [process for _, process in fleet.processes()]
     reasons = {
         "no launcher was seen, and one host cannot decide this": not fleet.gathered,
-        "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
+        "torchrun's rendezvous is over, and its store works": any(map(env.by_torchrun, processes)),
         "one node": len(fleet.nodes) < 2,
         "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
-        or any(text_of(process, "RANK") for process in processes),
+        or any(env.text_of(process, "RANK") for process in processes),
         "is_host in PET_RDZV_CONF selects the host": any(
-            "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
+            "is_host" in env.text_of(process, "PET_RDZV_CONF") for process in processes
         ),
     }
     reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason is not None:
         return skipped(reason)
-    found: set[Endpoint | None] = set()
+    found: set[env.Endpoint | None] = set()
     for process in processes:
-        given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
-        backend = text_of(process, "PET_RDZV_BACKEND")
+        given = {endpoint.variable: endpoint for endpoint in env.endpoints(process)}
+        backend = env.text_of(process, "PET_RDZV_BACKEND")
         if backend == "c10d":
             found.add(given.get("PET_RDZV_ENDPOINT"))
         else:
-            found.add(None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR"))
+            found.add(None if backend or env.text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR"))
     endpoint = found.pop() if len(found) == 1 else None
     if endpoint is None:
         return skipped("the nodes have no common endpoint (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
@@ -555,7 +546,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
 
 def takes_itself_for(names: Names, host: str) -> bool | None:
     """Say whether torch on this node recognizes itself as the endpoint's host, or None if that is not known."""
-    if host == "localhost" or is_loopback_address(host) or host in {names.hostname, names.fqdn}:
+    if host == "localhost" or env.is_loopback_address(host) or host in {names.hostname, names.fqdn}:
         return True
     if names.own.error is not None:
         return None
@@ -563,7 +554,7 @@ def takes_itself_for(names: Names, host: str) -> bool | None:
     return bool({*looked_up, host} & {*names.own.addresses})
 
 
-def _no_single_host(fleet: Fleet, endpoint: Endpoint, matching: list[str]) -> Problem:
+def _no_single_host(fleet: Fleet, endpoint: env.Endpoint, matching: list[str]) -> Problem:
     severity, if_given = Severity.ERROR, ""
     if endpoint.variable != "PET_RDZV_ENDPOINT":  # then it is only assumed
         if_given = ", if it is what torchrun gets as --rdzv-endpoint"
