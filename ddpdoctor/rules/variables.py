@@ -482,13 +482,10 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     reason = "; ".join(filter(None, reasons))
     certain = bool(installed) or not until or until < release(OLDEST[variable.component])
     # It is not put into the command, because its values are different.
-    return Flaw(
-        name=variable.name,
-        summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is obsolete: {reason}",
-        severity=Severity.WARNING if certain else Severity.INFO,
-        evidence=((f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ())
-        + having,
-    )
+    instead = (f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ()
+    summary = f"{variable.name} {'has no effect' if certain else 'is obsolete'}: {reason}"
+    severity = Severity.WARNING if certain else Severity.INFO
+    return Flaw(name=variable.name, summary=summary, severity=severity, evidence=instead + having)
 
 
 # Dangerous leftovers
@@ -506,10 +503,7 @@ def find_danger(variable: Variable, value: str, context: VariableContext) -> Fla
     if variable.name == "NCCL_DEBUG_FILE" and context.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
         severity = Severity.INFO
     if variable.name == "NCCL_IB_DISABLE" and context.no_rdma:
-        return Flaw(
-            name="NCCL_IB_DISABLE",
-            summary=f"NCCL_IB_DISABLE={show(value)} is not needed here, because there is no InfiniBand or RoCE device; "
-            "with one, it would make NCCL use TCP sockets",
-            severity=Severity.INFO,
-        )
+        why = "there is no InfiniBand or RoCE device; with one, it would make NCCL use TCP sockets"
+        summary = f"NCCL_IB_DISABLE={show(value)} is not needed here, because {why}"
+        return Flaw(name="NCCL_IB_DISABLE", summary=summary, severity=Severity.INFO)
     return Flaw(name=variable.name, summary=f"{variable.name}={show(value)}: {variable.note}", severity=severity)

@@ -31,15 +31,11 @@ _FIX = "use another copy or an earlier checkpoint; torch.load would silently loa
 @rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is not a checkpoint")
 def check_foreign(seen: Checkpoints) -> Answer:
     """Report a file that is not a checkpoint."""
-    problems = [
-        Problem(
-            summary=f"{file.path} is not a checkpoint: {file.detail}",
-            evidence=(f"{file.size_bytes} bytes",),
-            fix="download the file again, and compare its size with the original",
-        )
-        for file in seen.files
-        if file.state is ReadState.FOREIGN
-    ]
+    problems, fix = [], "download the file again, and compare its size with the original"
+    for file in seen.files:
+        if file.state is ReadState.FOREIGN:
+            summary = f"{file.path} is not a checkpoint: {file.detail}"
+            problems.append(Problem(summary=summary, evidence=(f"{file.size_bytes} bytes",), fix=fix))
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
 
 
@@ -224,15 +220,12 @@ def check_keys(seen: Checkpoints) -> Answer:
         best = max(weights, key=lambda each: match_names(each, expected)[1])
         problems += _keys(one, best, expected)
     if not compared:
-        problems = [
-            Problem(
-                summary=f"{file.path} does not match {expected.function}: it has no tensors",
-                evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
-                fix="pass the file with the model's state dict",
-            )
-            for file in seen.files
-            if file.contents is not None and not file.contents.tensors
-        ]
+        evidence = (f"the model has {count_of(len(expected.tensors), 'tensor')}",)
+        for file in seen.files:
+            if file.contents is not None and not file.contents.tensors:
+                summary = f"{file.path} does not match {expected.function}: it has no tensors"
+                fix = "pass the file with the model's state dict"
+                problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
         return judged(problems) if problems else skipped(NO_WEIGHTS)
     return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
 
@@ -263,13 +256,10 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
     ]
     if dtypes:
         name = dtypes[0]
-        yield Problem(
-            severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {name} is "
-            f"{inside[name].dtype} in the file and {wanted[name].dtype} in the model",
-            fix="save and load in the same dtype, unless this is intended",
-            tensor=name,
-        )
+        apart = f"{name} is {inside[name].dtype} in the file and {wanted[name].dtype} in the model"
+        summary = f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {apart}"
+        fix = "save and load in the same dtype, unless this is intended"
+        yield Problem(severity=Severity.WARNING, summary=summary, fix=fix, tensor=name)
 
 
 # A file with one of these was written to resume from; a file with weights alone was not.
@@ -326,14 +316,12 @@ def _refusal(one: FileSeen) -> Problem | None:
         fix = "do not load it with weights_only=False; delete it, and find out where it came from"
         return Problem(severity=Severity.ERROR, summary=summary, evidence=evidence, fix=fix)
     if one.refused:
+        rejects = f"{one.path}: torch.load rejects it (weights_only=True)"
+        summary = f"{rejects}, because it refers to {first_names(one.refused)}"
         last = [name.rpartition(".")[2] for name in one.refused]
-        return Problem(
-            summary=f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
-            f"{first_names(one.refused)}",
-            evidence=("to load these, torch would import and call them",),
-            fix="save state_dict() and plain values instead; if you trust the file: "
-            f"torch.serialization.add_safe_globals([{first_names(last)}])",
-        )
+        trust = f"if you trust the file: torch.serialization.add_safe_globals([{first_names(last)}])"
+        fix = f"save state_dict() and plain values instead; {trust}"
+        return Problem(summary=summary, evidence=("to load these, torch would import and call them",), fix=fix)
     if one.refusal:
         return Problem(summary=f"{one.path}: torch.load rejects it: {one.refusal}", fix="save it again with torch.save")
     return None
@@ -369,10 +357,10 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
         count = count_of(len(names), "tensor")
         if differing:
             only = [name for name in differing if name not in left or name not in right]
+            much = f"{len(differing)} of {count}: {first_names(differing)}"
             yield Problem(
                 severity=None if asked else Severity.INFO,
-                summary=f"{other.path} differs from {first.path} in {len(differing)} of {count}: "
-                f"{first_names(differing)}",
+                summary=f"{other.path} differs from {first.path} in {much}",
                 evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
                 fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
                 tensor=differing[0],
@@ -390,13 +378,9 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
 @rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")
 def check_leftovers(seen: Checkpoints) -> Answer:
     """Report temporary files, and files much smaller than others of their kind."""
-    problems = [
-        Problem(
-            summary=f"{leftover.path} is {leftover.kind}: {leftover.detail}",
-            fix="check that no training is writing there, and remove it; resume from the newest complete file",
-        )
-        for leftover in seen.leftovers
-    ]
+    fix = "check that no training is writing there, and remove it; resume from the newest complete file"
+    summaries = [f"{leftover.path} is {leftover.kind}: {leftover.detail}" for leftover in seen.leftovers]
+    problems = [Problem(summary=summary, fix=fix) for summary in summaries]
     return judged(problems, "the names and sizes of the files next to it")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -99,28 +100,19 @@ def _without_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
         reduced = each.reductions - reductions >= each.steps - steps > 0
         bypassed += [each] if each.forwards == 0 and not reduced else []
     blame = drift.seen(bypassed)
+    unreduced = partial(drift.DriftCause, unsynchronized=True, at_the_step=True)
     if blame is not None:
-        yield drift.DriftCause(
-            name="bypassed",
-            words="the training step bypassed DDP: its forward did not run before the step",
-            fix="call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module",
-            blame=blame,
-            unsynchronized=True,
-            at_the_step=True,
-            evidence=(f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",),
-        )
+        words = "the training step bypassed DDP: its forward did not run before the step"
+        fix = "call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module"
+        evidence = (f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",)
+        yield unreduced(name="bypassed", words=words, fix=fix, blame=blame, evidence=evidence)
     blame = drift.seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
     if blame is not None:
-        yield drift.DriftCause(
-            name="no_sync",
-            words="all forwards since the previous step ran under no_sync(), which skips the reduction",
-            fix="run the forward and backward of the last batch before step() outside no_sync(): the forward decides "
-            "whether gradients are reduced",
-            blame=blame,
-            unsynchronized=True,
-            at_the_step=True,
-            evidence=(f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",),
-        )
+        words = "all forwards since the previous step ran under no_sync(), which skips the reduction"
+        outside = "run the forward and backward of the last batch before step() outside no_sync()"
+        fix = f"{outside}: the forward decides whether gradients are reduced"
+        evidence = (f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",)
+        yield unreduced(name="no_sync", words=words, fix=fix, blame=blame, evidence=evidence)
     yield from filter(None, [added_after_wrapping(sighting)])
     blame = drift.seen(each for each in sighting.values if each.unfinished)
     if blame is not None:  # DDP still waited for gradients when the optimizer made its step
@@ -141,12 +133,10 @@ def _after_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
     if own and not has_majority:
-        yield drift.DriftCause(
-            name="communication hook",
-            words=f"the communication hook {own[0]} returns different gradients on different ranks",
-            fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
-            evidence=(f"the script registered the communication hook {', '.join(own)}",),
-        )
+        words = f"the communication hook {own[0]} returns different gradients on different ranks"
+        fix = "make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce"
+        evidence = (f"the script registered the communication hook {', '.join(own)}",)
+        yield drift.DriftCause(name="communication hook", words=words, fix=fix, evidence=evidence)
     scales = drift.disagreement({each.rank: each.scale for each in sighting.values if each.scale is not None})
     if scales is not None:
         words = f"the gradient scaler's scale is {scales[0]}"
@@ -157,14 +147,12 @@ def _after_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
         yield drift.DriftCause(name="scaled apart", words=words, fix=fix, blame=scales[1], at_the_step=True)
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
     if some is not None and not has_majority:
+        name = "accumulated after the reduction"
+        words = "gradients were added under no_sync() or changed after the last reduction"
+        fix = "use no_sync() for all accumulated batches but the last one"
         under = f"{some.unreduced_forwards} of {some.forwards} forwards"
-        yield drift.DriftCause(
-            name="accumulated after the reduction",
-            words="gradients were added under no_sync() or changed after the last reduction",
-            fix="use no_sync() for all accumulated batches but the last one",
-            at_the_step=True,
-            evidence=(f"{under} since the previous step were under no_sync()",),
-        )
+        evidence = (f"{under} since the previous step were under no_sync()",)
+        yield drift.DriftCause(name=name, words=words, fix=fix, at_the_step=True, evidence=evidence)
 
 
 NOT_LOOKED = "local gradients were not checked"
@@ -320,6 +308,7 @@ def _computed(cause: NonFiniteStep) -> str:
 MIN_UNCHANGED = 2
 # Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping later.
 MIN_COMPARED = 3
+FOREIGN_TENSORS = "the model's parameters have gradients, and the optimizer's tensors never had one"
 MAKE_ANEW = "create the optimizer from model.parameters() after you move, replace, load and wrap the model"
 
 
@@ -370,9 +359,7 @@ def _stale_parts(stream: Stream, values: tuple[Values, ...], last: int) -> Itera
             tensor=some.replaced[0],
             summary=f"no optimizer has {', '.join(some.replaced)} on {ranks}; one has tensors of the same shapes that "
             "are not in the model, for example from a layer that was replaced after the optimizer was created",
-            evidence=(
-                f"up to step {last}, the model's parameters have gradients, and the optimizer's tensors never had one",
-            ),
+            evidence=(f"up to step {last}, {FOREIGN_TENSORS}",),
             fix=MAKE_ANEW,
         )
     if all(each.late and each.untrained for each in values):
@@ -414,13 +401,9 @@ def check_random_state(job: Job) -> Answer:
     if same is None:
         return passed()
     replica, stream = same
-    return found(
-        ranks=stream.ranks,
-        summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "
-        "use the same dropout masks",
-        evidence=(
-            f"the random state was equal on all of them in {stream.compared} comparisons",
-            *drift.model_words(job, replica),
-        ),
-        fix="seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)",
-    )
+    have = f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout"
+    equal = f"the random state was equal on all of them in {stream.compared} comparisons"
+    evidence = (equal, *drift.model_words(job, replica))
+    fix = "seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)"
+    summary = f"{have}, so they use the same dropout masks"
+    return found(summary, ranks=stream.ranks, evidence=evidence, fix=fix)

@@ -84,14 +84,8 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
 
 
 def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
-    earlier = next(
-        (
-            one
-            for one in sightings(sighting.replica, What.GRADIENT)
-            if one.step <= sighting.step and is_aligned(one.values)
-        ),
-        None,
-    )
+    before_it = (other for other in sightings(sighting.replica, What.GRADIENT) if other.step <= sighting.step)
+    earlier = next((other for other in before_it if is_aligned(other.values)), None)
     if earlier is not None:
         cause = why_gradients_differ(earlier)
         blame = cause.blame or blame_of(earlier.difference.splits)
@@ -111,11 +105,11 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
     missing = steps - (now.reductions - (before.reductions if before else 0))
     # Fewer backwards were reduced than steps made, and that was not already true earlier.
     if missing > 0 and (before is None or before.reductions >= before.steps):
+        outside = "run the last batch before step() outside no_sync(), also when an epoch ends during an accumulation"
         yield DriftCause(
             name="steps without a reduction",
             words=f"{missing} of the last {steps} steps had no gradient reduction",
-            fix="call the DDP object itself in every training step, and run the last batch before step() outside "
-            "no_sync(), also when an epoch ends during an accumulation",
+            fix=f"call the DDP object itself in every training step, and {outside}",
             blame=seen(sighting.values),
             unsynchronized=True,
             at_the_step=True,
@@ -125,28 +119,17 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
 def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
     values = sighting.values
     if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
-        last = [
-            values_at(stream, stream.last_number)
-            for stream in sighting.replica.streams
-            if stream.clock is StreamClock.STEP
-        ]
-        values = next((written for written in last if written), ())
+        by_step = (stream for stream in sighting.replica.streams if stream.clock is StreamClock.STEP)
+        values = next(filter(None, (values_at(stream, stream.last_number) for stream in by_step)), ())
     if different := _different_settings(values, kernels=True):
-        yield DriftCause(
-            name="settings",
-            words=f"the optimizer has different settings: {different[0]}",
-            fix=SAME_SETTINGS,
-            blame=different[1],
-            at_the_step=True,
-        )
+        texts, blame = different
+        words = f"the optimizer has different settings: {texts}"
+        yield DriftCause(name="settings", words=words, fix=SAME_SETTINGS, blame=blame, at_the_step=True)
     yield from filter(None, [added_after_wrapping(sighting)])
     if any(_LBFGS in each.optimizer for each in sighting.values):
-        yield DriftCause(
-            name="line search",
-            words="LBFGS uses the loss that its closure returns, and that loss differs between ranks",
-            fix="return the mean loss over all ranks (all_reduce) from the closure",
-            at_the_step=True,
-        )
+        words = "LBFGS uses the loss that its closure returns, and that loss differs between ranks"
+        fix = "return the mean loss over all ranks (all_reduce) from the closure"
+        yield DriftCause(name="line search", words=words, fix=fix, at_the_step=True)
     of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
     if of_state is not None and not state_follows_parameters(sighting.values):
         unseen, see_each = _of_unseen_steps(of_state)

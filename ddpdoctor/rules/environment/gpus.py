@@ -290,13 +290,11 @@ def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Proble
     if not count or (visible.entries and count == 1):
         return  # cvd-valid and dup-gpu judge these
     if ranks > count:
-        yield Problem(
-            summary=f"{ranks} ranks but only {count_of(count, 'GPU')} here: {ranks - count} ranks have no "
-            "cuda:LOCAL_RANK",
-            evidence=(f"LOCAL_WORLD_SIZE is {ranks}",),
-            fix=f"--nproc-per-node={count}; or, for a CPU job, export CUDA_VISIBLE_DEVICES=",
-            ranks=tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count),
-        )
+        few = f"{ranks} ranks but only {count_of(count, 'GPU')} here"
+        summary = f"{few}: {ranks - count} ranks have no cuda:LOCAL_RANK"
+        fix = f"--nproc-per-node={count}; or, for a CPU job, export CUDA_VISIBLE_DEVICES="
+        without = tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count)
+        yield Problem(summary=summary, evidence=(f"LOCAL_WORLD_SIZE is {ranks}",), fix=fix, ranks=without)
     elif ranks < count:
         summary = f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle"
         yield Problem(summary=summary, fix=f"use --nproc-per-node={count} to use all GPUs", severity=Severity.INFO)

@@ -346,9 +346,7 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
             yield disagreement(split, describe(split, "the master's name has"), fix)
     for node, network, versions in families:
         if versions == {6} and network is not None and network.ipv6_disabled:
-            yield Problem(
-                summary="the master's name resolves only to IPv6 addresses, but IPv6 is disabled",
-                evidence=("/proc/sys/net/ipv6/conf/all/disable_ipv6 is 1",),
-                fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
-                hosts=(node.host,),
-            )
+            summary = "the master's name resolves only to IPv6 addresses, but IPv6 is disabled"
+            evidence = ("/proc/sys/net/ipv6/conf/all/disable_ipv6 is 1",)
+            fix = "sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, hosts=(node.host,))

@@ -93,15 +93,12 @@ def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Probl
     if not pci.virtual_machine and upper is not None and width < widest:
         model = pci.models.get(mine.bus_id)  # without a name, a VGA card is one for desktops and laptops
         is_consumer = "GeForce" in model if model else mine.device_class >> 8 == VGA
-        yield Problem(
-            summary=f"{where} has only {width} of {widest} lanes: transfers take {widest // width} times as long",
-            evidence=(
-                f"{lower.bus_id}: current_link_width {width}, max_link_width {lower.max_width}",
-                f"the port above it: max_link_width {upper.max_width}",
-            ),
-            fix=f"reseat the card and its riser, then check again: lspci -vvs {lower.bus_id} | grep Lnk",
-            severity=Severity.WARNING if is_consumer else Severity.ERROR,
-        )
+        summary = f"{where} has only {width} of {widest} lanes: transfers take {widest // width} times as long"
+        own = f"{lower.bus_id}: current_link_width {width}, max_link_width {lower.max_width}"
+        above = f"the port above it: max_link_width {upper.max_width}"
+        fix = f"reseat the card and its riser, then check again: lspci -vvs {lower.bus_id} | grep Lnk"
+        severity = Severity.WARNING if is_consumer else Severity.ERROR
+        yield Problem(summary=summary, evidence=(own, above), fix=fix, severity=severity)
     elif pci.virtual_machine or upper is None or (lower is mine and is_gpu(mine)):
         if lower is mine:
             yield from _beside_peers(pci, mine, devices)
@@ -125,13 +122,13 @@ def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterat
     faster = [peer for peer in peers if (peer.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
     if wider:
         most_lanes, virtual = max(device.width or 0 for device in wider), pci.virtual_machine
-        yield Problem(
-            summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have "
-            f"{most_lanes}",
-            evidence=(f"wider: {', '.join(device.bus_id for device in wider[:4])}",),
-            fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
-            severity=Severity.WARNING if virtual else Severity.INFO,
-        )
+        has = f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes"
+        summary = f"{has}, but others of its model have {most_lanes}"
+        evidence = (f"wider: {', '.join(device.bus_id for device in wider[:4])}",)
+        fix, severity = "use a slot with more lanes if there is one", Severity.INFO
+        if virtual:
+            fix, severity = "ask your provider for another machine", Severity.WARNING
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
     elif mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
         highest = max(device.speed_gt_s or 0 for device in faster)
         yield Problem(
@@ -340,14 +337,13 @@ def _detours(pci: Pci, wrong: list[str]) -> Iterator[Problem]:
                 guilty[bus_id] = device
     if guilty:
         some = list(guilty)
-        yield Problem(
-            summary=f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send GPU peer "
-            "traffic through the CPU: GPUDirect is slow or hangs",
-            evidence=(f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}", *failed),
-            fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done (until the next boot; "
-            "permanently: disable ACS in the BIOS)",
-            severity=severity,
-        )
+        bridges_words = f"{len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)}"
+        sends = f"Access Control Services of {bridges_words} send GPU peer traffic through the CPU"
+        evidence = (f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}", *failed)
+        now = f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done"
+        fix = f"{now} (until the next boot; permanently: disable ACS in the BIOS)"
+        summary = f"{sends}: GPUDirect is slow or hangs"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
     if pci.iommu and not pci.iommu_passthrough:
         yield Problem(
             summary="The IOMMU translates all GPU addresses: copies between GPUs and to RDMA cards are slow, and "
@@ -398,12 +394,10 @@ def check_numa(node: Node) -> Answer:
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
     if lost:
         which = f"{len(lost)} GPUs are" if len(lost) > 1 else f"{describe(pci, lost[0])} is"
-        problems.append(Problem(
-            summary=f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}: ranks cannot be "
-            "placed near them",
-            evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
-            fix="check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS",
-        ))  # fmt: skip
+        unreported = f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}"
+        seen = (f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",)
+        fix = "check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS"
+        problems.append(Problem(summary=f"{unreported}: ranks cannot be placed near them", evidence=seen, fix=fix))
     nodes = ", ".join(f"{gpu.bus_id} on {'none' if gpu.numa_node is None else gpu.numa_node}" for gpu in gpus[:SHOWN])
     ranks = f"{len(placed) - len(far)} of {len(placed)} ranks may run near their GPU; " if placed else ""
     return judged(problems, f"{ranks}NUMA nodes of GPUs: {nodes}{', …' if len(gpus) > SHOWN else ''}")

@@ -42,14 +42,11 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
             continue
         picks = pick_gloo(node.first, network, own) if network is not None and network.interfaces else None
         if picks[0].ip.is_loopback if picks else all(map(env.is_loopback_address, own.addresses)):
-            problems.append(Problem(
-                summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to "
-                "the other nodes, which then connect to themselves",
-                evidence=(_seen(own),),
-                fix=f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or replace {own.addresses[0]} with the "
-                "host's own address in /etc/hosts",
-                hosts=(node.host,),
-            ))  # fmt: skip
+            resolves = f"the host name resolves to {own.addresses[0]} on the host itself"
+            summary = f"{resolves}: Gloo sends that address to the other nodes, which then connect to themselves"
+            mend = f"replace {own.addresses[0]} with the host's own address in /etc/hosts"
+            fix = f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or {mend}"
+            problems.append(Problem(summary=summary, evidence=(_seen(own),), fix=fix, hosts=(node.host,)))
     return judged(problems, _all_seen(read))
 
 
@@ -75,21 +72,16 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
     """Report a host that cannot look up its own name, or not within two seconds."""
     read = fleet.each(lambda node: node.names)
     several = has_several_nodes(fleet)
-    harmless = fleet.launcher is not Launcher.NONE and not several
-    consequence = "the ranks cannot find rank 0, and Gloo falls back to loopback"
-    if harmless:
-        consequence = "Gloo falls back to loopback, which works on one node"
-    problems = [
-        Problem(
-            summary=f"the host name {_unresolved_words(names.own)} on the host itself: {consequence}",
-            evidence=(_seen(names.own),),
-            fix=_hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
-            severity=Severity.WARNING if harmless else None,
-            hosts=(node.host,),
-        )
-        for node, names in read
-        if not names.own.addresses
-    ]
+    consequence, severity = "the ranks cannot find rank 0, and Gloo falls back to loopback", None
+    if fleet.launcher is not Launcher.NONE and not several:
+        consequence, severity = "Gloo falls back to loopback, which works on one node", Severity.WARNING
+    problems = []
+    for node, names in read:
+        if not names.own.addresses:
+            summary = f"the host name {_unresolved_words(names.own)} on the host itself: {consequence}"
+            fix = _hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1")
+            seen, hosts = (_seen(names.own),), (node.host,)
+            problems.append(Problem(summary=summary, evidence=seen, fix=fix, severity=severity, hosts=hosts))
     return judged(problems, _all_seen(read))
 
 
@@ -120,18 +112,15 @@ def _hosts_line(fleet: Fleet, node: Node) -> str:
 def check_hostname_not_local(fleet: Fleet) -> Answer:
     """Report a host name whose addresses all belong to other hosts."""
     read = fleet.each(lambda node: node.names)
-    problems = [
-        Problem(
-            summary="the host name resolves to an address that no interface of the host has: other ranks connect to "
-            "the wrong host, and Gloo falls back to loopback",
-            evidence=(_seen(names.own),),
-            fix=f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
-            severity=Severity.WARNING if _has_interface(node) and fleet.launcher is not Launcher.NONE else None,
-            hosts=(node.host,),
-        )
-        for node, names in read
-        if _is_foreign(node, names.own)
-    ]
+    consequence = "other ranks connect to the wrong host, and Gloo falls back to loopback"
+    summary = f"the host name resolves to an address that no interface of the host has: {consequence}"
+    problems = []
+    for node, names in read:
+        if _is_foreign(node, names.own):
+            fix = f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}"
+            severity = Severity.WARNING if _has_interface(node) and fleet.launcher is not Launcher.NONE else None
+            seen, hosts = (_seen(names.own),), (node.host,)
+            problems.append(Problem(summary=summary, evidence=seen, fix=fix, severity=severity, hosts=hosts))
     return judged(problems, _all_seen(read))
 
 
@@ -144,6 +133,10 @@ def _is_foreign(node: Node, own: Lookup) -> bool:
 
 # Our choice: a healthy name server answers in milliseconds, and torch's store looks up a name for every connection.
 SLOW_S = 1.0
+RESOLVE_FIRST_HOST = (
+    "torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or /etc/hosts "
+    "of all nodes"
+)
 FOREVER_S = 2.0  # Look-ups are cut off after this time (collect/network.py)
 
 
@@ -170,14 +163,12 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
             what_it_is = "does not resolve within 2 s"
         else:
             what_it_is = "resolves to the node itself" if lookup.addresses else "does not resolve"
+        reach = "torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"
+        resolved = lookup.error or f"it resolves to {', '.join(lookup.addresses)}"
         problems.append(Problem(
-            summary=f"the full name of rank 0's host {what_it_is} on other nodes: "
-            + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
-            evidence=(f"the name is {lookup.name}", lookup.error or f"it resolves to {', '.join(lookup.addresses)}"),
-            fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
-            "/etc/hosts of all nodes",
-            severity=None if used else Severity.WARNING,
-            hosts=(node.host,),
+            summary=f"the full name of rank 0's host {what_it_is} on other nodes: {reach}",
+            evidence=(f"the name is {lookup.name}", resolved), fix=RESOLVE_FIRST_HOST,
+            severity=None if used else Severity.WARNING, hosts=(node.host,),
         ))  # fmt: skip
     return judged(problems, f"rank 0's host is named {name}; resolved on {len(found)} nodes")
 
@@ -198,17 +189,13 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     names = [lookup.name for _, lookup in found]
     if all(env.parse_address(name) is not None or name.lower() in env.LOOPBACK_NAMES for name in names):
         return passed(f"{names[0]} is an address, not a name")
-    problems = [
-        Problem(
-            summary=f"the master's name {_unresolved_words(lookup)}: torch silently retries until its timeout",
-            evidence=(f"{lookup.name}: {lookup.error}",),
-            fix=f"run `getent hosts {lookup.name}` on the node; add the name to DNS or /etc/hosts, or set MASTER_ADDR "
-            "to an address",
-            hosts=(node.host,),
-        )
-        for node, lookup in found
-        if not lookup.addresses
-    ]
+    problems = []
+    for node, lookup in found:
+        if not lookup.addresses:
+            summary = f"the master's name {_unresolved_words(lookup)}: torch silently retries until its timeout"
+            add = "add the name to DNS or /etc/hosts, or set MASTER_ADDR to an address"
+            fix, seen = f"run `getent hosts {lookup.name}` on the node; {add}", (f"{lookup.name}: {lookup.error}",)
+            problems.append(Problem(summary=summary, evidence=seen, fix=fix, hosts=(node.host,)))
     # Whether the nodes resolve one name to different addresses that are not all rank 0's host
     head, name, said = fleet.nodes[0], names[0], []
     own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
@@ -227,8 +214,8 @@ def check_master_resolve(fleet: Fleet) -> Answer:
         evidence = tuple(f"{host}: {', '.join(lookup.addresses)}" for host, lookup in apart)
         severity = None if disjoint else Severity.WARNING
         problems.append(disagreement(split, summary, fix, evidence=evidence, severity=severity))
-    seen = (f"{lookup.name} resolves to {', '.join(lookup.addresses) or lookup.error}" for _, lookup in found)
-    return judged(problems, "; ".join(dict.fromkeys(seen)))
+    each = (f"{lookup.name} resolves to {', '.join(lookup.addresses) or lookup.error}" for _, lookup in found)
+    return judged(problems, "; ".join(dict.fromkeys(each)))
 
 
 @rule(
@@ -247,13 +234,10 @@ def check_rdns_slow(node: Node) -> Answer:
     seen = ", ".join(f"{what}: {_seconds(duration)}" for what, duration in times.items())
     if not slow:
         return passed(seen)
-    return found(
-        "name lookups take longer than a second, and every connection to torch's store needs one",
-        seen,
-        evidence=tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items()),
-        fix="set a working name server in /etc/resolv.conf (resolvectl status shows the current ones), or add all "
-        "nodes to /etc/hosts",
-    )
+    summary = "name lookups take longer than a second, and every connection to torch's store needs one"
+    evidence = tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items())
+    server = "set a working name server in /etc/resolv.conf (resolvectl status shows the current ones)"
+    return found(summary, seen, evidence=evidence, fix=f"{server}, or add all nodes to /etc/hosts")
 
 
 def _seconds(duration: float) -> str:
@@ -431,13 +415,11 @@ def check_port_free(node: Node) -> Answer:
     if use.free and not use.time_wait:
         return passed(f"port {use.port} can be listened on")
     if use.free:
-        problem = Problem(
-            summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: this affects "
-            "programs without SO_REUSEADDR, but not torch's store",
-            evidence=(f"port {use.port} can be bound with SO_REUSEADDR, but not without",),
-            fix="nothing, or wait a minute",
-            severity=Severity.INFO,
-        )
+        still = f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT"
+        summary = f"{still}: this affects programs without SO_REUSEADDR, but not torch's store"
+        evidence = (f"port {use.port} can be bound with SO_REUSEADDR, but not without",)
+        fix = "nothing, or wait a minute"
+        problem = Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.INFO)
     elif use.owner is None and use.error is not None and "in use" not in use.error:
         summary = f"MASTER_PORT {use.port} cannot be listened on: {use.error}"
         problem = Problem(summary=summary, fix="export MASTER_PORT=29500 on all nodes")

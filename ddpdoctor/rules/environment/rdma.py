@@ -140,12 +140,9 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
     if rising:
         down = "link_downed" in rising
         what = "went down during this check" if down else "has errors right now"
-        yield Problem(
-            summary=f"The link of RDMA port {name_of_port} {what}",
-            evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
-            fix=fix,
-            severity=Severity.ERROR if down else Severity.WARNING,
-        )
+        summary, severity = f"The link of RDMA port {name_of_port} {what}", Severity.ERROR if down else Severity.WARNING
+        evidence = tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items()))
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
         return
     count = port.counters.get("link_downed", 0)
     others = [
@@ -188,16 +185,11 @@ def check_peermem(node: Node) -> Answer:
         return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver support DMA-BUF")
     if rdma.dmabuf is None:
         return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver supports DMA-BUF")
-    return found(
-        "RDMA cards cannot access GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, so "
-        "data between nodes goes through host memory",
-        "neither nvidia-peermem nor DMA-BUF",
-        evidence=(
-            f"RDMA network: {words([device.name for device, _ in ports])}",
-            "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules",
-        ),
-        fix="modprobe nvidia-peermem (on the host)",
-    )
+    why = "nvidia-peermem is not loaded and DMA-BUF is not possible, so data between nodes goes through host memory"
+    network = f"RDMA network: {words([device.name for device, _ in ports])}"
+    evidence = (network, "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules")
+    summary, fix = f"RDMA cards cannot access GPU memory: {why}", "modprobe nvidia-peermem (on the host)"
+    return found(summary, "neither nvidia-peermem nor DMA-BUF", evidence=evidence, fix=fix)
 
 
 @rule(
@@ -232,14 +224,11 @@ def check_memlock(node: Node) -> Answer:
             "in a container, docker run --ulimit memlock=-1 …; otherwise: "
             "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
         )
-    limits = f"limit {soft}, hard limit {hard}"
-    return found(
-        f"RDMA can lock only {soft} of memory: NCCL fails if it registers more",
-        limits,
-        evidence=(f"RLIMIT_MEMLOCK: soft {limits}",),
-        fix=unlock,
-        severity=Severity.ERROR if limit.soft < LITTLE_BYTES else Severity.WARNING,
-    )
+    summary = f"RDMA can lock only {soft} of memory: NCCL fails if it registers more"
+    limits, severity = f"limit {soft}, hard limit {hard}", Severity.ERROR
+    if limit.soft >= LITTLE_BYTES:
+        severity = Severity.WARNING
+    return found(summary, limits, evidence=(f"RLIMIT_MEMLOCK: soft {limits}",), fix=unlock, severity=severity)
 
 
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
@@ -441,15 +430,11 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> Iterator[Problem]:
     device = bare[0][0]
     interface = device.netdevs[0] if device.netdevs else "INTERFACE"
     kinds = sorted({f"{gid.type} {_kind(gid)}" for _, port in bare for gid in port.gids})
-    yield Problem(
-        summary=f"{_words_of(bare)} {'has' if len(bare) == 1 else 'have'} no RoCE v2 address with {family}: "
-        "NCCL uses a link-local one, which cannot reach other network segments",
-        evidence=(f"entries in use: {', '.join(kinds) or 'none'}",),
-        fix=f"give the interface its address (ip addr add ADDRESS/PREFIX dev {interface}), "
-        "or exclude the port with NCCL_IB_HCA",
-        severity=severity,
-        hosts=(node.host,),
-    )
+    lacks = f"{_words_of(bare)} {'has' if len(bare) == 1 else 'have'} no RoCE v2 address with {family}"
+    summary = f"{lacks}: NCCL uses a link-local one, which cannot reach other network segments"
+    add = f"give the interface its address (ip addr add ADDRESS/PREFIX dev {interface})"
+    evidence, fix = (f"entries in use: {', '.join(kinds) or 'none'}",), f"{add}, or exclude the port with NCCL_IB_HCA"
+    yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, hosts=(node.host,))
 
 
 def _by_index(node: Node, ports: Ports, setting: Setting) -> Iterator[Problem]:

@@ -163,18 +163,15 @@ def _judge_file(file: ConfFile, context: var.VariableContext) -> Iterator[Proble
         return
     if file.bad_lines:
         mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
-        yield Problem(
-            summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no "
-            "effect",
-            evidence=("NCCL does not report lines that it cannot read",),
-            fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
-        )
+        form = "is not NAME=VALUE from the first column, so it has no effect"
+        fix = _sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file)
+        evidence = ("NCCL does not report lines that it cannot read",)
+        yield Problem(summary=f"{_lines(file.bad_lines)} of {file.path} {form}", evidence=evidence, fix=fix)
     if file.repeated_lines:
-        yield Problem(
-            summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
-            evidence=("if two lines have the same name, NCCL uses the first",),
-            fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
-        )
+        summary = f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect"
+        evidence = ("if two lines have the same name, NCCL uses the first",)
+        fix = _sed("-i", (f"{line}d" for line in file.repeated_lines), file)
+        yield Problem(summary=summary, evidence=evidence, fix=fix)
     for name, value in file.variables.items():
         if name in (*file.hidden_by_env, *file.hidden_by_file):
             continue
