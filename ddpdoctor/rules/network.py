@@ -302,7 +302,6 @@ VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
 # Our choice: an Ethernet card that is slower, or alone, counts as the machine's everyday network card.
 NETWORK_GB_S = 100.0
 NETWORK_CARDS = 2
-
 # What ports that should be alike have in common: the board, the function on its card, the port number on its device.
 Place = tuple[str, str, int]
 

@@ -382,9 +382,6 @@ def show(value: str) -> str:
     return short if short.strip() == short and short.isprintable() else repr(short)
 
 
-# Unknown names
-
-
 def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     """Return a flaw if a name looks like a known variable but is not one."""
     if find_variable(name) is not None or not looks_known(name):
@@ -437,9 +434,6 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
     return Flaw(name=variable.name, summary=summary, severity=Severity.INFO, evidence=evidence)
 
 
-# Wrong values
-
-
 def find_wrong_value(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
     """Return a flaw if the variable's reader does not take a value; never suggest a harmful value instead."""
     wrong = None if variable.kind in GONE else check_value(variable, value)
@@ -454,9 +448,6 @@ def find_wrong_value(variable: Variable, value: str, context: VariableContext) -
         set_name=variable.name if wanted else "",
         set_value=wrong.instead if wanted else None,
     )
-
-
-# Obsolete names
 
 
 def find_deprecated(variable: Variable, value: str, context: VariableContext) -> Flaw | None:  # noqa: ARG001 - all four functions are called alike
@@ -486,9 +477,6 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     summary = f"{variable.name} {'has no effect' if certain else 'is obsolete'}: {reason}"
     severity = Severity.WARNING if certain else Severity.INFO
     return Flaw(name=variable.name, summary=summary, severity=severity, evidence=instead + having)
-
-
-# Dangerous leftovers
 
 
 def find_danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:

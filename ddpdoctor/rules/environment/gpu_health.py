@@ -287,9 +287,6 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     return judged(problems, f"highest clocks of {len(readable)} GPUs: {', '.join(map(str, highest))} MHz")
 
 
-# settings
-
-
 _SLEEPS = "{takes/take} seconds to wake after idling: persistence mode is off"
 _KEEP_AWAKE = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
 _state_rule(
@@ -360,9 +357,6 @@ def check_compute_mode(node: Node) -> Answer:
             fix="sudo nvidia-smi -c 0 -i {ids}",
         )  # fmt: skip
     return judged(problems, ", ".join(sorted({gpu.compute_mode or "" for gpu in gpus})))
-
-
-# who else uses it
 
 
 @rule(

@@ -5,20 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model import launch as env
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.launch import (
-    OTHER_RANK_VARIABLES,
-    RANK_VARIABLES,
-    NodeCount,
-    by_torchrun,
-    expand_counts,
-    expand_hosts,
-    in_slurm_step,
-    is_loopback,
-    nodes_range,
-    read_node_count,
-    text_of,
-)
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import count_of, first_names, grouped, name_list, rank_list, verb
@@ -46,21 +34,21 @@ def show_variables(process: NodeProcess, names: Iterable[str]) -> str:
     return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
 
 
-def count_nodes(fleet: Fleet) -> NodeCount | None:
+def count_nodes(fleet: Fleet) -> env.NodeCount | None:
     """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
     counts = []
     for _, process in fleet.processes():
-        count, slurm_nodes = read_node_count(process), process.number("SLURM_NNODES")
+        count, slurm_nodes = env.read_node_count(process), process.number("SLURM_NNODES")
         if count is None and slurm_nodes is not None and process.number("SLURM_NODEID") is not None:
             # A batch script runs here, and `srun` will start ranks on all nodes of its job. The shell of `salloc` on a
             # login node has no SLURM_NODEID, because that host is not part of the job.
-            count = NodeCount(nodes=slurm_nodes, source=f"SLURM_NNODES is {slurm_nodes}")
+            count = env.NodeCount(nodes=slurm_nodes, source=f"SLURM_NNODES is {slurm_nodes}")
         if count is not None:
             counts.append(count)
     if fleet.gathered:
-        counts.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
+        counts.append(env.NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
-        counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
+        counts.append(env.NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
     return max(counts, key=lambda count: count.nodes, default=None)
 
 
@@ -133,24 +121,24 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 )  # fmt: skip
 def check_env_complete(node: Node) -> Answer:
     """Report a rank that has only some of the variables that `init_process_group` reads."""
-    found = [process for process in node.processes if any(name in process.variables for name in RANK_VARIABLES)]
+    found = [process for process in node.processes if any(name in process.variables for name in env.RANK_VARIABLES)]
     if not found:
         return skipped(NO_LAUNCHER)
     problems = []
-    texts = grouped(((name, text_of(process, name)), process) for name in _NUMBERS for process in found)
+    texts = grouped(((name, env.text_of(process, name)), process) for name in _NUMBERS for process in found)
     for (name, text), those in texts.items():
         try:
             int(text or "0")  # as torch does
         except ValueError:
             summary = f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError"
             problems.append(Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those)))
-    return judged([*problems, *_missing_variables(found)], show_variables(found[0], RANK_VARIABLES))
+    return judged([*problems, *_missing_variables(found)], show_variables(found[0], env.RANK_VARIABLES))
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
     by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
-        missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
+        missing = tuple(name for name in env.RANK_VARIABLES if not env.text_of(process, name))
         # A script may export the others before it starts the ranks.
         prepares = "RANK" in missing and ("WORLD_SIZE" in missing or _numbered_by_others(process))
         if missing and (not prepares or any(name in process.variables for name in missing)):
@@ -170,7 +158,7 @@ def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
             summary=f"{name_list(missing)} {'is' if len(missing) == 1 else 'are'} not set: init_process_group fails "
             f'with "environment variable {missing[0]} expected, but not set"',
             evidence=(
-                f"set variables: {show_variables(first, RANK_VARIABLES)}",
+                f"set variables: {show_variables(first, env.RANK_VARIABLES)}",
                 *(f"{name} is empty, which counts as unset" for name in empty),
             ),
             fix="start the ranks with torchrun, or in each process: "
@@ -181,7 +169,7 @@ def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
 
 
 def _numbered_by_others(process: NodeProcess) -> bool:
-    return any(name in process.variables for name in (*OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
+    return any(name in process.variables for name in (*env.OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
 
 
 @rule(
@@ -200,12 +188,12 @@ def check_env_range(node: Node) -> Answer:
 
 def _range_names(process: NodeProcess) -> tuple[str, ...]:
     names = [name for low, high, _ in _BELOW for name in (low, high)]
-    return tuple(name for name in (*names, *_PORTS) if text_of(process, name))
+    return tuple(name for name in (*names, *_PORTS) if env.text_of(process, name))
 
 
 def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
     ranks = ranks_of([process])
-    static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
+    static = env.text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
     for name, size_name, noun in _BELOW:
         if name == "PET_NODE_RANK" and not static:
             continue  # only the static rendezvous reads it, but operators always set it
@@ -235,7 +223,6 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
 
 # Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution).
 _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
-
 SHOWN = 4  # how many ranks are named
 
 
@@ -292,10 +279,10 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
 def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
     """Return the host of every task of the step, with the names that the nodes use for themselves."""
     first = next((process for _, process in fleet.processes()), None)
-    if first is None or text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
+    if first is None or env.text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
         return {}
     try:
-        hosts = expand_hosts(text_of(first, "SLURM_STEP_NODELIST"))
+        hosts = env.expand_hosts(env.text_of(first, "SLURM_STEP_NODELIST"))
     except ValueError:
         return {}
     counts = _tasks_by_node(first)
@@ -367,15 +354,15 @@ _SHOWN = (
 )  # fmt: skip
 def check_k8s(node: Node) -> Answer:
     """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job."""
-    if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
+    if not any(env.text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is not a Kubernetes pod")
     process, ranks, problems = node.first, ranks_of(node.processes), []
-    if by_torchrun(process):  # which the operator's variables were meant for
-        groups, asked = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
+    if env.by_torchrun(process):  # which the operator's variables were meant for
+        groups, asked = process.number("GROUP_WORLD_SIZE"), env.nodes_range(env.text_of(process, "PET_NNODES"))
         if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
             alone = groups == 1 and asked[1] > 1
             effect = "each pod trains alone" if alone else "its command line overrules the operator"
-            set_to = text_of(process, "PET_NNODES")
+            set_to = env.text_of(process, "PET_NNODES")
             summary = f"the operator set PET_NNODES={set_to}, but torchrun counts {groups}: {effect}"
             evidence = (f"GROUP_WORLD_SIZE is {groups}",)
             fix = "remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES"
@@ -393,12 +380,14 @@ def check_k8s(node: Node) -> Answer:
 
 def _network_faults(process: NodeProcess, names: Names | None, network: Network | None) -> Iterator[Problem]:
     master = names.master if names is not None else None
-    if master is not None and master.error is not None and not is_loopback(master.name):
+    if master is not None and master.error is not None and not env.is_loopback(master.name):
         service = master.name.partition(".")[2].partition(".")[0] or master.name
         patch = '{"spec":{"publishNotReadyAddresses":true}}'
-        variables = [name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if text_of(process, name)]
+        variables = [
+            name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if env.text_of(process, name)
+        ]
         summary = f"the master's name {master.name} does not resolve in this pod: no service publishes it"
-        evidence = (master.error, *(f"{name}={text_of(process, name)}" for name in variables[:1]))
+        evidence = (master.error, *(f"{name}={env.text_of(process, name)}" for name in variables[:1]))
         yield Problem(summary=summary, evidence=evidence, fix=f"kubectl patch service {service} -p '{patch}'")
     if network is None:
         return
@@ -408,7 +397,7 @@ def _network_faults(process: NodeProcess, names: Names | None, network: Network 
         yield Problem(summary=summary, evidence=("Istio's proxy listens on ports 15001 and 15006",), fix=fix)
     own = names.own.addresses if names is not None else ()
     hosts = [interface.name for interface in network.interfaces if interface.name.startswith(HOST_INTERFACES)]
-    if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(is_loopback, own)):
+    if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(env.is_loopback, own)):
         default = network.default_interface or "INTERFACE"
         yield Problem(
             summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
@@ -430,7 +419,9 @@ _SHOWN_OF_SLURM = (
 
 def _tasks_by_node(process: NodeProcess) -> tuple[int, ...]:
     try:
-        return expand_counts(text_of(process, "SLURM_STEP_TASKS_PER_NODE") or text_of(process, "SLURM_TASKS_PER_NODE"))
+        return env.expand_counts(
+            env.text_of(process, "SLURM_STEP_TASKS_PER_NODE") or env.text_of(process, "SLURM_TASKS_PER_NODE")
+        )
     except ValueError:
         return ()
 
@@ -451,19 +442,19 @@ def check_slurm_shape(node: Node) -> Answer:
     if not found:
         return skipped(NOT_SLURM)
     problems = [problem for shape in found for problem in _misshapen(*shape)]
-    if not problems and not any(in_slurm_step(process) or by_torchrun(process) for process, _, _ in found):
+    if not problems and not any(env.in_slurm_step(process) or env.by_torchrun(process) for process, _, _ in found):
         return skipped(NO_STEP)
     return judged(problems, show_variables(found[0][0], _SHOWN_OF_SLURM))
 
 
 def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
     """Judge the tasks and nodes of the step, or of the whole job if no step was started."""
-    in_step, ranks, counts = in_slurm_step(process), ranks_of([process]), _tasks_by_node(process)
+    in_step, ranks, counts = env.in_slurm_step(process), ranks_of([process]), _tasks_by_node(process)
     job_nodes = process.number("SLURM_JOB_NUM_NODES")  # inside a step, SLURM_NNODES is not the job's
     if job_nodes is None:
         with contextlib.suppress(ValueError):
-            job_nodes = len(expand_hosts(text_of(process, "SLURM_JOB_NODELIST")))
-    if by_torchrun(process):
+            job_nodes = len(env.expand_hosts(env.text_of(process, "SLURM_JOB_NODELIST")))
+    if env.by_torchrun(process):
         local = process.number("LOCAL_WORLD_SIZE")
         most = max(counts, default=-(-tasks // max(nodes, 1))) if in_step else None
         yield from _torchrun(process, nodes, job_nodes or nodes, most)
@@ -471,7 +462,7 @@ def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem
         here = process.number("SLURM_NODEID")
         local = counts[here] if in_step and here is not None and 0 <= here < len(counts) else None
     world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
-    if in_step and tasks > 1 and not by_torchrun(process):  # each task is a rank
+    if in_step and tasks > 1 and not env.by_torchrun(process):  # each task is a rank
         if world is not None and world != tasks and (tasks != nodes or rank is not None):
             more = f"they wait for {world - tasks} ranks that never start"
             consequence = more if world > tasks else "there are more tasks than ranks"
@@ -526,13 +517,13 @@ def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: 
 )  # fmt: skip
 def check_srun_cpus(node: Node) -> Answer:
     """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`."""
-    tasks = [process for process in node.processes if in_slurm_step(process)]
+    tasks = [process for process in node.processes if env.in_slurm_step(process)]
     if not tasks:
         return skipped(NO_STEP if any("SLURM_JOB_ID" in process.variables for process in node.processes) else NOT_SLURM)
     asked = tasks[0].number("SLURM_CPUS_PER_TASK")
     if asked is None:
         return skipped("the job did not request a number of CPUs per task")
-    if by_torchrun(tasks[0]):
+    if env.by_torchrun(tasks[0]):
         fewest, short = len({cpu for process in tasks for cpu in process.cpus}), tasks
     else:
         fewest = min(len(process.cpus) for process in tasks)
@@ -545,7 +536,7 @@ def check_srun_cpus(node: Node) -> Answer:
         "loader workers"
     )
     fix = f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}"
-    evidence = (f"SRUN_CPUS_PER_TASK is {text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",)
+    evidence = (f"SRUN_CPUS_PER_TASK is {env.text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",)
     return found(summary, seen, evidence=evidence, fix=fix, ranks=ranks_of(short))
 
 
@@ -556,9 +547,9 @@ def check_srun_cpus(node: Node) -> Answer:
 )  # fmt: skip
 def check_gpus_per_task(node: Node) -> Answer:
     """Report tasks of a Slurm step that see fewer GPUs than their local rank needs."""
-    tasks = [process for process in node.processes if in_slurm_step(process) and not by_torchrun(process)]
+    tasks = [process for process in node.processes if env.in_slurm_step(process) and not env.by_torchrun(process)]
     if not tasks:
-        started = any(by_torchrun(process) for process in node.processes)
+        started = any(env.by_torchrun(process) for process in node.processes)
         return skipped("torchrun assigns the GPUs" if started else NOT_SLURM)
     torch = known(node.torch)
     unset = torch.device_count if torch is not None and torch.import_error is None else None

@@ -247,7 +247,6 @@ def _seconds(duration: float) -> str:
 
 
 PRIVILEGED_PORTS = 1024  # ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)
-
 _DIGITS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
 NO_ADDRESS = "no store address is set (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
 _ITSELF = "every node except the first looks for the store on itself and hangs"

@@ -10,25 +10,9 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.launch import read_node_count
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.words import count_of, format_about, grouped, name_list
+from ddpdoctor.rules import network as net
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
-from ddpdoctor.rules.network import (
-    VERBS_LAYERS,
-    NcclList,
-    Setting,
-    card,
-    chosen_ports,
-    each_port,
-    find_setting,
-    hca_filter,
-    is_active,
-    label,
-    need_rdma,
-    network_ports,
-    parse_nccl_list,
-    place,
-    words,
-)
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
@@ -38,7 +22,6 @@ if TYPE_CHECKING:
 
 
 DARK_CARDS = 4  # our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged
-
 WHY = {
     ("DOWN", "Polling"): "no signal from the other end: check the cable, its transceiver and the switch port",
     ("DOWN", "Disabled"): "the port is disabled, or its network interface is down",
@@ -55,8 +38,8 @@ WHY = {
 def check_ib_state(node: Node) -> Answer:
     """Report RDMA ports that should be up but are not."""
     rdma = need(node.rdma)
-    wanted = hca_filter(node)
-    ports = [(device, port) for device, port in each_port(rdma) if port.link_layer in VERBS_LAYERS]
+    wanted = net.hca_filter(node)
+    ports = [(device, port) for device, port in net.each_port(rdma) if port.link_layer in net.VERBS_LAYERS]
     if not ports:
         return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL needs a plugin for them")
     faults = grouped(
@@ -65,34 +48,36 @@ def check_ib_state(node: Node) -> Answer:
         if (severity := _fault(device, port, ports, wanted)) is not None
     )
     problems = [_down(*how, those) for how, those in faults.items()]
-    cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
-    is_dark = len(cards) >= DARK_CARDS and not any(is_active(port) for _, port in ports)
+    cards = {net.card(device) for device, port in ports if port.link_layer == "InfiniBand"}
+    is_dark = len(cards) >= DARK_CARDS and not any(net.is_active(port) for _, port in ports)
     gpus = known(node.gpus)
     if not problems and is_dark and gpus is not None and gpus.devices:
         summary = f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets"
-        evidence = (f"states: {words([f'{port.state}/{port.phys_state}' for _, port in ports])}",)
+        evidence = (f"states: {net.words([f'{port.state}/{port.phys_state}' for _, port in ports])}",)
         fix = "check the leaf switch and the subnet manager: ibstat; sminfo"
         problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING))
-    up = [label(device, port) for device, port in ports if is_active(port)]
-    return judged(problems, f"{len(up)} of {len(ports)} ports are active" + (f": {words(up)}" if up else ""))
+    up = [net.label(device, port) for device, port in ports if net.is_active(port)]
+    return judged(problems, f"{len(up)} of {len(ports)} ports are active" + (f": {net.words(up)}" if up else ""))
 
 
 def _fault(
-    device: RdmaDevice, port: RdmaPort, ports: list[tuple[RdmaDevice, RdmaPort]], wanted: NcclList
+    device: RdmaDevice, port: RdmaPort, ports: list[tuple[RdmaDevice, RdmaPort]], wanted: net.NcclList
 ) -> Severity | None:
-    if is_active(port) or not wanted.takes(device.name, port.port) or device.virtual_function:
+    if net.is_active(port) or not wanted.takes(device.name, port.port) or device.virtual_function:
         return None
-    if wanted.names(device.name) and not any(is_active(other) for other in device.ports):
+    if wanted.names(device.name) and not any(net.is_active(other) for other in device.ports):
         return Severity.ERROR
-    alike = [other for one, other in ports if place(one, other) == place(device, port) and not one.virtual_function]
-    up = sum(is_active(other) for other in alike)
+    alike = [
+        other for one, other in ports if net.place(one, other) == net.place(device, port) and not one.virtual_function
+    ]
+    up = sum(net.is_active(other) for other in alike)
     if up * 2 > len(alike):
         return Severity.ERROR
     return Severity.WARNING if up else None
 
 
 def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevice, RdmaPort]]) -> Problem:
-    names, many = words([label(device, port) for device, port in those]), len(those) > 1
+    names, many = net.words([net.label(device, port) for device, port in those]), len(those) > 1
     device, port = those[0]
     if state in {"INIT", "ARMED"}:
         fix = f"sminfo -C {device.name} -P {port.port}; if it finds none, start the subnet manager of the fabric"
@@ -101,7 +86,7 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
     elif phys == "Disabled":
         fix = f"enable the port (mlxlink -d {device.name} -a UP), or find out who disabled it"
     else:
-        cable = f"the cable of {label(device, port)}"
+        cable = f"the cable of {net.label(device, port)}"
         fix = f"reseat or replace {cable} and check the switch port: mlxlink -d {device.name}"
     reason = WHY.get((state, phys), f"its link is {phys}")
     summary = f"RDMA port{'s' if many else ''} {names} {'are' if many else 'is'} not active: {reason}"
@@ -118,7 +103,7 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
 def check_ib_flap(node: Node) -> Answer:
     """Report links that went down since the counters were reset, or that fail right now."""
     rdma = need(node.rdma)
-    ports = [(device, port) for device, port in each_port(rdma) if port.counters]
+    ports = [(device, port) for device, port in net.each_port(rdma) if port.counters]
     if not ports:
         return skipped("no RDMA port has counters that can be read")
     problems = [problem for device, port in ports for problem in _flaps(device, port, rdma)]
@@ -127,7 +112,7 @@ def check_ib_flap(node: Node) -> Answer:
 
 
 def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
-    name_of_port = label(device, port)
+    name_of_port = net.label(device, port)
     fix = (
         f"clean and reseat the cable of {name_of_port}, and check the switch log; "
         f"perfquery -R -C {device.name} -P {port.port} resets the counters"
@@ -147,10 +132,10 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
     count = port.counters.get("link_downed", 0)
     others = [
         other.counters.get("link_downed", 0)
-        for one, other in each_port(rdma)
-        if one is not device and place(one, other) == place(device, port) and is_active(other)
+        for one, other in net.each_port(rdma)
+        if one is not device and net.place(one, other) == net.place(device, port) and net.is_active(other)
     ]
-    if is_active(port) and count > (median(others) if others else 0):
+    if net.is_active(port) and count > (median(others) if others else 0):
         times = "once" if count == 1 else f"{count} times"
         errors = [f"{name} {value}" for name, value in sorted(port.counters.items()) if value and name != "link_downed"]
         peers = f"link_downed of its {len(others)} peers: {min(others)} to {max(others)}" if others else ""
@@ -174,8 +159,8 @@ NO_NETWORK = "no RDMA network is up here"
 )  # fmt: skip
 def check_peermem(node: Node) -> Answer:
     """Report GPUs and RDMA cards that can exchange data only through host memory."""
-    rdma = need_rdma(node)
-    ports = network_ports(node, rdma)
+    rdma = net.need_rdma(node)
+    ports = net.network_ports(node, rdma)
     if not ports:
         return skipped(NO_NETWORK)
     gpus = known(node.gpus)
@@ -186,7 +171,7 @@ def check_peermem(node: Node) -> Answer:
     if rdma.dmabuf is None:
         return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver supports DMA-BUF")
     why = "nvidia-peermem is not loaded and DMA-BUF is not possible, so data between nodes goes through host memory"
-    network = f"RDMA network: {words([device.name for device, _ in ports])}"
+    network = f"RDMA network: {net.words([device.name for device, _ in ports])}"
     evidence = (network, "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules")
     summary, fix = f"RDMA cards cannot access GPU memory: {why}", "modprobe nvidia-peermem (on the host)"
     return found(summary, "neither nvidia-peermem nor DMA-BUF", evidence=evidence, fix=fix)
@@ -199,7 +184,7 @@ def check_peermem(node: Node) -> Answer:
 )  # fmt: skip
 def check_memlock(node: Node) -> Answer:
     """Report a limit on locked memory that keeps NCCL from registering its buffers."""
-    rdma = need_rdma(node)
+    rdma = net.need_rdma(node)
     if not _devices(node, rdma):
         return skipped(NO_NETWORK)
     if not rdma.uverbs:
@@ -236,9 +221,11 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     efas = [
         device
         for device in rdma.devices
-        if any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
+        if any(port.link_layer == "Unspecified" and net.is_active(port) for port in device.ports)
     ]
-    return tuple({device.name: device for device in (*(one for one, _ in network_ports(node, rdma)), *efas)}.values())
+    return tuple(
+        {device.name: device for device in (*(one for one, _ in net.network_ports(node, rdma)), *efas)}.values()
+    )
 
 
 @rule(
@@ -247,20 +234,20 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
 )  # fmt: skip
 def check_uverbs(node: Node) -> Answer:
     """Report RDMA devices whose device file is missing or cannot be opened by this process."""
-    rdma = need_rdma(node)
+    rdma = net.need_rdma(node)
     devices = _devices(node, rdma)
     if not devices:
         return skipped(NO_NETWORK)
     shut = [device for device in devices if device.uverbs not in rdma.uverbs]
-    wanted = hca_filter(node)
+    wanted = net.hca_filter(node)
     asked = [device for device in shut if wanted.names(device.name) or device.uverbs in rdma.uverbs_denied]
     seen = f"{len(devices) - len(shut)} of {len(devices)} devices can be opened"
     if not shut or (len(shut) < len(devices) and not asked):
         return passed(seen)
     shut = asked if len(shut) < len(devices) else shut
     denied = [device for device in shut if device.uverbs in rdma.uverbs_denied]
-    names = words([device.name for device in shut])
-    files = words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
+    names = net.words([device.name for device in shut])
+    files = net.words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
     what = "cannot be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
     if all(device.uverbs is None for device in shut):
         fix = "modprobe ib_uverbs (on the host)"
@@ -274,8 +261,8 @@ def check_uverbs(node: Node) -> Answer:
             "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …; "
             "in Kubernetes request the resource of the RDMA device plugin"
         )
-    network, count = find_setting(node, node.first, "NCCL_NET"), read_node_count(node.first)
-    is_wanted = find_setting(node, node.first, "NCCL_IB_HCA") is not None
+    network, count = net.find_setting(node, node.first, "NCCL_NET"), read_node_count(node.first)
+    is_wanted = net.find_setting(node, node.first, "NCCL_IB_HCA") is not None
     is_wanted = is_wanted or (network is not None and network.value.lower() == "ib")
     is_wanted = is_wanted or (count is not None and count.nodes > 1)
     summary = f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets"
@@ -291,10 +278,10 @@ def check_uverbs(node: Node) -> Answer:
 def check_ib_rate(fleet: Fleet) -> Answer:
     """Report RDMA ports that run at a lower rate than those of the same model."""
     groups = grouped(
-        ((place(device, port), port.link_layer), (node.host, device, port))
+        ((net.place(device, port), port.link_layer), (node.host, device, port))
         for node, rdma in fleet.each(lambda node: node.rdma)
-        for device, port in each_port(rdma)
-        if is_active(port) and port.rate_gb_s and not device.virtual_function
+        for device, port in net.each_port(rdma)
+        if net.is_active(port) and port.rate_gb_s and not device.virtual_function
     )
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
     counts = [(node, _boards(node)) for node in fleet.nodes]
@@ -323,7 +310,7 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
     for rate in sorted(rate for rate in counts if rate < expected):
         slow = [link for link in links if link[2].rate_gb_s == rate]
         hosts, one = tuple(dict.fromkeys(host for host, _, _ in slow)), len(slow) == 1
-        names = words([label(device, port) for _, device, port in slow])
+        names = net.words([net.label(device, port) for _, device, port in slow])
         where = "" if alone else f" on {name_list(hosts)}"
         yield Problem(
             summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
@@ -348,7 +335,6 @@ MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"
 LINK_LOCAL = "fe80:"
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 PICKS_ITSELF = "since NCCL 2.21 it picks the entry itself"
-
 Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
 
 
@@ -365,8 +351,8 @@ def check_roce_gid(fleet: Fleet) -> Answer:
     for node, rdma in fleet.each(lambda node: node.rdma):
         ports = tuple(
             (device, port)
-            for device, port in chosen_ports(node, rdma)
-            if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
+            for device, port in net.chosen_ports(node, rdma)
+            if port.link_layer == "Ethernet" and net.is_active(port) and not device.virtual_function
         )
         if ports:
             setting = _index(node)
@@ -395,17 +381,17 @@ def check_roce_gid(fleet: Fleet) -> Answer:
 
 
 def _words_of(ports: Ports) -> str:
-    return words([label(device, port) for device, port in ports])
+    return net.words([net.label(device, port) for device, port in ports])
 
 
-def _index(node: Node) -> Setting | None:
+def _index(node: Node) -> net.Setting | None:
     """Return NCCL_IB_GID_INDEX if it has an effect. With -1 or text that is not a number, NCCL chooses by itself."""
-    setting = find_setting(node, node.first, "NCCL_IB_GID_INDEX")
+    setting = net.find_setting(node, node.first, "NCCL_IB_GID_INDEX")
     return setting if setting is not None and (setting.number if setting.number is not None else -1) >= 0 else None
 
 
 def _family(node: Node) -> str:
-    setting = find_setting(node, node.first, "NCCL_IB_ADDR_FAMILY")
+    setting = net.find_setting(node, node.first, "NCCL_IB_ADDR_FAMILY")
     return "IPv6" if setting is not None and setting.value == "AF_INET6" else "IPv4"
 
 
@@ -425,7 +411,7 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> Iterator[Problem]:
     bare = tuple((device, port) for device, port in ports if not _routes(port, family))
     if not bare:
         return
-    training = {id(port) for _, port in network_ports(node, rdma)}
+    training = {id(port) for _, port in net.network_ports(node, rdma)}
     severity = Severity.ERROR if any(id(port) in training for _, port in bare) else Severity.INFO
     device = bare[0][0]
     interface = device.netdevs[0] if device.netdevs else "INTERFACE"
@@ -437,7 +423,7 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> Iterator[Problem]:
     yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, hosts=(node.host,))
 
 
-def _by_index(node: Node, ports: Ports, setting: Setting) -> Iterator[Problem]:
+def _by_index(node: Node, ports: Ports, setting: net.Setting) -> Iterator[Problem]:
     judged_ports = ((_entry_fault(port, setting.number or 0), (device, port)) for device, port in ports)
     faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
     good = [{gid.index for gid in port.gids if gid.type == V2 and _kind(gid) == "IPv4"} for _, port in ports]
@@ -477,7 +463,7 @@ ABSENT = "there is no RDMA device"
 )  # fmt: skip
 def check_ib_hca_env(node: Node) -> Answer:
     """Report a value of NCCL_IB_HCA that does not fit the RDMA devices of the machine."""
-    setting = find_setting(node, node.first, "NCCL_IB_HCA")
+    setting = net.find_setting(node, node.first, "NCCL_IB_HCA")
     if isinstance(node.rdma, Unread):
         gpus = known(node.gpus)
         if setting is None or node.rdma.why is not Why.ABSENT or gpus is None or not gpus.devices:
@@ -488,15 +474,15 @@ def check_ib_hca_env(node: Node) -> Answer:
         return found(summary, ABSENT, evidence=("/sys/class/infiniband is empty",), fix=fix)
     if setting is None:
         return passed("NCCL_IB_HCA is not set: NCCL uses every active port")
-    ports = [(device, port) for device, port in each_port(node.rdma) if port.link_layer in VERBS_LAYERS]
+    ports = [(device, port) for device, port in net.each_port(node.rdma) if port.link_layer in net.VERBS_LAYERS]
     if not ports:
         return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL_IB_HCA does not apply to them")
-    wanted = parse_nccl_list(setting.value)
-    taken = [label(device, port) for device, port in ports if wanted.takes(device.name, port.port)]
+    wanted = net.parse_nccl_list(setting.value)
+    taken = [net.label(device, port) for device, port in ports if wanted.takes(device.name, port.port)]
     names = [device.name for device, _ in ports]
-    here = [f"devices here: {words(names)}"]
+    here = [f"devices here: {net.words(names)}"]
     if wanted.marked:
-        here.append(f"= and ^ are only allowed once, before the whole list, not in {words(wanted.marked)}")
+        here.append(f"= and ^ are only allowed once, before the whole list, not in {net.words(wanted.marked)}")
     if not taken:
         what = "excludes every RDMA device" if wanted.exclude else "matches no RDMA device"
         summary = f"{setting} {what} of this machine: NCCL will use TCP sockets"
@@ -511,7 +497,7 @@ def check_ib_hca_env(node: Node) -> Answer:
             fix = f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband"
         elif more and not wanted.exact and entry.name in matched:
             exact = f"{'^=' if wanted.exclude else '='}{','.join(map(str, wanted.entries))}"
-            what = f"also {'excludes' if wanted.exclude else 'takes'} {words(more)}"
+            what = f"also {'excludes' if wanted.exclude else 'takes'} {net.words(more)}"
             summary = f"{entry} in {setting} {what}: entries are prefixes of names"
             evidence = (f"use = before the list to match full names: {exact}",)
             fix = f"in {setting.path}: NCCL_IB_HCA={exact}" if setting.path else f"export NCCL_IB_HCA={exact}"
@@ -519,7 +505,7 @@ def check_ib_hca_env(node: Node) -> Answer:
             continue
         severity, kind = Severity.WARNING, setting.kind
         problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, kind=kind))
-    return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {words(taken)}")
+    return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {net.words(taken)}")
 
 
 @rule(
@@ -530,17 +516,19 @@ def check_ib_hca_env(node: Node) -> Answer:
 def check_ib_disabled(node: Node) -> Answer:
     """Report NCCL_IB_DISABLE=1, or NCCL_NET=Socket, on a machine with an RDMA network that is up."""
     rdma = need(node.rdma)
-    disable = find_setting(node, node.first, "NCCL_IB_DISABLE")
+    disable = net.find_setting(node, node.first, "NCCL_IB_DISABLE")
     if disable is not None and disable.number:
         setting = None if disable.path else disable  # in a file it is for nccl-conf to say
     else:
-        network = find_setting(node, node.first, "NCCL_NET")
+        network = net.find_setting(node, node.first, "NCCL_NET")
         setting = network if network is not None and network.value.lower() == "socket" else None
-    ports = network_ports(node, rdma)
+    ports = net.network_ports(node, rdma)
     if setting is None:
         return passed("neither NCCL_IB_DISABLE nor NCCL_NET disables RDMA")
     if not ports:
-        up = words([label(device, port) for device, port in each_port(rdma) if is_active(port)] or ["none"])
+        up = net.words(
+            [net.label(device, port) for device, port in net.each_port(rdma) if net.is_active(port)] or ["none"]
+        )
         return passed(f"{setting}, but no port is on a training network (active: {up})")
     summary = f"{setting} disables this machine's RDMA network: NCCL will use TCP sockets"
     evidence = (f"active: {_words_of(ports)}, {ports[0][1].rate_text or ports[0][1].link_layer}",)
