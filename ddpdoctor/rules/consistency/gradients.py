@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.consistency import NonFinite, Stream, Values
-    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
 
 
@@ -176,7 +176,10 @@ def check_local_gradients(job: Job) -> Answer:
         return skipped(NOT_LOOKED)
     # Groups of different ranks may share a name.
     pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
-    found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
+    members_of = {(rank.rank, group.name): group.ranks for rank in looked for group in reversed(rank.groups)}
+    found = grouped(
+        ((members_of.get((rank.rank, seen.group), ()), seen.group, seen.model), (rank, seen)) for rank, seen in pairs
+    )
     known, problems = {rank.rank for rank in looked}, []
     for (members, _, _), those in found.items():
         by_step: dict[int, dict[int, NonFinite]] = {}
@@ -196,10 +199,6 @@ def check_local_gradients(job: Job) -> Answer:
             )
         )
     return judged(problems)
-
-
-def _members(rank: Rank, name: str) -> tuple[int, ...]:
-    return next((group.ranks for group in rank.groups if group.name == name), ())
 
 
 def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
