@@ -19,17 +19,7 @@ from ddpdoctor.rules.variables import find_number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.node import (
-        FirewallChain,
-        Interface,
-        Lookup,
-        Network,
-        Node,
-        NodeProcess,
-        Rdma,
-        RdmaDevice,
-        RdmaPort,
-    )
+    from ddpdoctor.model import node as nodes
 
     Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -63,7 +53,7 @@ class Setting:
         return find_number(self.value)
 
 
-def find_setting(node: Node, process: NodeProcess, name: str) -> Setting | None:
+def find_setting(node: nodes.Node, process: nodes.NodeProcess, name: str) -> Setting | None:
     """Return what NCCL would read, or None if it is not set or empty; the environment wins over files."""
     if name in process.variables:
         value = process.variables[name]
@@ -149,7 +139,7 @@ TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "utun", "ppp")  # beginnings o
 class Pick:
     """An interface that a library uses, and the address that it gives to the others."""
 
-    interface: Interface
+    interface: nodes.Interface
     address: str  # with the prefix length
 
     @property
@@ -181,7 +171,7 @@ def _words(picks: Sequence[Pick]) -> str:
     return " and ".join(map(str, picks)) or "no interface"
 
 
-def choose(node: Node, network: Network) -> Choice:
+def choose(node: nodes.Node, network: nodes.Network) -> Choice:
     """Return what both libraries would use, by the variables of the node's first process."""
     names = known(node.names)
     return Choice(
@@ -190,7 +180,7 @@ def choose(node: Node, network: Network) -> Choice:
     )
 
 
-def pick_nccl(node: Node, process: NodeProcess, network: Network) -> tuple[Pick, ...]:
+def pick_nccl(node: nodes.Node, process: nodes.NodeProcess, network: nodes.Network) -> tuple[Pick, ...]:
     """Return the interfaces that NCCL uses, in its order."""
     family_setting = find_setting(node, process, "NCCL_SOCKET_FAMILY")
     family = NCCL_FAMILIES.get(family_setting.value) if family_setting is not None else None
@@ -210,7 +200,7 @@ def pick_nccl(node: Node, process: NodeProcess, network: Network) -> tuple[Pick,
     return found or next(filter(None, (match_nccl(network, other, family) for other in others)), ())
 
 
-def match_nccl(network: Network, names: str, family: int | None) -> tuple[Pick, ...]:
+def match_nccl(network: nodes.Network, names: str, family: int | None) -> tuple[Pick, ...]:
     """Return the interfaces that a value allows and that run and have an address: all IPv4 first, each once."""
     wanted = parse_nccl_list(names)
     found: dict[str, Pick] = {}
@@ -221,7 +211,7 @@ def match_nccl(network: Network, names: str, family: int | None) -> tuple[Pick, 
     return tuple(found.values())[:NCCL_MAX]
 
 
-def _addresses(network: Network) -> Iterator[Pick]:
+def _addresses(network: nodes.Network) -> Iterator[Pick]:
     """Yield all addresses in the order of getifaddrs: all IPv4 by interface, then all IPv6."""
     for version in (4, 6):
         for interface in network.interfaces:
@@ -230,7 +220,7 @@ def _addresses(network: Network) -> Iterator[Pick]:
                     yield Pick(interface=interface, address=address)
 
 
-def pick_gloo(process: NodeProcess, network: Network, own: Lookup | None) -> tuple[Pick, ...] | None:
+def pick_gloo(process: nodes.NodeProcess, network: nodes.Network, own: nodes.Lookup | None) -> tuple[Pick, ...] | None:
     """Return the interfaces that Gloo uses: () if a name in the variable has no address, None if unknown."""
     text = process.variables.get("GLOO_SOCKET_IFNAME", "")
     addresses = tuple(_addresses(network))
@@ -260,7 +250,7 @@ def parse_gloo_names(text: str) -> tuple[str, ...]:
     return tuple(text.removesuffix(",").split(","))
 
 
-def own_ips(network: Network | None) -> set[Ip]:
+def own_ips(network: nodes.Network | None) -> set[Ip]:
     """Return all addresses of a machine, or none if its interfaces are not known."""
     return {pick.ip for pick in _addresses(network)} if network is not None else set()
 
@@ -275,7 +265,7 @@ def is_tunnel(name: str) -> bool:
     return name.startswith(TUNNELS)
 
 
-def best_interface(network: Network) -> str | None:
+def best_interface(network: nodes.Network) -> str | None:
     """Return the name of the interface that most likely leads to the other nodes, or None if there is none.
 
     It is the one of the default route, else a real card, else the first that is neither loopback nor a bridge.
@@ -291,7 +281,7 @@ def best_interface(network: Network) -> str | None:
     return next(iter([*by_default, *real, *(interface.name for interface in usable)]), None)
 
 
-def export(variable: str, network: Network | None) -> str:
+def export(variable: str, network: nodes.Network | None) -> str:
     """Return "export GLOO_SOCKET_IFNAME=eth0", with the best interface of this machine."""
     best = best_interface(network) if network is not None else None
     return f"export {variable}={best or 'INTERFACE'}"
@@ -302,24 +292,23 @@ VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
 # Our choice: an Ethernet card that is slower, or alone, counts as the machine's everyday network card.
 NETWORK_GB_S = 100.0
 NETWORK_CARDS = 2
-
 # What ports that should be alike have in common: the board, the function on its card, the port number on its device.
 Place = tuple[str, str, int]
 
 
-def each_port(rdma: Rdma) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
+def each_port(rdma: nodes.Rdma) -> Iterator[tuple[nodes.RdmaDevice, nodes.RdmaPort]]:
     """Yield all ports with their devices."""
     for device in rdma.devices:
         for port in device.ports:
             yield device, port
 
 
-def is_active(port: RdmaPort) -> bool:
+def is_active(port: nodes.RdmaPort) -> bool:
     """Say whether data can pass; ACTIVE_DEFER is a link that recovers by itself."""
     return port.state in {"ACTIVE", "ACTIVE_DEFER"}
 
 
-def label(device: RdmaDevice, port: RdmaPort) -> str:
+def label(device: nodes.RdmaDevice, port: nodes.RdmaPort) -> str:
     """Return "mlx5_0", or "mlx4_0:2" for a device with several ports."""
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.port}"
 
@@ -329,13 +318,13 @@ def words(names: Sequence[str]) -> str:
     return name_list(tuple(dict.fromkeys(names)))
 
 
-def hca_filter(node: Node) -> NcclList:
+def hca_filter(node: nodes.Node) -> NcclList:
     """Return what NCCL_IB_HCA of the node's first process allows: everything if it is not set."""
     setting = find_setting(node, node.first, "NCCL_IB_HCA")
     return parse_nccl_list(setting.value if setting is not None else "")
 
 
-def chosen_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+def chosen_ports(node: nodes.Node, rdma: nodes.Rdma) -> tuple[tuple[nodes.RdmaDevice, nodes.RdmaPort], ...]:
     """Return the ports that NCCL's own transport would use if they were up."""
     wanted = hca_filter(node)
     return tuple(
@@ -345,7 +334,7 @@ def chosen_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], .
     )
 
 
-def network_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+def network_ports(node: nodes.Node, rdma: nodes.Rdma) -> tuple[tuple[nodes.RdmaDevice, nodes.RdmaPort], ...]:
     """Return the ports of a training network that are up.
 
     These are InfiniBand ports, several fast Ethernet cards, or what NCCL_IB_HCA names. A single Ethernet card counts as
@@ -362,18 +351,18 @@ def network_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], 
     )
 
 
-def card(device: RdmaDevice) -> str:
+def card(device: nodes.RdmaDevice) -> str:
     """Return what the functions of one card have in common."""
     return device.bus_id.rpartition(".")[0] if device.bus_id else device.name
 
 
-def place(device: RdmaDevice, port: RdmaPort) -> Place:
+def place(device: nodes.RdmaDevice, port: nodes.RdmaPort) -> Place:
     """Return what is equal for ports that should be alike: second ports are compared only to second ports."""
     function = device.bus_id.rpartition(".")[2] if device.bus_id else device.name
     return device.board or device.name, function, port.port
 
 
-def need_rdma(node: Node) -> Rdma:
+def need_rdma(node: nodes.Node) -> nodes.Rdma:
     """Return the RDMA devices. Raises ``NotRead`` if torch uses none: it does so only by NCCL, which needs a GPU."""
     rdma, gpus = need(node.rdma), node.gpus
     if isinstance(gpus, Unread) and gpus.why is Why.ABSENT:
@@ -390,7 +379,7 @@ UNKNOWN_NETWORK = "NETWORK_OF_THE_NODES"
 NAMED_SOURCES = 8  # our choice: nobody checks a longer list of addresses before running the command
 
 
-def open_chain(chain: FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
+def open_chain(chain: nodes.FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
     """Return a command that lets a network through a chain that refuses it."""
     if chain.manager == "firewalld":
         return f"firewall-cmd --zone=trusted --add-source={network}"
@@ -411,7 +400,7 @@ def _is_v6(network: str) -> bool:
     return ":" in network
 
 
-def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterable[str]) -> str:
+def open_ports(node: nodes.Node | None, ports: tuple[int, int] | None, sources: Iterable[str]) -> str:
     """Return a command that lets hosts reach a range of ports on a node.
 
     ``node`` is None if its machine is not known. ``ports`` is None for the ports that its kernel hands out. If the
@@ -430,7 +419,7 @@ def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterab
     return f"{_iptables(network)} -I INPUT -p tcp -s {network} --dport {span} -j ACCEPT"
 
 
-def network_of(machine: Network | None, sources: tuple[str, ...]) -> str:
+def network_of(machine: nodes.Network | None, sources: tuple[str, ...]) -> str:
     """Return the machine's network that contains all these addresses, else the addresses with commas."""
     wanted = [ipaddress.ip_address(source.partition("%")[0]) for source in sources if source]
     for interface in machine.interfaces if machine is not None else ():

@@ -382,9 +382,6 @@ def show(value: str) -> str:
     return short if short.strip() == short and short.isprintable() else repr(short)
 
 
-# Unknown names
-
-
 def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     """Return a flaw if a name looks like a known variable but is not one."""
     if find_variable(name) is not None or not looks_known(name):
@@ -407,13 +404,9 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
         newer = (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
     if meant is None:
         known = f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others"
-        return Flaw(
-            name=name,
-            summary=f"{name} is not a known variable, and no known name is similar",
-            severity=Severity.INFO,
-            confidence=Confidence.MEDIUM,
-            evidence=newer or (known,),
-        )
+        summary = f"{name} is not a known variable, and no known name is similar"
+        evidence = newer or (known,)
+        return Flaw(name=name, summary=summary, severity=Severity.INFO, confidence=Confidence.MEDIUM, evidence=evidence)
     why = ", because names are case-sensitive" if name.upper() == meant else ""
     return Flaw(
         name=name,
@@ -436,15 +429,9 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
         return None
     if installed >= release(variable.since):
         return None
-    return Flaw(
-        name=variable.name,
-        summary=f"{variable.name}={show(value)} has no effect: NCCL reads it since {variable.since}",
-        severity=Severity.INFO,
-        evidence=(f"NCCL {_text(installed)} is installed",),
-    )
-
-
-# Wrong values
+    summary = f"{variable.name}={show(value)} has no effect: NCCL reads it since {variable.since}"
+    evidence = (f"NCCL {_text(installed)} is installed",)
+    return Flaw(name=variable.name, summary=summary, severity=Severity.INFO, evidence=evidence)
 
 
 def find_wrong_value(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
@@ -461,9 +448,6 @@ def find_wrong_value(variable: Variable, value: str, context: VariableContext) -
         set_name=variable.name if wanted else "",
         set_value=wrong.instead if wanted else None,
     )
-
-
-# Obsolete names
 
 
 def find_deprecated(variable: Variable, value: str, context: VariableContext) -> Flaw | None:  # noqa: ARG001 - all four functions are called alike
@@ -489,16 +473,10 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     reason = "; ".join(filter(None, reasons))
     certain = bool(installed) or not until or until < release(OLDEST[variable.component])
     # It is not put into the command, because its values are different.
-    return Flaw(
-        name=variable.name,
-        summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is obsolete: {reason}",
-        severity=Severity.WARNING if certain else Severity.INFO,
-        evidence=((f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ())
-        + having,
-    )
-
-
-# Dangerous leftovers
+    instead = (f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ()
+    summary = f"{variable.name} {'has no effect' if certain else 'is obsolete'}: {reason}"
+    severity = Severity.WARNING if certain else Severity.INFO
+    return Flaw(name=variable.name, summary=summary, severity=severity, evidence=instead + having)
 
 
 def find_danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
@@ -513,10 +491,7 @@ def find_danger(variable: Variable, value: str, context: VariableContext) -> Fla
     if variable.name == "NCCL_DEBUG_FILE" and context.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
         severity = Severity.INFO
     if variable.name == "NCCL_IB_DISABLE" and context.no_rdma:
-        return Flaw(
-            name="NCCL_IB_DISABLE",
-            summary=f"NCCL_IB_DISABLE={show(value)} is not needed here, because there is no InfiniBand or RoCE device; "
-            "with one, it would make NCCL use TCP sockets",
-            severity=Severity.INFO,
-        )
+        why = "there is no InfiniBand or RoCE device; with one, it would make NCCL use TCP sockets"
+        summary = f"NCCL_IB_DISABLE={show(value)} is not needed here, because {why}"
+        return Flaw(name="NCCL_IB_DISABLE", summary=summary, severity=Severity.INFO)
     return Flaw(name=variable.name, summary=f"{variable.name}={show(value)}: {variable.note}", severity=severity)

@@ -8,27 +8,14 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.bandwidth import (
-    Assessment,
-    Change,
-    Collective,
-    Comparison,
-    Curve,
-    Fit,
-    Mode,
-    Reference,
-    describe_shared_gpus,
-    read_references,
-)
+from ddpdoctor.model import bandwidth as bw
 from ddpdoctor.model.launch import find_variable
 from ddpdoctor.model.words import count_of, format_digits, format_rate, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Measurement, Member, Reason, Wrong
-
-    Sweep = tuple[Measurement, ...]  # one curve's measurements by size: at least one, and each size once
+    Sweep = tuple[bw.Measurement, ...]  # one curve's measurements by size: at least one, and each size once
 
 
 ENOUGH_ITERATIONS = 5  # this many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5)
@@ -36,12 +23,12 @@ ENOUGH_ITERATIONS = 5  # this many calls hold the median between the smallest an
 # shared machine.
 FEW_FACTOR = 2.0
 # Collectives that torch offers both in place and out of place; for the others the place is not mentioned.
-TWO_PLACES = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
+TWO_PLACES = frozenset({bw.Collective.ALL_GATHER, bw.Collective.REDUCE_SCATTER})
 
 
-def sort_sweeps(results: Iterable[Measurement]) -> tuple[Sweep, ...]:
+def sort_sweeps(results: Iterable[bw.Measurement]) -> tuple[Sweep, ...]:
     """Return the curves in the order in which their first points were measured."""
-    groups: dict[object, dict[int, Measurement]] = {}
+    groups: dict[object, dict[int, bw.Measurement]] = {}
     for result in results:
         groups.setdefault(curve_of(result), {})[result.size_bytes] = result
     return tuple(tuple(points[size] for size in sorted(points)) for points in groups.values())
@@ -50,12 +37,12 @@ def sort_sweeps(results: Iterable[Measurement]) -> tuple[Sweep, ...]:
 CASE = ("collective", "dtype", "redop", "mode", "in_place")  # what the measurements of one curve have in common
 
 
-def curve_of(one: Measurement) -> tuple[Any, ...]:
+def curve_of(one: bw.Measurement) -> tuple[Any, ...]:
     """Return the values of ``CASE``."""
     return tuple(getattr(one, name) for name in CASE)
 
 
-def time_bounds(point: Measurement) -> tuple[float, float]:
+def time_bounds(point: bw.Measurement) -> tuple[float, float]:
     """Return the range in us of the median, from its own interval, or wider if there were few calls."""
     if point.iterations >= ENOUGH_ITERATIONS:
         return point.p50_low_us, point.p50_high_us
@@ -102,7 +89,7 @@ def range_words(low: float, high: float | None) -> str:
     return f"{format_digits(low)}-{format_rate(high)}"
 
 
-def name_case(one: Curve | Change | Wrong) -> str:
+def name_case(one: bw.Curve | bw.Change | bw.Wrong) -> str:
     """Return "all_reduce float32", plus the operator if it is not a sum, and the place if there are two."""
     redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
     place = " in place" if one.in_place and one.collective in TWO_PLACES else ""
@@ -118,37 +105,13 @@ FLOATS = ("float32", "float16", "bfloat16")
 EXPECT = "--expect"
 
 
-def find_reference(
-    bench: Bench, sweep: Sweep, all_sweeps: Sequence[Sweep], expect_gb_s: float | None, *, use_reference: bool
-) -> tuple[Reference | None, str]:
-    """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU.
-
-    The text says why there is no reference, or what to know about it.
-    """
-    reference = None
-    if shared := describe_shared_gpus(bench.members):
-        note = shared
-    elif expect_gb_s is not None:
-        note = ""
-        reference = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
-    elif not use_reference:
-        note = "the comparison with references is disabled"
-    else:
-        reference, note = _look_up(bench, sweep[0])
-    measured = {curve_of(other[0]) for other in all_sweeps}
-    back_to_back = curve_of(replace(sweep[0], mode=Mode.THROUGHPUT)) in measured
-    if sweep[0].mode is Mode.LATENCY and back_to_back and reference is not None:
-        return None, "references are for back-to-back calls, as in throughput mode"
-    return reference, note
-
-
-def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
+def _look_up(bench: bw.Bench, first: bw.Measurement) -> tuple[bw.Reference | None, str]:
     backend, names = bench.settings.backend, sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
         return None, f"no reference for {backend} on CPUs: there is no known peak"
     if len(names) > 1:
         return None, f"no reference for mixed hardware: {', '.join(names)}"
-    rows = [row for row in read_references() if row.gpu.fullmatch(names[0])]
+    rows = [row for row in bw.read_references() if row.gpu.fullmatch(names[0])]
     if not rows or backend != "nccl":
         return None, f"no reference for this hardware: {backend} on {names[0]}"
     if first.dtype not in FLOATS or first.redop not in {None, "sum"}:
@@ -169,7 +132,7 @@ def _look_up(bench: Bench, first: Measurement) -> tuple[Reference | None, str]:
     return row.reference, f"a ring without NVLS (reduction in the switch) gives {other.gb_s:.0f} GB/s"
 
 
-def _switched_off(bench: Bench) -> str:
+def _switched_off(bench: bw.Bench) -> str:
     """Return the variable that turns off reduction in the switch on some rank, or "" if it is on."""
     for member in bench.members:
         if member.variables.get("NCCL_NVLS_ENABLE", "").strip() == "0":
@@ -338,21 +301,37 @@ class Measured:
     A check without an answer is skipped if the user did not ask for it, and inconclusive if the user did.
     """
 
-    bench: Bench
-    curves: tuple[Curve, ...] = ()
-    comparison: Comparison | None = None
-    reasons: tuple[Reason, ...] = ()  # what could explain a low number
+    bench: bw.Bench
+    curves: tuple[bw.Curve, ...] = ()
+    comparison: bw.Comparison | None = None
+    reasons: tuple[bw.Reason, ...] = ()  # what could explain a low number
     expect_gb_s: float | None = None  # --expect: the bus bandwidth that the user demands at the plateau
     # --fail-below as a share (0.9): every size must reach it against the baseline. None if not required.
     fail_below: float | None = None
 
 
-def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
-    """Return a curve for each collective, dtype, operator, mode and place that was measured."""
+def build_curves(bench: bw.Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[bw.Curve, ...]:
+    """Return a curve for each collective, dtype, operator, mode and place that was measured.
+
+    It is compared with --expect before the table, and with nothing if ranks share a GPU.
+    """
     curves = []
-    all_sweeps = sort_sweeps(bench.results)
-    for sweep in all_sweeps:
-        reference, note = find_reference(bench, sweep, all_sweeps, expect_gb_s, use_reference=use_reference)
+    sweeps = sort_sweeps(bench.results)
+    measured = {curve_of(sweep[0]) for sweep in sweeps}
+    for sweep in sweeps:
+        reference = None
+        if shared := bw.describe_shared_gpus(bench.members):
+            note = shared
+        elif expect_gb_s is not None:
+            note = ""
+            reference = bw.Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
+        elif not use_reference:
+            note = "the comparison with references is disabled"
+        else:
+            reference, note = _look_up(bench, sweep[0])
+        back_to_back = curve_of(replace(sweep[0], mode=bw.Mode.THROUGHPUT)) in measured
+        if sweep[0].mode is bw.Mode.LATENCY and back_to_back and reference is not None:
+            reference, note = None, "references are for back-to-back calls, as in throughput mode"
         plateau, line = find_plateau(sweep), fit_line(sweep)
         # Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with
         # NCCL: 8 healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
@@ -368,8 +347,8 @@ def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool
         fit = None
         if line is not None and line.us_per_byte > 0:  # a line that falls with the size has no bandwidth
             gb_s = 1 / line.us_per_byte / 1e3
-            fit = Fit(alpha_us=line.alpha_us, bandwidth_gb_s=gb_s, residual=line.residual, fits=line.fits)
-        curves.append(Curve(
+            fit = bw.Fit(alpha_us=line.alpha_us, bandwidth_gb_s=gb_s, residual=line.residual, fits=line.fits)
+        curves.append(bw.Curve(
             **dict(zip(CASE, curve_of(sweep[0]), strict=True)),
             plateau_gb_s=plateau.gb_s if plateau else None,
             plateau_spread=plateau.spread if plateau else None,
@@ -386,18 +365,18 @@ def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool
 
 
 def judge(
-    sweep: Sweep, plateau: Plateau | None, reference: Reference | None, note: str, *, steady: bool
-) -> tuple[Assessment, float | None, str]:
+    sweep: Sweep, plateau: Plateau | None, reference: bw.Reference | None, note: str, *, steady: bool
+) -> tuple[bw.Assessment, float | None, str]:
     """Compare a curve with its reference. Return its assessment, its share of the reference, and one sentence."""
     levels = levels_of(sweep)
     if not levels:
-        return Assessment.NOT_DEFINED, None, "n/a: with one rank, no data crosses a link."
+        return bw.Assessment.NOT_DEFINED, None, "n/a: with one rank, no data crosses a link."
     last = levels[-1]
     at_last = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
     on_plateau = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on" if plateau else ""
     if reference is None:
         seen = on_plateau or f"{at_last}, no plateau ({describe_end(sweep)})"
-        return Assessment.NO_REFERENCE, None, f"{seen}; {note}."
+        return bw.Assessment.NO_REFERENCE, None, f"{seen}; {note}."
     demanded = reference.source == EXPECT
     least_gb_s = reference.gb_s if demanded else reference.gb_s * (1 - REFERENCE_MARGIN)
     figure = range_words(reference.gb_s, reference.high_gb_s)
@@ -412,18 +391,18 @@ def judge(
     share = gb_s / reference.gb_s
     if low >= least_gb_s:
         how_far = f"{share:.0f} times" if share >= 10 else f"{share:.0%} of"  # a large percentage reads badly
-        return Assessment.HEALTHY, share, f"{seen}: healthy, {how_far} {name}."
+        return bw.Assessment.HEALTHY, share, f"{seen}: healthy, {how_far} {name}."
     if high < least_gb_s:
         how_far = f"{1 - share:.0%} below" if share >= LEAST_SHARE else f"less than {LEAST_SHARE:.0%} of"
         source = "" if demanded else f" [{reference.source}]"
         more = f"; {note}" if note else ""
-        return Assessment.BELOW, share, f"{seen}: {how_far} {name}{source}{more}."
+        return bw.Assessment.BELOW, share, f"{seen}: {how_far} {name}{source}{more}."
     if full is not None:
         least = name if demanded else f"{format_rate(least_gb_s)}, {REFERENCE_MARGIN:.0%} below {name}"
         interval = f"{range_words(low, high)} from {format_size(full.from_bytes)} on"
-        return Assessment.NOISY, share, f"Too noisy to judge: {interval}, compared with {least}."
+        return bw.Assessment.NOISY, share, f"Too noisy to judge: {interval}, compared with {least}."
     why = f"the reference applies from {format_size(reference.min_size_bytes)} on" if plateau else describe_end(sweep)
-    return Assessment.NOT_REACHED, None, f"No plateau reached: {seen}, and {why}."
+    return bw.Assessment.NOT_REACHED, None, f"No plateau reached: {seen}, and {why}."
 
 
 def _ceiling(sweep: Sweep) -> float:
@@ -446,12 +425,12 @@ class Baseline:
     """The part of a saved report that a later bench can be compared with."""
 
     name: str  # the file, as the user gave it
-    results: tuple[Measurement, ...]
-    members: tuple[Member, ...]
-    settings: BenchSettings
+    results: tuple[bw.Measurement, ...]
+    members: tuple[bw.Member, ...]
+    settings: bw.BenchSettings
 
 
-def cannot_tell(change: Change, fail_below: float) -> bool:
+def cannot_tell(change: bw.Change, fail_below: float) -> bool:
     """Return whether noise makes it impossible to say that a size is not below the limit.
 
     The interval contains the limit, and either the size looks slower, or the interval is so wide that even twice the
@@ -461,7 +440,7 @@ def cannot_tell(change: Change, fail_below: float) -> bool:
     return straddles and (change.ratio < fail_below or change.ratio_low < 1 - 2 * (1 - fail_below))
 
 
-_OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
+_OF_MEMBERS: tuple[tuple[str, Callable[[bw.Member], str]], ...] = (
     ("hosts", lambda member: member.host),
     ("device", lambda member: member.device_name),
     ("ranks on each GPU", lambda member: str(member.gpu_ranks)),
@@ -472,7 +451,7 @@ _OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
 )
 
 
-def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
+def compare(bench: bw.Bench, baseline: Baseline, fail_below: float | None) -> bw.Comparison:
     """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
     comparable = baseline.results if len(baseline.members) == len(bench.members) else ()
     former = {(*curve_of(measurement), measurement.size_bytes): measurement for measurement in comparable}
@@ -483,7 +462,7 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
             continue
         new_low, new_high = time_bounds(new)
         old_low, old_high = time_bounds(old)
-        changes.append(Change(
+        changes.append(bw.Change(
             **dict(zip(CASE, curve_of(new), strict=True)),
             size_bytes=new.size_bytes,
             now_us=new.p50_us,
@@ -493,15 +472,6 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
             ratio_high=old_high / new_low,
             below=fail_below is not None and old_high / new_low < fail_below,
         ))  # fmt: skip
-    return Comparison(
-        baseline=baseline.name,
-        differences=_find_differences(bench, baseline),
-        changes=tuple(changes),
-        missing=sum(old is None for _, old in pairs),
-    )
-
-
-def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
     sides = (baseline.members, bench.members)
     # The variables that can affect bandwidth, without those that only control logging. Another check makes sure that
     # all ranks have the same.
@@ -517,8 +487,13 @@ def _find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
         ("ranks", *(str(len(members)) for members in sides)),
         ("backend", baseline.settings.backend, bench.settings.backend),
         *((name, *(", ".join(dict.fromkeys(map(of, members))) for members in sides)) for name, of in _OF_MEMBERS),
-        ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
-        ("budget", *(f"{one.settings.budget_s:g} s" for one in (baseline, bench))),
+        ("buffers", *("cold" if side.settings.cold else "warm" for side in (baseline, bench))),
+        ("budget", *(f"{side.settings.budget_s:g} s" for side in (baseline, bench))),
         *((name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})),
     ]
-    return tuple(f"{name}: {then} then, {now} now" for name, then, now in found if then != now)
+    return bw.Comparison(
+        baseline=baseline.name,
+        differences=tuple(f"{name}: {then} then, {now} now" for name, then, now in found if then != now),
+        changes=tuple(changes),
+        missing=sum(old is None for _, old in pairs),
+    )

@@ -230,7 +230,14 @@ def find_who(bench: Bench) -> SlowParts:
         return SlowParts()
     edges = {(node.host, node.peer): node for node in bench.nodes if node.peer is not None}
     outside, node_links, node_wiring = find_slow(edges)
-    inside = _slow_inside([node for node in bench.nodes if node.peer is None])
+    inside = []
+    alone = [node for node in bench.nodes if node.peer is None]
+    for node in alone:
+        others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
+        # With only one other node, either may be to blame.
+        slowness = compare([node], others, make_rows([node, *others])) if len(others) >= 2 else ()
+        if slowness:
+            inside.append(Slow(ends=(node.host,), slowness=slowness, inside=True))
     slow_hosts, host_links, host_wiring, kinds = _judge_hosts(bench.pairs)
     found = [find_slow(kind) for kind in kinds]
     host_of = {member.rank: member.host for member in bench.members}
@@ -284,17 +291,6 @@ def _judge_hosts(pairs: Sequence[Pair]) -> tuple[SlowOnes[str], SlowOnes[str], i
     return slow_hosts, links, wiring, [{pair.ranks: pair for pair in kind} for kind in (*inside, left)]
 
 
-def _slow_inside(alone: Sequence[NodeResult]) -> tuple[Slow[str], ...]:
-    found = []
-    for node in alone:
-        others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
-        # With only one other node, either may be to blame.
-        slowness = compare([node], others, make_rows([node, *others])) if len(others) >= 2 else ()
-        if slowness:
-            found.append(Slow(ends=(node.host,), slowness=slowness, inside=True))
-    return tuple(found)
-
-
 AT_ONCE = "several ran at once, so they may have slowed each other"
 FIX_RANK = (
     "compare its GPU, PCIe link and CPU with those of the others (`ddpdoctor check-env`, "
@@ -312,6 +308,10 @@ FIX_NODE = (
 FIX_INSIDE = (
     "compare the host with another (`ddpdoctor check-env` under the job's launcher), and find its slow rank "
     "(`ddpdoctor allreduce-bench --pairs`)"
+)
+FIX_LATE = (
+    "check what delays this rank before a call: a process on its core (`top`, `pidstat -t 1`), a power-saving core, or "
+    "network card interrupts; give each rank its own cores (torchrun --numa-binding, srun --cpu-bind=cores)"
 )
 # Our choice: on two busy cores, two ranks arrive some hundred microseconds apart at the median. Over a fast network,
 # even DDP's largest bucket takes less than this, so waiting this long doubles the time.
@@ -377,38 +377,6 @@ def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
     )
 
 
-def _find_late(bench: Bench) -> Problem | None:
-    """Report the rank that comes late to calls, if any. The others wait for it in every call, but none of them is slow.
-
-    Only one rank can be last in most calls.
-    """
-    times = [result.p50_us for result in bench.results if result.mode is Mode.LATENCY]
-    least = max(LATE_US, RELATIVE * min(times, default=0.0))
-    found = (
-        arrival
-        for arrival in bench.arrivals
-        if arrival.late_us >= least and arrival.share >= SHARE and arrival.calls >= LEAST_CALLS
-    )
-    late = next(found, None)
-    if late is None or describe_shared_gpus(bench.members):
-        return None
-    seen = (
-        f"in {late.calls} calls with a barrier before each, it came {_time(late.late_us)} after the others "
-        f"(median; p95 {_time(late.late_p95_us)}), and last in {late.share:.0%} of them"
-    )
-    next_us = max((arrival.late_us for arrival in bench.arrivals if arrival.rank != late.rank), default=0.0)
-    return Problem(
-        summary=f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call, and the others wait "
-        "for it",
-        evidence=(seen, f"none of the others comes later than {_time(max(next_us, 0.0))} after the rest"),
-        fix="check what delays this rank before a call: a process on its core (`top`, `pidstat -t 1`), a "
-        "power-saving core, or network card interrupts; give each rank its own cores (torchrun --numa-binding, "
-        "srun --cpu-bind=cores)",
-        ranks=(late.rank,),
-        hosts=(late.host,),
-    )
-
-
 def _amount(slowness: Slowness) -> str:
     """Say briefly what was reached and what is usual: "0.012 GB/s instead of the usual 0.93 GB/s"."""
     own = _range(slowness.measure, slowness.low, slowness.high)
@@ -436,20 +404,35 @@ def _range(measure: Measure, low: float, high: float) -> str:
 def check_slow_rank(measured: Measured) -> Answer:
     """Report a rank that is slow with every other rank, or that comes late to every call, while the others are fine."""
     bench, who = measured.bench, find_who(measured.bench)
-    late = _find_late(bench)
-    # A rank that comes late to calls is slow in pairs too.
-    problems = [_problem("rank", slow, measured) for slow in who.ranks if late is None or slow.ends != late.ranks]
+    # The rank that comes late to calls: the others wait for it in each, but none of them is slow. Only one can be last
+    # in most calls.
+    times = [result.p50_us for result in bench.results if result.mode is Mode.LATENCY]
+    least = max(LATE_US, RELATIVE * min(times, default=0.0))
+    arrivals = () if describe_shared_gpus(bench.members) else bench.arrivals
+    enough = (arrival for arrival in arrivals if arrival.share >= SHARE and arrival.calls >= LEAST_CALLS)
+    late = next((arrival for arrival in enough if arrival.late_us >= least), None)
+    # It is slow in pairs too.
+    problems = [_problem("rank", slow, measured) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
     if late is not None:
-        problems.append(late)
+        after = f"{_time(late.late_us)} after the others (median; p95 {_time(late.late_p95_us)})"
+        seen = (
+            f"in {late.calls} calls with a barrier before each, it came {after}, and last in {late.share:.0%} of them"
+        )
+        next_us = max((arrival.late_us for arrival in bench.arrivals if arrival.rank != late.rank), default=0.0)
+        evidence = (seen, f"none of the others comes later than {_time(max(next_us, 0.0))} after the rest")
+        who_is_late = f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call"
+        summary = f"{who_is_late}, and the others wait for it"
+        ranks, hosts = (late.rank,), (late.host,)
+        problems.append(Problem(summary=summary, evidence=evidence, fix=FIX_LATE, ranks=ranks, hosts=hosts))
     if problems:
         return judged(problems)
     if bench.settings.pairs and (why := _why_unknown(bench, who, pairs=True)):
         return unknown(why)
-    seen = [_compared(bench.pairs, "pairs of ranks")] if bench.pairs else []
+    compared = [_compared(bench.pairs, "pairs of ranks")] if bench.pairs else []
     if bench.arrivals:
         latest_us = max(arrival.late_us for arrival in bench.arrivals)
-        seen.append(f"the latest rank comes {_time(max(latest_us, 0.0))} after the others")
-    return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not given")
+        compared.append(f"the latest rank comes {_time(max(latest_us, 0.0))} after the others")
+    return judged([], "; ".join(compared)) if compared else skipped("no call was timed, and --pairs was not given")
 
 
 @rule("DD403", "slow-link", Severity.WARNING, "Two ranks or nodes are slow only with each other", after=("slow-rank",))

@@ -41,7 +41,20 @@ FIX = (
 @rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below the expected or usual value")
 def check_below(measured: Measured) -> Answer:
     """Report a bandwidth below --expect, below a saved run, or below what the same hardware gives elsewhere."""
-    problems = _below_references(measured)
+    one_host = len({member.host for member in measured.bench.members}) == 1
+    problems = []
+    for curve in measured.curves:
+        if curve.assessment is Assessment.BELOW and curve.reference is not None:
+            source, spread = curve.reference.source, curve.plateau_spread
+            shown = () if spread is None else (f"the sizes of the plateau differ by {spread:.0%}",)
+            sure = source == EXPECT or (one_host and source.startswith("http"))
+            problems.append(Problem(
+                summary=f"{name_case(curve)}: {curve.verdict}",
+                evidence=(*shown, *_reasons(measured)),
+                fix=_fix(measured),
+                severity=Severity.ERROR if source == EXPECT else Severity.WARNING,
+                confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+            ))  # fmt: skip
     doubts: list[str] = []
     if measured.fail_below is not None:
         against_baseline, doubts = _compare_with_baseline(measured, measured.fail_below)
@@ -71,33 +84,12 @@ def check_below(measured: Measured) -> Answer:
     return judged((), "; ".join(healthy)) if healthy else skipped("; ".join(verdicts) or "nothing was measured")
 
 
-def _below_references(measured: Measured) -> list[Problem]:
-    one_host = len({member.host for member in measured.bench.members}) == 1
-    problems = []
-    for curve in measured.curves:
-        if curve.assessment is not Assessment.BELOW or curve.reference is None:
-            continue
-        source, spread = curve.reference.source, curve.plateau_spread
-        shown = () if spread is None else (f"the sizes of the plateau differ by {spread:.0%}",)
-        sure = source == EXPECT or (one_host and source.startswith("http"))
-        problems.append(Problem(
-            summary=f"{name_case(curve)}: {curve.verdict}",
-            evidence=(*shown, *_reasons(measured)),
-            fix=_fix(measured),
-            severity=Severity.ERROR if source == EXPECT else Severity.WARNING,
-            confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
-        ))  # fmt: skip
-    return problems
-
-
 def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[Problem], list[str]]:
     """Report the sizes that are below --fail-below of a saved run, and say what cannot be told."""
     comparison = measured.comparison
     if comparison is None or not comparison.changes:
-        differences = (
-            "" if comparison is None else "".join(f" ({difference})" for difference in comparison.differences[:1])
-        )
-        return [], [f"the baseline has no case in common with this run{differences}"]
+        first = comparison.differences[:1] if comparison is not None else ()
+        return [], ["".join(["the baseline has no case in common with this run", *(f" ({words})" for words in first)])]
     count = len(comparison.changes)
     below = sorted((change for change in comparison.changes if change.below), key=lambda change: change.ratio)
     noisy = [change for change in comparison.changes if cannot_tell(change, fail_below)]
@@ -105,12 +97,9 @@ def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[
     if not below:
         return [], doubts
     more = f" {len(below) - 1} more of {count} sizes are below it." if len(below) > 1 else ""
-    problem = Problem(
-        summary=f"{_change(below[0])}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}",
-        evidence=(*map(_change, below[:SHOWN]), *comparison.differences, *_reasons(measured)),
-        fix=_fix(measured),
-        severity=Severity.ERROR,
-    )
+    summary = f"{_change(below[0])}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}"
+    evidence = (*map(_change, below[:SHOWN]), *comparison.differences, *_reasons(measured))
+    problem = Problem(summary=summary, evidence=evidence, fix=_fix(measured), severity=Severity.ERROR)
     return [problem], doubts
 
 
@@ -221,12 +210,8 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> tuple[tuple[int, ...], 
         return ranks, Confidence.HIGH, f"the same call gave {rank_list(right)} the correct result"
     else:
         alike = len({(wrong.index, wrong.found) for wrong in wrongs}) == 1
-        what = (
-            "all ranks have the same wrong number, so one of them sent it"
-            if alike
-            else "no rank has the correct result"
-        )
-        why = f"{what}: it is unknown which one is at fault"
+        same = "all ranks have the same wrong number, so one of them sent it"
+        why = f"{same if alike else 'no rank has the correct result'}: it is unknown which one is at fault"
     return suspects, Confidence.LOW, why
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.saved import Checkpoints, Contents, Expected, FileSeen, OddValues, Weights
+    from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, OddValues, Weights
 
 
 def some(names: Sequence[str], noun: str) -> str:
@@ -31,22 +31,31 @@ _FIX = "use another copy or an earlier checkpoint; torch.load would silently loa
 @rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is not a checkpoint")
 def check_foreign(seen: Checkpoints) -> Answer:
     """Report a file that is not a checkpoint."""
-    problems = [
-        Problem(
-            summary=f"{file.path} is not a checkpoint: {file.detail}",
-            evidence=(f"{file.size_bytes} bytes",),
-            fix="download the file again, and compare its size with the original",
-        )
-        for file in seen.files
-        if file.state is ReadState.FOREIGN
-    ]
+    problems, fix = [], "download the file again, and compare its size with the original"
+    for file in seen.files:
+        if file.state is ReadState.FOREIGN:
+            summary = f"{file.path} is not a checkpoint: {file.detail}"
+            problems.append(Problem(summary=summary, evidence=(f"{file.size_bytes} bytes",), fix=fix))
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
 
 
 @rule("DD711", "checkpoint-damaged", Severity.ERROR, "A checkpoint is damaged")
 def check_damaged(seen: Checkpoints) -> Answer:
     """Report records whose checksum is wrong, and the tensors stored in them."""
-    problems = [_damage(file) for file in seen.files if file.damaged or file.state is ReadState.UNREADABLE]
+    problems = []
+    for file in seen.files:
+        if file.damaged:
+            tensors = tuple(name for damage in file.damaged for name in damage.tensors)
+            records = tuple(damage.record for damage in file.damaged)
+            have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
+            where, tensor = (f" ({first_names(tensors)})", tensors[0]) if tensors else ("", None)
+            summary = f"{file.path} is damaged: {len(records)} {have}{where}"
+            evidence = [f"wrong CRC-32 in {first_names(records)}", *([file.detail] if file.detail else [])]
+            problems.append(Problem(summary=summary, evidence=tuple(evidence), fix=_FIX, tensor=tensor))
+        elif file.state is ReadState.UNREADABLE:
+            summary = f"the index of {file.path} cannot be read: it is damaged or truncated"
+            fix = "use another copy or an earlier checkpoint"
+            problems.append(Problem(summary=summary, evidence=(file.detail,), fix=fix))
     checked = [file for file in seen.files if file.checksums is Checksums.CHECKED]
     without = [file for file in seen.files if file.checksums in NO_CHECKSUMS]
     if problems or checked:
@@ -55,52 +64,32 @@ def check_damaged(seen: Checkpoints) -> Answer:
     return skipped(next((NO_CHECKSUMS[file.checksums] for file in without), "no checksums were read"))
 
 
-def _damage(one: FileSeen) -> Problem:
-    tensors = tuple(name for damage in one.damaged for name in damage.tensors)
-    records = tuple(damage.record for damage in one.damaged)
-    if not one.damaged:
-        summary = f"the index of {one.path} cannot be read: it is damaged or truncated"
-        return Problem(summary=summary, evidence=(one.detail,), fix="use another copy or an earlier checkpoint")
-    have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
-    where = f" ({first_names(tensors)})" if tensors else ""
-    return Problem(
-        summary=f"{one.path} is damaged: {len(records)} {have}{where}",
-        evidence=(f"wrong CRC-32 in {first_names(records)}", *([one.detail] if one.detail else [])),
-        fix=_FIX,
-        tensor=tensors[0] if tensors else None,
-    )
-
-
 @rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint is truncated")
 def check_truncated(seen: Checkpoints) -> Answer:
     """Report a checkpoint whose end is missing."""
-    problems = [_truncation(file) for file in seen.files if file.state in {ReadState.CUT, ReadState.EMPTY}]
+    problems = []
+    for file in seen.files:
+        if file.state not in {ReadState.CUT, ReadState.EMPTY}:
+            continue
+        evidence, tensor = [f"{file.size_bytes} bytes", *([file.detail] if file.detail else [])], None
+        if file.state is ReadState.EMPTY:
+            what, evidence = "empty", ["0 bytes"]
+        elif file.form is Form.FOLDER:
+            what = f"an incomplete distributed checkpoint: {file.detail}"
+            evidence = [f"{file.size_bytes} bytes in total"]
+        elif file.contents is None:
+            what = "truncated before its index"
+        elif not file.lost:
+            what = "truncated after its last tensor: torch.load cannot open it, but no tensor is lost"
+        else:
+            tensors, tensor = count_of(len(file.contents.tensors), "tensor"), file.lost[0]
+            are_lost = f"{'is' if len(file.lost) == 1 else 'are'} lost, starting with {tensor}"
+            what = f"truncated: {len(file.lost)} of {tensors} {are_lost}"
+            evidence.append(f"lost: {some(file.lost, 'tensor')}")
+        atomic = "write to a temporary file, os.fsync it, and os.replace it to its name when it is complete"
+        summary, fix = f"{file.path} is {what}", f"use an earlier one; {atomic}"
+        problems.append(Problem(summary=summary, evidence=tuple(evidence), fix=fix, tensor=tensor))
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} complete")
-
-
-def _truncation(one: FileSeen) -> Problem:
-    evidence = [f"{one.size_bytes} bytes", *([one.detail] if one.detail else [])]
-    tensor: str | None = None
-    if one.state is ReadState.EMPTY:
-        what, evidence = "empty", ["0 bytes"]
-    elif one.form is Form.FOLDER:
-        what = f"an incomplete distributed checkpoint: {one.detail}"
-        evidence = [f"{one.size_bytes} bytes in total"]
-    elif one.contents is None:
-        what = "truncated before its index"
-    elif not one.lost:
-        what = "truncated after its last tensor: torch.load cannot open it, but no tensor is lost"
-    else:
-        tensors, verb, tensor = len(one.contents.tensors), "is" if len(one.lost) == 1 else "are", one.lost[0]
-        what = f"truncated: {len(one.lost)} of {count_of(tensors, 'tensor')} {verb} lost, starting with {tensor}"
-        evidence.append(f"lost: {some(one.lost, 'tensor')}")
-    return Problem(
-        summary=f"{one.path} is {what}",
-        evidence=tuple(evidence),
-        fix="use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is "
-        "complete",
-        tensor=tensor,
-    )
 
 
 @rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint has NaN or inf")
@@ -159,7 +148,18 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
     if expected is not None:
         exact, stripped = match_names(weights, expected)
         if stripped > exact:
-            yield _mismatch(one, weights, expected, exact, stripped)
+            name = next(tensor.name for tensor in weights.tensors if strip(tensor.name) != tensor.name)
+            prefix = _wrapper(name)
+            inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
+            would = f"{exact} of {count_of(len(expected.tensors), 'tensor')} would load into {expected.function}"
+            summary = f"{_place(one, weights)}: {would}, and {stripped} without the prefix {inner}"
+            names = f"in the file: {name}; in the model: {strip(name)}"
+            evidence = (names, "load_state_dict raises an error; with strict=False it is silent")
+            fix = f"for this file: {{name.replace({inner!r}, ''): value for name, value in state.items()}}"
+            if prefix:
+                consume = "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present"
+                fix = f'save model.{prefix}state_dict(); for this file: {consume}(state, "{prefix}")'
+            yield Problem(summary=summary, evidence=evidence, fix=fix, tensor=name)
         return
     prefixed = [tensor.name for tensor in weights.tensors if _wrapper(tensor.name)]
     if not prefixed:
@@ -182,25 +182,6 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
             evidence=(f"for example {prefixed[0]}",),
             fix="save model.module.state_dict(); pass --model to see what would load",
         )
-
-
-def _mismatch(one: FileSeen, weights: Weights, expected: Expected, exact: int, stripped: int) -> Problem:
-    name = next(tensor.name for tensor in weights.tensors if strip(tensor.name) != tensor.name)
-    prefix = _wrapper(name)
-    inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
-    return Problem(
-        summary=f"{_place(one, weights)}: {exact} of {count_of(len(expected.tensors), 'tensor')} would load into "
-        f"{expected.function}, and {stripped} without the prefix {inner}",
-        evidence=(
-            f"in the file: {name}; in the model: {strip(name)}",
-            "load_state_dict raises an error; with strict=False it is silent",
-        ),
-        fix=f"save model.{prefix}state_dict(); for this file: torch.nn.modules.utils."
-        f'consume_prefix_in_state_dict_if_present(state, "{prefix}")'
-        if prefix
-        else f"for this file: {{name.replace({inner!r}, ''): value for name, value in state.items()}}",
-        tensor=name,
-    )
 
 
 def match_names(weights: Weights, expected: Expected) -> tuple[int, int]:
@@ -239,15 +220,12 @@ def check_keys(seen: Checkpoints) -> Answer:
         best = max(weights, key=lambda each: match_names(each, expected)[1])
         problems += _keys(one, best, expected)
     if not compared:
-        problems = [
-            Problem(
-                summary=f"{file.path} does not match {expected.function}: it has no tensors",
-                evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
-                fix="pass the file with the model's state dict",
-            )
-            for file in seen.files
-            if file.contents is not None and not file.contents.tensors
-        ]
+        evidence = (f"the model has {count_of(len(expected.tensors), 'tensor')}",)
+        for file in seen.files:
+            if file.contents is not None and not file.contents.tensors:
+                summary = f"{file.path} does not match {expected.function}: it has no tensors"
+                fix = "pass the file with the model's state dict"
+                problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
         return judged(problems) if problems else skipped(NO_WEIGHTS)
     return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
 
@@ -278,13 +256,10 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
     ]
     if dtypes:
         name = dtypes[0]
-        yield Problem(
-            severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {name} is "
-            f"{inside[name].dtype} in the file and {wanted[name].dtype} in the model",
-            fix="save and load in the same dtype, unless this is intended",
-            tensor=name,
-        )
+        apart = f"{name} is {inside[name].dtype} in the file and {wanted[name].dtype} in the model"
+        summary = f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {apart}"
+        fix = "save and load in the same dtype, unless this is intended"
+        yield Problem(severity=Severity.WARNING, summary=summary, fix=fix, tensor=name)
 
 
 # A file with one of these was written to resume from; a file with weights alone was not.
@@ -304,21 +279,17 @@ def check_resume(seen: Checkpoints) -> Answer:
     training = [(path, contents) for path, contents in files if set(contents.parts) & set(TRAINING)]
     if not training:
         return skipped("no file to resume from: no file is known to have more than weights")
-    problems = [problem for path, contents in training for problem in _lacks(path, contents)]
+    problems = []
+    for path, contents in training:
+        lacking = ", ".join(part.value for part in StatePart if part not in contents.parts)
+        if lacking:
+            summary = f"{path} has {', '.join(part.value for part in contents.parts)}, but no {lacking}"
+            problems.append(Problem(summary=summary, fix="also save those that your training uses"))
+        if contents.empty_optimizer:
+            summary = f"{path}: the optimizer had made no step when it was saved"
+            fix = "if this is a resumed training, load the optimizer state before you save it again"
+            problems.append(Problem(summary=summary, fix=fix))
     return judged(problems, f"{count_of(len(training), 'file')} to resume from")
-
-
-def _lacks(path: str, contents: Contents) -> Iterator[Problem]:
-    lacking = [part.value for part in StatePart if part not in contents.parts]
-    if lacking:
-        has = ", ".join(part.value for part in contents.parts)
-        summary = f"{path} has {has}, but no {', '.join(lacking)}"
-        yield Problem(summary=summary, fix="also save those that your training uses")
-    if contents.empty_optimizer:
-        yield Problem(
-            summary=f"{path}: the optimizer had made no step when it was saved",
-            fix="if this is a resumed training, load the optimizer state before you save it again",
-        )
 
 
 @rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
@@ -340,21 +311,17 @@ def _refusal(one: FileSeen) -> Problem | None:
         if function in RUNS_CODE_BUILTINS if is_builtin else module.partition(".")[0] in RUNS_CODE:
             running.append(name)
     if running:
-        return Problem(
-            severity=Severity.ERROR,
-            summary=f"{one.path} calls {first_names(running)} when it is loaded: it runs code",
-            evidence=(f"it names {first_names(names)}", "ddpdoctor did not run it"),
-            fix="do not load it with weights_only=False; delete it, and find out where it came from",
-        )
+        summary = f"{one.path} calls {first_names(running)} when it is loaded: it runs code"
+        evidence = (f"it names {first_names(names)}", "ddpdoctor did not run it")
+        fix = "do not load it with weights_only=False; delete it, and find out where it came from"
+        return Problem(severity=Severity.ERROR, summary=summary, evidence=evidence, fix=fix)
     if one.refused:
+        rejects = f"{one.path}: torch.load rejects it (weights_only=True)"
+        summary = f"{rejects}, because it refers to {first_names(one.refused)}"
         last = [name.rpartition(".")[2] for name in one.refused]
-        return Problem(
-            summary=f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
-            f"{first_names(one.refused)}",
-            evidence=("to load these, torch would import and call them",),
-            fix="save state_dict() and plain values instead; if you trust the file: "
-            f"torch.serialization.add_safe_globals([{first_names(last)}])",
-        )
+        trust = f"if you trust the file: torch.serialization.add_safe_globals([{first_names(last)}])"
+        fix = f"save state_dict() and plain values instead; {trust}"
+        return Problem(summary=summary, evidence=("to load these, torch would import and call them",), fix=fix)
     if one.refusal:
         return Problem(summary=f"{one.path}: torch.load rejects it: {one.refusal}", fix="save it again with torch.save")
     return None
@@ -390,10 +357,10 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
         count = count_of(len(names), "tensor")
         if differing:
             only = [name for name in differing if name not in left or name not in right]
+            much = f"{len(differing)} of {count}: {first_names(differing)}"
             yield Problem(
                 severity=None if asked else Severity.INFO,
-                summary=f"{other.path} differs from {first.path} in {len(differing)} of {count}: "
-                f"{first_names(differing)}",
+                summary=f"{other.path} differs from {first.path} in {much}",
                 evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
                 fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
                 tensor=differing[0],
@@ -411,13 +378,9 @@ def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
 @rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")
 def check_leftovers(seen: Checkpoints) -> Answer:
     """Report temporary files, and files much smaller than others of their kind."""
-    problems = [
-        Problem(
-            summary=f"{leftover.path} is {leftover.kind}: {leftover.detail}",
-            fix="check that no training is writing there, and remove it; resume from the newest complete file",
-        )
-        for leftover in seen.leftovers
-    ]
+    fix = "check that no training is writing there, and remove it; resume from the newest complete file"
+    summaries = [f"{leftover.path} is {leftover.kind}: {leftover.detail}" for leftover in seen.leftovers]
+    problems = [Problem(summary=summary, fix=fix) for summary in summaries]
     return judged(problems, "the names and sizes of the files next to it")
 
 

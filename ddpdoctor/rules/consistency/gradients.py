@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -10,22 +11,7 @@ from ddpdoctor.model.consistency import Origin, StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.words import first_names, grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped
-from ddpdoctor.rules.consistency.replicas import (
-    DriftCause,
-    all_values,
-    blame_of,
-    disagreement,
-    hosts_of,
-    model_words,
-    problems_of,
-    replicas_of,
-    ruling,
-    seen,
-    step_of,
-    survey,
-    values_at,
-    why_nothing,
-)
+from ddpdoctor.rules.consistency import replicas as drift
 from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rule
 
@@ -33,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.consistency import NonFinite, Stream, Values
-    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
-    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
 
 
 MAX_NAMES = 3  # How many parameters a sentence names. Our choice.
@@ -52,16 +37,16 @@ _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
 )
 def check_gradients(job: Job) -> Answer:
     """Report gradients that differ between ranks right before an optimizer's step."""
-    seen = survey(job, What.GRADIENT, why_gradients_differ)
-    return ruling(job, seen, problems_of(job, seen.found, "gradients"), "gradients")
+    seen = drift.survey(job, What.GRADIENT, why_gradients_differ)
+    return drift.ruling(job, seen, drift.problems_of(job, seen.found, "gradients"), "gradients")
 
 
-def why_gradients_differ(sighting: Sighting) -> DriftCause:
-    blame = blame_of(sighting.difference.splits)
+def why_gradients_differ(sighting: drift.Sighting) -> drift.DriftCause:
+    blame = drift.blame_of(sighting.difference.splits)
     one = blame.is_known
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
     if sighting.replica.mesh_dims:
-        return DriftCause(
+        return drift.DriftCause(
             name="apart in a mesh",
             words=f"ranks along the {sighting.replica.mesh_dims} dimension of the mesh have equal copies of these "
             f"parameters, but {who} before the optimizer, or computed them from other inputs",
@@ -72,7 +57,7 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
     for cause in chain(_without_reduction(sighting), _after_reduction(sighting)):
         return cause
     more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
-    return DriftCause(
+    return drift.DriftCause(
         name="changed after the reduction",
         words=f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
         f"ranks{more})",
@@ -86,17 +71,17 @@ def _first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
 
 
-def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
+def added_after_wrapping(sighting: drift.Sighting) -> drift.DriftCause | None:
     """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them."""
     # DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
     names = list(dict.fromkeys(name for each in sighting.values for name in each.unreduced))
     splits = sighting.difference.splits
-    blame = seen(each for each in sighting.values if each.unreduced)
+    blame = drift.seen(each for each in sighting.values if each.unreduced)
     differs = [split.row.name in names for split in splits]
-    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).is_known):
+    if blame is None or not any(differs) or (not differs[0] and drift.blame_of(splits[:1]).is_known):
         return None
     named = _first_few(names)
-    return DriftCause(
+    return drift.DriftCause(
         name="added after wrapping",
         words=f"DDP does not reduce {named}: added, replaced or unfrozen after wrapping",
         fix="wrap the model in DDP after you add all parameters and set requires_grad; if you add, replace or unfreeze "
@@ -106,7 +91,7 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
     )
 
 
-def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
+def _without_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
     # Without a forward, and with fewer reductions than steps since the last equal state, or since the start.
     counts = {each.rank: (each.reductions, each.steps) for each in sighting.before}
     bypassed = []
@@ -114,75 +99,60 @@ def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
         reductions, steps = counts.get(each.rank, (0, 0))
         reduced = each.reductions - reductions >= each.steps - steps > 0
         bypassed += [each] if each.forwards == 0 and not reduced else []
-    blame = seen(bypassed)
+    blame = drift.seen(bypassed)
+    unreduced = partial(drift.DriftCause, unsynchronized=True, at_the_step=True)
     if blame is not None:
-        yield DriftCause(
-            name="bypassed",
-            words="the training step bypassed DDP: its forward did not run before the step",
-            fix="call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module",
-            blame=blame,
-            unsynchronized=True,
-            at_the_step=True,
-            evidence=(f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",),
-        )
-    blame = seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
+        words = "the training step bypassed DDP: its forward did not run before the step"
+        fix = "call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module"
+        evidence = (f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",)
+        yield unreduced(name="bypassed", words=words, fix=fix, blame=blame, evidence=evidence)
+    blame = drift.seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
     if blame is not None:
-        yield DriftCause(
-            name="no_sync",
-            words="all forwards since the previous step ran under no_sync(), which skips the reduction",
-            fix="run the forward and backward of the last batch before step() outside no_sync(): the forward decides "
-            "whether gradients are reduced",
-            blame=blame,
-            unsynchronized=True,
-            at_the_step=True,
-            evidence=(f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",),
-        )
+        words = "all forwards since the previous step ran under no_sync(), which skips the reduction"
+        outside = "run the forward and backward of the last batch before step() outside no_sync()"
+        fix = f"{outside}: the forward decides whether gradients are reduced"
+        evidence = (f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",)
+        yield unreduced(name="no_sync", words=words, fix=fix, blame=blame, evidence=evidence)
     yield from filter(None, [added_after_wrapping(sighting)])
-    blame = seen(each for each in sighting.values if each.unfinished)
+    blame = drift.seen(each for each in sighting.values if each.unfinished)
     if blame is not None:  # DDP still waited for gradients when the optimizer made its step
         named = _first_few(list(dict.fromkeys(name for each in sighting.values for name in each.unfinished)))
-        yield DriftCause(
-            name="unfinished",
-            words=f"backward left {named} without a gradient, so DDP did not finish the reduction",
-            fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
-            "forward in the loss, and remove or freeze unused parameters before you wrap the model",
-            blame=blame,
-            at_the_step=True,
-            evidence=(f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",),
+        words = f"backward left {named} without a gradient, so DDP did not finish the reduction"
+        fix = (
+            "pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
+            "forward in the loss, and remove or freeze unused parameters before you wrap the model"
+        )
+        evidence = (f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",)
+        yield drift.DriftCause(
+            name="unfinished", words=words, fix=fix, blame=blame, at_the_step=True, evidence=evidence
         )
 
 
-def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
-    has_majority = blame_of(sighting.difference.splits).is_known
+def _after_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
+    has_majority = drift.blame_of(sighting.difference.splits).is_known
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
     if own and not has_majority:
-        yield DriftCause(
-            name="communication hook",
-            words=f"the communication hook {own[0]} returns different gradients on different ranks",
-            fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
-            evidence=(f"the script registered the communication hook {', '.join(own)}",),
-        )
-    scales = disagreement({each.rank: each.scale for each in sighting.values if each.scale is not None})
+        words = f"the communication hook {own[0]} returns different gradients on different ranks"
+        fix = "make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce"
+        evidence = (f"the script registered the communication hook {', '.join(own)}",)
+        yield drift.DriftCause(name="communication hook", words=words, fix=fix, evidence=evidence)
+    scales = drift.disagreement({each.rank: each.scale for each in sighting.values if each.scale is not None})
     if scales is not None:
-        yield DriftCause(
-            name="scaled apart",
-            words=f"the gradient scaler's scale is {scales[0]}",
-            fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
-            "update() on all ranks after each step()",
-            blame=scales[1],
-            at_the_step=True,
+        words = f"the gradient scaler's scale is {scales[0]}"
+        fix = (
+            "create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
+            "update() on all ranks after each step()"
         )
+        yield drift.DriftCause(name="scaled apart", words=words, fix=fix, blame=scales[1], at_the_step=True)
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
     if some is not None and not has_majority:
+        name = "accumulated after the reduction"
+        words = "gradients were added under no_sync() or changed after the last reduction"
+        fix = "use no_sync() for all accumulated batches but the last one"
         under = f"{some.unreduced_forwards} of {some.forwards} forwards"
-        yield DriftCause(
-            name="accumulated after the reduction",
-            words="gradients were added under no_sync() or changed after the last reduction",
-            fix="use no_sync() for all accumulated batches but the last one",
-            at_the_step=True,
-            evidence=(f"{under} since the previous step were under no_sync()",),
-        )
+        evidence = (f"{under} since the previous step were under no_sync()",)
+        yield drift.DriftCause(name=name, words=words, fix=fix, at_the_step=True, evidence=evidence)
 
 
 NOT_LOOKED = "local gradients were not checked"
@@ -206,30 +176,29 @@ def check_local_gradients(job: Job) -> Answer:
         return skipped(NOT_LOOKED)
     # Groups of different ranks may share a name.
     pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
-    found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
-    return judged(_judge(job, _sightings(job, looked, seen)) for seen in found.values())
-
-
-def _members(rank: Rank, name: str) -> tuple[int, ...]:
-    return next((group.ranks for group in rank.groups if group.name == name), ())
-
-
-def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[NonFiniteStep]:
-    by_step: dict[int, dict[int, NonFinite]] = {}
-    for rank, one in seen:
-        by_step.setdefault(one.step, {})[rank.rank] = one
-    owner, first = seen[0]
-    members = set(_members(owner, first.group)) or {rank.rank for rank in job.ranks}
-    known = {rank.rank for rank in looked}
-    return [
-        NonFiniteStep(
-            step=step,
-            by_rank=found,
-            others=tuple(sorted((members & known) - set(found))),
-            unseen=tuple(sorted(members - known)),
+    members_of = {(rank.rank, group.name): group.ranks for rank in looked for group in reversed(rank.groups)}
+    found = grouped(
+        ((members_of.get((rank.rank, seen.group), ()), seen.group, seen.model), (rank, seen)) for rank, seen in pairs
+    )
+    known, problems = {rank.rank for rank in looked}, []
+    for (members, _, _), those in found.items():
+        by_step: dict[int, dict[int, NonFinite]] = {}
+        for rank, nonfinite in those:
+            by_step.setdefault(nonfinite.step, {})[rank.rank] = nonfinite
+        group = set(members) or {rank.rank for rank in job.ranks}
+        unseen = tuple(sorted(group - known))
+        problems.append(
+            _judge(
+                job,
+                [
+                    NonFiniteStep(
+                        step=step, by_rank=by_rank, others=tuple(sorted((group & known) - set(by_rank))), unseen=unseen
+                    )
+                    for step, by_rank in sorted(by_step.items())
+                ],
+            )
         )
-        for step, found in sorted(by_step.items())
-    ]
+    return judged(problems)
 
 
 def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
@@ -286,7 +255,7 @@ def _nonfinite_finding(
         confidence=confidence,
         summary=summary,
         ranks=cause.ranks,
-        hosts=hosts_of(job, cause.ranks),
+        hosts=drift.hosts_of(job, cause.ranks),
         where=tuple(
             to_place(rank, seen.where) for rank, seen in sorted(cause.by_rank.items()) if seen.where is not None
         ),
@@ -336,37 +305,32 @@ def _computed(cause: NonFiniteStep) -> str:
 
 # Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a warm-up.
 MIN_UNCHANGED = 2
-
-
 # Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping later.
 MIN_COMPARED = 3
-
-
+FOREIGN_TENSORS = "the model's parameters have gradients, and the optimizer's tensors never had one"
 MAKE_ANEW = "create the optimizer from model.parameters() after you move, replace, load and wrap the model"
 
 
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer has tensors that are not parameters of the model")
 def check_stale_optimizer(job: Job) -> Answer:
     """Report parameters that never change while optimizers step with tensors that are not the model's own."""
-    streams = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
-    found = [one for replica, stream in streams if (one := _stale_finding(job, replica, stream))]
+    streams = [(replica, stream) for replica in drift.replicas_of(job) for stream in replica.streams]
+    found = []
+    for replica, stream in streams:
+        values = drift.values_at(stream, stream.last_number)
+        if stream.last_number is None or not values:
+            continue
+        last = drift.step_of(stream, stream.last_number)
+        stale = _whole_model(job, stream, values, last)
+        if stale is None and stream.clock is StreamClock.STEP:
+            stale = next(_stale_parts(stream, values, last), None)
+        if stale is not None:
+            ranks, evidence = tuple(each.rank for each in values), (*stale.evidence, *drift.model_words(job, replica))
+            found.append(replace(stale, ranks=ranks, hosts=drift.hosts_of(job, ranks), evidence=evidence))
     if found:
         return judged([min(found, key=lambda problem: (problem.severity or Severity.ERROR).order)])
     followed = any(stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds for _, stream in streams)
-    return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
-
-
-def _stale_finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem | None:
-    values = values_at(stream, stream.last_number)
-    if stream.last_number is None or not values:
-        return None
-    last = step_of(stream, stream.last_number)
-    stale = _whole_model(job, stream, values, last)
-    if stale is None and stream.clock is StreamClock.STEP:
-        stale = next(_stale_parts(stream, values, last), None)
-    ranks = tuple(each.rank for each in values)
-    evidence = () if stale is None else (*stale.evidence, *model_words(job, replica))
-    return stale and replace(stale, ranks=ranks, hosts=hosts_of(job, ranks), evidence=evidence)
+    return passed() if followed else skipped(drift.why_nothing(job, "parameters of enough comparisons"))
 
 
 def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
@@ -394,9 +358,7 @@ def _stale_parts(stream: Stream, values: tuple[Values, ...], last: int) -> Itera
             tensor=some.replaced[0],
             summary=f"no optimizer has {', '.join(some.replaced)} on {ranks}; one has tensors of the same shapes that "
             "are not in the model, for example from a layer that was replaced after the optimizer was created",
-            evidence=(
-                f"up to step {last}, the model's parameters have gradients, and the optimizer's tensors never had one",
-            ),
+            evidence=(f"up to step {last}, {FOREIGN_TENSORS}",),
             fix=MAKE_ANEW,
         )
     if all(each.late and each.untrained for each in values):
@@ -428,23 +390,19 @@ def check_random_state(job: Job) -> Answer:
     """Note that all ranks have the same random state at all times while the model trains with dropout."""
     drops_out = [
         (replica, stream)
-        for replica in replicas_of(job)
+        for replica in drift.replicas_of(job)
         for stream in replica.streams
-        if stream.compared >= MIN_COMPARISONS and any(values.dropout for values in all_values([stream]))
+        if stream.compared >= MIN_COMPARISONS and any(values.dropout for values in drift.all_values([stream]))
     ]
     if not drops_out:
-        return skipped(why_nothing(job, "models that train with dropout"))
+        return skipped(drift.why_nothing(job, "models that train with dropout"))
     same = next((pair for pair in drops_out if pair[1].compared == pair[1].same_random), None)
     if same is None:
         return passed()
     replica, stream = same
-    return found(
-        ranks=stream.ranks,
-        summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "
-        "use the same dropout masks",
-        evidence=(
-            f"the random state was equal on all of them in {stream.compared} comparisons",
-            *model_words(job, replica),
-        ),
-        fix="seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)",
-    )
+    have = f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout"
+    equal = f"the random state was equal on all of them in {stream.compared} comparisons"
+    evidence = (equal, *drift.model_words(job, replica))
+    fix = "seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)"
+    summary = f"{have}, so they use the same dropout masks"
+    return found(summary, ranks=stream.ranks, evidence=evidence, fix=fix)

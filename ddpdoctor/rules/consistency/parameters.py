@@ -11,26 +11,8 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.words import first_names, grouped, majority_of, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.consistency import replicas as drift
 from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
-from ddpdoctor.rules.consistency.replicas import (
-    DriftBlame,
-    DriftCause,
-    FoundDifference,
-    all_values,
-    blame_of,
-    disagreement,
-    excuse_of_model,
-    hosts_of,
-    is_aligned,
-    model_words,
-    problems_of,
-    replicas_of,
-    ruling,
-    seen,
-    sightings,
-    survey,
-    values_at,
-)
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.calls import find_difference
 from ddpdoctor.rules.progress.job_state import Cause, JobState
@@ -44,7 +26,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
-    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
     from ddpdoctor.rules.progress.calls import ModelDifference
 
 
@@ -65,16 +46,16 @@ _DECAY = "weight_decay"
 _DECOUPLED = frozenset({"AdamW"})  # optimizers whose weight decay does not go through their state
 
 
-def why_parameters_differ(sighting: Sighting) -> DriftCause:
+def why_parameters_differ(sighting: drift.Sighting) -> drift.DriftCause:
     for cause in chain(_reduction_causes(sighting), _optimizer_causes(sighting)):
         return cause
     never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
     splits = sighting.difference.splits
-    blame = blame_of(splits)
+    blame = drift.blame_of(splits)
     several = "one rank" if len(splits[0].sides) == 2 else "several ranks"
     writers = rank_list(blame.ranks) if blame.is_known else several
     unseen, see_each = _of_unseen_steps(sighting)
-    return DriftCause(
+    return drift.DriftCause(
         name="written",
         words=f"something other than the optimizer step changed them on {writers}, such as a checkpoint "
         f"loaded only there or an in-place edit{unseen}{never}",
@@ -83,29 +64,21 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
     )
 
 
-def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
-    earlier = next(
-        (
-            one
-            for one in sightings(sighting.replica, What.GRADIENT)
-            if one.step <= sighting.step and is_aligned(one.values)
-        ),
-        None,
-    )
+def _reduction_causes(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
+    before_it = (other for other in drift.sightings(sighting.replica, What.GRADIENT) if other.step <= sighting.step)
+    earlier = next((other for other in before_it if drift.is_aligned(other.values)), None)
     if earlier is not None:
         cause = why_gradients_differ(earlier)
-        blame = cause.blame or blame_of(earlier.difference.splits)
+        blame = cause.blame or drift.blame_of(earlier.difference.splits)
         yield replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
-    uneven = disagreement({each.rank: each.steps for each in sighting.values}, lambda steps: f"{steps} steps")
+    uneven = drift.disagreement({each.rank: each.steps for each in sighting.values}, lambda steps: f"{steps} steps")
     if uneven is not None:
-        yield DriftCause(
-            name=UNEVEN_STEPS,
-            words=f"the ranks made different numbers of steps: {uneven[0]}",
-            fix="call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
-            "local batch",
-            blame=uneven[1],
-            at_the_step=True,
+        words = f"the ranks made different numbers of steps: {uneven[0]}"
+        fix = (
+            "call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
+            "local batch"
         )
+        yield drift.DriftCause(name=UNEVEN_STEPS, words=words, fix=fix, blame=uneven[1], at_the_step=True)
     now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
     if now is None or sighting.stream.clock is not StreamClock.STEP:
         return
@@ -113,59 +86,47 @@ def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
     missing = steps - (now.reductions - (before.reductions if before else 0))
     # Fewer backwards were reduced than steps made, and that was not already true earlier.
     if missing > 0 and (before is None or before.reductions >= before.steps):
-        yield DriftCause(
+        outside = "run the last batch before step() outside no_sync(), also when an epoch ends during an accumulation"
+        yield drift.DriftCause(
             name="steps without a reduction",
             words=f"{missing} of the last {steps} steps had no gradient reduction",
-            fix="call the DDP object itself in every training step, and run the last batch before step() outside "
-            "no_sync(), also when an epoch ends during an accumulation",
-            blame=seen(sighting.values),
+            fix=f"call the DDP object itself in every training step, and {outside}",
+            blame=drift.seen(sighting.values),
             unsynchronized=True,
             at_the_step=True,
         )
 
 
-def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
+def _optimizer_causes(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
     values = sighting.values
     if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
-        last = [
-            values_at(stream, stream.last_number)
-            for stream in sighting.replica.streams
-            if stream.clock is StreamClock.STEP
-        ]
-        values = next((written for written in last if written), ())
+        by_step = (stream for stream in sighting.replica.streams if stream.clock is StreamClock.STEP)
+        values = next(filter(None, (drift.values_at(stream, stream.last_number) for stream in by_step)), ())
     if different := _different_settings(values, kernels=True):
-        yield DriftCause(
-            name="settings",
-            words=f"the optimizer has different settings: {different[0]}",
-            fix=SAME_SETTINGS,
-            blame=different[1],
-            at_the_step=True,
-        )
+        texts, blame = different
+        words = f"the optimizer has different settings: {texts}"
+        yield drift.DriftCause(name="settings", words=words, fix=SAME_SETTINGS, blame=blame, at_the_step=True)
     yield from filter(None, [added_after_wrapping(sighting)])
     if any(_LBFGS in each.optimizer for each in sighting.values):
-        yield DriftCause(
-            name="line search",
-            words="LBFGS uses the loss that its closure returns, and that loss differs between ranks",
-            fix="return the mean loss over all ranks (all_reduce) from the closure",
-            at_the_step=True,
-        )
-    of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
+        words = "LBFGS uses the loss that its closure returns, and that loss differs between ranks"
+        fix = "return the mean loss over all ranks (all_reduce) from the closure"
+        yield drift.DriftCause(name="line search", words=words, fix=fix, at_the_step=True)
+    of_state = next((one for one in drift.sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
     if of_state is not None and not state_follows_parameters(sighting.values):
         unseen, see_each = _of_unseen_steps(of_state)
-        yield DriftCause(
-            name="optimizer state",
-            words=f"the optimizer state differs since step {of_state.step}, with equal gradients{unseen}",
-            fix=f"load the optimizer state on all ranks from the same file{see_each}",
-            blame=blame_of(of_state.difference.splits),
+        words = f"the optimizer state differs since step {of_state.step}, with equal gradients{unseen}"
+        fix = f"load the optimizer state on all ranks from the same file{see_each}"
+        yield drift.DriftCause(
+            name="optimizer state", words=words, fix=fix, blame=drift.blame_of(of_state.difference.splits)
         )
 
 
-def _of_unseen_steps(sighting: Sighting) -> tuple[str, str]:
+def _of_unseen_steps(sighting: drift.Sighting) -> tuple[str, str]:
     # The gradients of such a step are gone: only parameters and state show what they did.
     return (_UNSEEN, _SEE_EACH) if sighting.step - (sighting.last_good or 0) > 1 else ("", "")
 
 
-def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> tuple[str, DriftBlame] | None:
+def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> tuple[str, drift.DriftBlame] | None:
     """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs."""
     # ``kernels`` includes the settings that only choose a kernel.
     known = [each for each in values if each.settings]
@@ -174,7 +135,7 @@ def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> t
     for name in names:
         if name.rpartition(".")[2] in _KERNELS and not kernels:  # "lr" of "1.lr", which is that of a group
             continue
-        apart = disagreement({each.rank: dict(each.settings).get(name, "not set") for each in known})
+        apart = drift.disagreement({each.rank: dict(each.settings).get(name, "not set") for each in known})
         found += [(f"{name} is {apart[0]}", apart[1])] if apart is not None else []
     return ("; ".join(words for words, _ in found[:MAX_SETTINGS]), found[0][1]) if found else None
 
@@ -200,28 +161,31 @@ BROADCAST = (
 @rule("DD501", "param-drift", Severity.ERROR, "Parameters differ between ranks", after=("grad-drift",))
 def check_parameters(job: Job) -> Answer:
     """Report parameters that differ between ranks that should hold the same values."""
-    seen = survey(job, What.PARAMETER, why_parameters_differ)
+    seen = drift.survey(job, What.PARAMETER, why_parameters_differ)
     found = [_since(difference) for difference in seen.found]
-    for replica in replicas_of(job, wrapped=False):
-        sighting = next(iter(sightings(replica, What.PARAMETER)), None)
+    for replica in drift.replicas_of(job, wrapped=False):
+        sighting = next(iter(drift.sightings(replica, What.PARAMETER)), None)
         cause = _why_unwrapped_differs(replica, sighting) if sighting is not None else None
         if sighting is not None and cause is not None:
-            found.append(FoundDifference(sighting=sighting, cause=cause, since=None if sighting.step else 1))
-    return ruling(job, seen, problems_of(job, found, "parameters"), "parameters")
+            found.append(drift.FoundDifference(sighting=sighting, cause=cause, since=None if sighting.step else 1))
+    return drift.ruling(job, seen, drift.problems_of(job, found, "parameters"), "parameters")
 
 
-def _since(found: FoundDifference) -> FoundDifference:
+def _since(found: drift.FoundDifference) -> drift.FoundDifference:
     # Such ranks are compared at the end only, after equally many backwards.
     sighting = found.sighting
     if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not StreamClock.END:
         return found
     if any(values.steps == 0 for values in sighting.values):
         return replace(found, since=1)
-    first = next((one.step for one in sightings(sighting.replica, What.PARAMETER) if not is_aligned(one.values)), None)
+    first = next(
+        (one.step for one in drift.sightings(sighting.replica, What.PARAMETER) if not drift.is_aligned(one.values)),
+        None,
+    )
     return replace(found, since=first)
 
 
-def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
+def _why_unwrapped_differs(replica: drift.ReplicaStreams, sighting: drift.Sighting) -> drift.DriftCause | None:
     """Return why a model that should be equal differs, or None if each rank may have its own by design."""
     stream, never_equal = sighting.stream, sighting.last_good is None
     differs = any(difference.what is What.GRADIENT for difference in stream.differences)
@@ -229,21 +193,21 @@ def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> Drift
     if What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED:
         if not never_equal:
             return why_parameters_differ(sighting)
-        return DriftCause(
-            name="never sent",
-            words="the gradients are equal on all ranks, but the parameters never were: each rank created its own "
-            "initial weights (another seed), and no rank broadcast them",
-            fix=BROADCAST,
-            blame=seen(sighting.values),
-            evidence=(
-                f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
-            ),
+        words = (
+            "the gradients are equal on all ranks, but the parameters never were: each rank created its own "
+            "initial weights (another seed), and no rank broadcast them"
+        )
+        evidence = (
+            f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
+        )
+        return drift.DriftCause(
+            name="never sent", words=words, fix=BROADCAST, blame=drift.seen(sighting.values), evidence=evidence
         )
     last = next((values for number, values in stream.values if number == stream.last_number), None)
     if last is None or not all(each.own_steps > 0 and each.through > 0 for each in last):
         return None
     since = "from the start" if never_equal else "since their first gradients, which were not averaged"
-    return DriftCause(
+    return drift.DriftCause(
         name="unwrapped",
         words=f"this model is not wrapped in DDP, and its gradients are not reduced, so the ranks differ {since}; the "
         "DDP model trains through it and gets the mean of gradients from different models",
@@ -264,17 +228,17 @@ _BY_DESIGN = "constant tensors differ between ranks of a mesh, but each rank may
 @rule("DD502", "buffer-drift", Severity.WARNING, "Buffers differ between ranks")
 def check_buffers(job: Job) -> Answer:
     """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them."""
-    seen = survey(job, What.BUFFER, _why)
+    seen = drift.survey(job, What.BUFFER, _why)
     found = [difference for difference in seen.found if not difference.sighting.replica.mesh_dims]
     differing = [difference for difference in seen.found if difference.sighting.replica.mesh_dims]
     constants = [one for each in differing if (one := _constants(each)) is not None]
     if differing and not constants and not found:
         return skipped("; ".join((*seen.excuses, _BY_DESIGN)))
-    problems = problems_of(job, found, "buffers") + problems_of(job, constants, "constant tensors")
-    return ruling(job, seen, problems, "buffers that DDP sends")
+    problems = drift.problems_of(job, found, "buffers") + drift.problems_of(job, constants, "constant tensors")
+    return drift.ruling(job, seen, problems, "buffers that DDP sends")
 
 
-def _constants(found: FoundDifference) -> FoundDifference | None:
+def _constants(found: drift.FoundDifference) -> drift.FoundDifference | None:
     """Return a difference with only those constants that should be equal, or None without any."""
     sighting, all_splits = found.sighting, found.sighting.difference.splits
     splits = [split for split in all_splits if not _SCRATCH.search(split.row.name)]
@@ -286,15 +250,15 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
     kept = [split for split in splits if empty_on[split]]
     ranks = tuple(sorted({rank for split in kept for rank in empty_on[split]}))
     members = {rank for split in kept for side in split.sides for rank in side}
-    blame = DriftBlame(ranks=ranks) if len(ranks) < len(members) else blame_of(kept)
+    blame = drift.DriftBlame(ranks=ranks) if len(ranks) < len(members) else drift.blame_of(kept)
     if not kept:
         numbers = [split for split in splits if split.row.shape in {(), (1,)} and "float" not in split.row.dtype]
         own = [split for split in splits if any(word in split.row.name.lower() for word in _OWN)]
         kept = [split for split in splits if majority_of(split.sides) and split not in numbers + own]
-        blame = blame_of(kept)
+        blame = drift.blame_of(kept)
         members = {rank for split in kept for side in split.sides for rank in side}
         if blame.ranks == (min(members, default=0),):
-            blame = DriftBlame(ranks=tuple(sorted(members)), is_known=False)
+            blame = drift.DriftBlame(ranks=tuple(sorted(members)), is_known=False)
     if not kept:
         return None
     difference = sighting.difference
@@ -313,13 +277,13 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
     return replace(
         found,
         sighting=replace(sighting, difference=replace(difference, splits=tuple(kept), differing=left)),
-        cause=DriftCause(name="uninitialized" if ranks else "set apart", words=words, fix=fix, blame=blame),
+        cause=drift.DriftCause(name="uninitialized" if ranks else "set apart", words=words, fix=fix, blame=blame),
     )
 
 
-def _why(sighting: Sighting) -> DriftCause:
+def _why(sighting: drift.Sighting) -> drift.DriftCause:
     if sighting.stream.clock is StreamClock.SYNC:
-        return DriftCause(
+        return drift.DriftCause(
             name="not sent",
             words="DDP broadcast rank 0's buffers without these: they were replaced or registered after wrapping",
             fix="register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
@@ -327,12 +291,8 @@ def _why(sighting: Sighting) -> DriftCause:
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
     what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
-    return DriftCause(
-        name="kept apart",
-        words=f"with broadcast_buffers=False, each rank keeps {what}",
-        fix="keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
-        "'*running_*'",
-    )
+    fix = "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different '*running_*'"
+    return drift.DriftCause(name="kept apart", words=f"with broadcast_buffers=False, each rank keeps {what}", fix=fix)
 
 
 FOLLOWS = "follows"  # name of the cause that state differs because gradients or parameters differed earlier
@@ -347,45 +307,42 @@ FOLLOWS = "follows"  # name of the cause that state differs because gradients or
 )
 def check_optimizers(job: Job) -> Answer:
     """Report optimizers whose state or settings differ between ranks, even if the parameters are still equal."""
-    seen = survey(job, What.STATE, _why_state_differs)
+    seen = drift.survey(job, What.STATE, _why_state_differs)
     counted = [found for found in seen.found if found.cause.name != FOLLOWS]
-    settings = [found for replica in replicas_of(job) if (found := _first_settings(job, replica)) is not None]
+    settings = [found for replica in drift.replicas_of(job) if (found := _first_settings(job, replica)) is not None]
     settings.sort(key=lambda found: found.step or 0)
-    findings = [*settings[:1], *problems_of(job, counted, "optimizer states")]
+    findings = [*settings[:1], *drift.problems_of(job, counted, "optimizer states")]
     if not findings and seen.found:
         return skipped(seen.found[0].cause.words)
     compared = seen.compared or any(
-        values.settings and not excuse_of_model(replica, What.PARAMETER)
-        for replica in replicas_of(job)
-        for values in all_values(stream for stream in replica.streams if stream.compared)
+        values.settings and not drift.excuse_of_model(replica, What.PARAMETER)
+        for replica in drift.replicas_of(job)
+        for values in drift.all_values(stream for stream in replica.streams if stream.compared)
     )
-    return ruling(job, replace(seen, compared=compared), findings, "optimizers")
+    return drift.ruling(job, replace(seen, compared=compared), findings, "optimizers")
 
 
-def _why_state_differs(sighting: Sighting) -> DriftCause:
+def _why_state_differs(sighting: drift.Sighting) -> drift.DriftCause:
     for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
-        earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
+        earlier = next((one for one in drift.sightings(sighting.replica, what) if one.step <= sighting.step), None)
         if earlier is not None and (
             what is What.GRADIENT
             or (why_parameters_differ(earlier).unsynchronized or state_follows_parameters(sighting.values))
         ):
-            return DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
+            return drift.DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
     unseen, see_each = _of_unseen_steps(sighting)
-    return DriftCause(
-        name="state",
-        words=f"with equal gradients, so it was loaded or changed on some ranks only{unseen}: parameters will diverge "
-        "too",
-        fix=f"load the optimizer state on all ranks from the same file{see_each}",
-    )
+    words = f"with equal gradients, so it was loaded or changed on some ranks only{unseen}: parameters will diverge too"
+    fix = f"load the optimizer state on all ranks from the same file{see_each}"
+    return drift.DriftCause(name="state", words=words, fix=fix)
 
 
-def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
-    if excuse_of_model(replica, What.PARAMETER):
+def _first_settings(job: Job, replica: drift.ReplicaStreams) -> Problem | None:
+    if drift.excuse_of_model(replica, What.PARAMETER):
         return None
     streams = [stream for stream in replica.streams if stream.clock is StreamClock.STEP]
     last_good = None
     for step, values in sorted((at for stream in streams for at in stream.values), key=lambda at: at[0]):
-        if any(each.join for each in values) or not is_aligned(values):
+        if any(each.join for each in values) or not drift.is_aligned(values):
             continue
         different = _different_settings(values)
         if different is None:
@@ -395,14 +352,14 @@ def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
         return Problem(
             confidence=blame.confidence,
             ranks=blame.ranks,
-            hosts=hosts_of(job, blame.ranks),
+            hosts=drift.hosts_of(job, blame.ranks),
             step=step,
             summary=f"the settings of {values[0].optimizer or 'the optimizer'} differ between "
             f"{rank_list(replica.members)} at step {step}: {texts}",
             evidence=(
                 *([f"equal at step {last_good}"] if last_good is not None else []),
                 *blame.doubt,
-                *model_words(job, replica),
+                *drift.model_words(job, replica),
             ),
             fix=SAME_SETTINGS,
         )

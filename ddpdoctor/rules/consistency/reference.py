@@ -85,19 +85,14 @@ def check_repeat(trial: Trial) -> Answer:
     if rerun.step is None:
         return passed()
     since = f"since step {rerun.step}" if rerun.step else "when it is built"
-    if rerun.what is None:
-        what = rerun.name
-    else:
-        part = f" ({rerun.part})" if rerun.part else ""
+    what, tensor = rerun.name, None
+    if rerun.what is not None:
+        part, tensor = f" ({rerun.part})" if rerun.part else "", rerun.name
         what = f"the {rerun.what.value} {rerun.name}{part}, {rerun.differing} of {rerun.of} tensors"
-    return found(
-        f"a second run with the same seed differs from the first {since}: {what}",
-        ranks=rerun.ranks,
-        step=rerun.step or None,
-        tensor=rerun.name if rerun.what is not None else None,
-        evidence=(f"on {rank_list(rerun.ranks)}; this is not drift between ranks",),
-        fix="use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators",
-    )
+    summary = f"a second run with the same seed differs from the first {since}: {what}"
+    evidence = (f"on {rank_list(rerun.ranks)}; this is not drift between ranks",)
+    fix = "use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators"
+    return found(summary, ranks=rerun.ranks, step=rerun.step or None, tensor=tensor, evidence=evidence, fix=fix)
 
 
 # Our choice: an error of up to this many times the rounding error counts as none. Rounding errors of two computations
@@ -175,12 +170,11 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
         factor = f"{scale:.6g} times"
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
     if losses and all(math.isclose(one, scale * part, rel_tol=NEAR) for one, part in losses):
-        return Problem(
-            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already "
-            "takes the mean",
-            fix="return the same loss as in one process: DDP divides by the world size",
-            evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
-        )
+        why = "the loss is scaled, but DDP already takes the mean"
+        summary = f"it is {factor} the mean over ranks, and so is the loss: {why}"
+        fix = "return the same loss as in one process: DDP divides by the world size"
+        seen = f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process"
+        return Problem(summary=summary, fix=fix, evidence=(seen,))
     hooks = reference.hooked[:MAX_NAMES]
     by_hand = f", perhaps by the hooks on {', '.join(hooks)}" if hooks else ""
     return Problem(
@@ -217,10 +211,8 @@ def _weighted(step: ReferenceStep) -> Problem | None:
         )
     if max(step.weights) - min(step.weights) <= NEAR:
         factor = step.weights[0] * world
-        return Problem(
-            summary=f"one process gets {factor:.4g} times the mean over ranks: the loss is not a mean over samples",
-            fix="return a loss that is a mean over samples",
-        )
+        summary = f"one process gets {factor:.4g} times the mean over ranks: the loss is not a mean over samples"
+        return Problem(summary=summary, fix="return a loss that is a mean over samples")
     shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
     uneven = len(set(step.samples)) > 1
     return Problem(
@@ -273,12 +265,9 @@ def check_optimizer_files(facts: DiffFacts) -> Answer:
     unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
     if not unequal:
         return answer
-    others = Problem(
-        severity=Severity.INFO,
-        summary=f"values other than tensors differ: {', '.join(one.name for one in unequal[:MAX_NAMED])}",
-        evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
-        fix="compare files from the same step",
-    )
+    summary = f"values other than tensors differ: {', '.join(one.name for one in unequal[:MAX_NAMED])}"
+    evidence = tuple(_describe(facts, one) for one in unequal[:MAX_NAMED])
+    others = Problem(severity=Severity.INFO, summary=summary, evidence=evidence, fix="compare files from the same step")
     return judged([*answer.problems, others])
 
 

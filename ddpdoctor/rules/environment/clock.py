@@ -79,13 +79,10 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
             what = f"The clock of {those[0][0].host} is {worst:.1f} s ahead of the clock of {those[1][0].host}"
             hosts, evidence = tuple(dict.fromkeys(node.host for node, _ in offsets)), ()
             confidence = Confidence.LOW
+        summary = f"{what}: {consequence}"
+        fix = "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"
         yield Problem(
-            summary=f"{what}: {consequence}",
-            evidence=evidence,
-            fix="sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd",
-            severity=severity,
-            confidence=confidence,
-            hosts=hosts,
+            summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=confidence, hosts=hosts
         )
 
 
@@ -99,12 +96,9 @@ def _unsynchronized(loose: list[Node], spread: float | None) -> Iterator[Problem
         return
     now = "the clocks could not be compared" if spread is None else f"they currently agree within {spread:.2f} s"
     hosts = tuple(dict.fromkeys(node.host for node in loose))
-    yield Problem(
-        summary=f"The clock of {name_list(hosts)} is not synchronized, {'and' if spread is None else 'but'} {now}",
-        fix="sudo timedatectl set-ntp true",
-        severity=Severity.WARNING if spread is None else Severity.INFO,
-        hosts=hosts,
-    )
+    summary = f"The clock of {name_list(hosts)} is not synchronized, {'and' if spread is None else 'but'} {now}"
+    fix = "sudo timedatectl set-ntp true"
+    yield Problem(summary=summary, fix=fix, severity=Severity.WARNING if spread is None else Severity.INFO, hosts=hosts)
 
 
 @rule(

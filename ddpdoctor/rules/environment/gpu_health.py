@@ -12,21 +12,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import format_memory
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.gpus import (
-    SHARING_ALLOWED,
-    gpu_list,
-    gpu_problem,
-    in_use,
-    is_coherent,
-    is_data_center,
-    is_laptop,
-    label,
-    listed,
-    numbers,
-    ranks_on,
-    strangers,
-    verb,
-)
+from ddpdoctor.rules.environment import gpus as nvidia
 from ddpdoctor.rules.majority import Voice, compare, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
 
@@ -75,7 +61,7 @@ def _state_rule(  # noqa: PLR0913 - the columns of a row
     settled: Callable[[Node, Sequence[Gpu]], Answer | None] = lambda _node, _gpus: None,
 ) -> None:  # fmt: skip
     def check(node: Node) -> Answer:
-        gpus = [gpu for gpu in in_use(node) if is_read(gpu)]
+        gpus = [gpu for gpu in nvidia.in_use(node) if is_read(gpu)]
         if not gpus:
             return skipped(nothing)
         if answer := settled(node, gpus):
@@ -84,7 +70,7 @@ def _state_rule(  # noqa: PLR0913 - the columns of a row
         for fault in faults:
             bad = [gpu for gpu in gpus if fault.is_in(gpu)]
             what, fix = (text if isinstance(text, str) else text(bad) for text in (fault.what, fault.fix))
-            problems += gpu_problem(node, bad, what, detail=fault.detail, fix=fix, severity=fault.severity)
+            problems += nvidia.gpu_problem(node, bad, what, detail=fault.detail, fix=fix, severity=fault.severity)
         return judged(problems, seen(gpus))
 
     check.__doc__ = says
@@ -124,7 +110,7 @@ _state_rule(
     reads="NVML: ECC mode and error counters", nothing="no GPU here reports ECC",
     is_read=lambda gpu: gpu.ecc_enabled is not None,
     settled=lambda _, gpus: None
-    if any(gpu.ecc_enabled or gpu.ecc_uncorrected_volatile or is_data_center(gpu) for gpu in gpus)
+    if any(gpu.ecc_enabled or gpu.ecc_uncorrected_volatile or nvidia.is_data_center(gpu) for gpu in gpus)
     else skipped("these GPUs have no ECC, or it is off by default"),
     seen=lambda gpus: f"{_total(gpus, 'ecc_uncorrected_volatile')} uncorrected errors now, "
     f"{_total(gpus, 'ecc_uncorrected_aggregate')} in total",
@@ -134,7 +120,7 @@ _state_rule(
         GpuFault(W, lambda gpu: (gpu.ecc_corrected_volatile or 0) > MAX_CORRECTED,
               "{corrects/correct} very many memory errors: the memory is failing",
               lambda gpu: f"{gpu.ecc_corrected_volatile:,} corrected errors since the driver was loaded", REPLACE),
-        GpuFault(W, lambda gpu: gpu.ecc_enabled is False and is_data_center(gpu),
+        GpuFault(W, lambda gpu: gpu.ecc_enabled is False and nvidia.is_data_center(gpu),
               "{runs/run} without ECC: bit flips can silently corrupt the weights", lambda _: "ECC is off",
               "sudo nvidia-smi -i {ids} -e 1, then reset or reboot"),
     ),
@@ -238,8 +224,8 @@ _state_rule(
     seen=lambda gpus: f"reasons {', '.join(sorted({hex(_reasons(gpu)) for gpu in gpus}))}; "
     f"{sum(bool(_reasons(gpu) & IDLE) for gpu in gpus)} of {len(gpus)} idle",
     faults=(
-        GpuFault(E, lambda gpu: _slowdowns([gpu]) and is_data_center(gpu), _throttled, _clock, _PERFORMANCE),
-        GpuFault(W, lambda gpu: _slowdowns([gpu]) and not is_data_center(gpu), _throttled, _clock, _PERFORMANCE),
+        GpuFault(E, lambda gpu: _slowdowns([gpu]) and nvidia.is_data_center(gpu), _throttled, _clock, _PERFORMANCE),
+        GpuFault(W, lambda gpu: _slowdowns([gpu]) and not nvidia.is_data_center(gpu), _throttled, _clock, _PERFORMANCE),
         GpuFault(W, lambda gpu: _reasons(gpu) & SOFTWARE_SLOWDOWN and not _slowdowns([gpu]),
               "{is/are} throttled by the driver because of heat", _clock, COOL),
         GpuFault(I, lambda gpu: _reasons(gpu) & (POWER_CAP | SOFTWARE_SLOWDOWN) == POWER_CAP and not _slowdowns([gpu]),
@@ -257,8 +243,8 @@ _state_rule(
     faults=(
         GpuFault(W, _is_hot, f"{{is/are}} within {NEAR_SLOWDOWN_C} °C of thermal throttling",
               lambda gpu: f"{gpu.temperature_c} °C, slowdown at {gpu.slowdown_temperature_c} °C", COOL),
-        GpuFault(W, lambda gpu: _is_limited(gpu) and not is_laptop(gpu), _LOWERED, _power, _raise_power),
-        GpuFault(I, lambda gpu: _is_limited(gpu) and is_laptop(gpu), _LOWERED, _power, _raise_power),
+        GpuFault(W, lambda gpu: _is_limited(gpu) and not nvidia.is_laptop(gpu), _LOWERED, _power, _raise_power),
+        GpuFault(I, lambda gpu: _is_limited(gpu) and nvidia.is_laptop(gpu), _LOWERED, _power, _raise_power),
     ),
 )  # fmt: skip
 
@@ -282,17 +268,14 @@ def check_app_clocks(fleet: Fleet) -> Answer:
             and (gpu.app_clock_sm_mhz or 0) < (gpu.default_app_clock_sm_mhz or 0)
         ]  # fmt: skip
         if low:
-            said = (
-                f"{label(gpu)}: {gpu.app_clock_sm_mhz} MHz, default {gpu.default_app_clock_sm_mhz} MHz" for gpu in low
-            )
-            problems.append(Problem(
-                summary=f"{gpu_list(low)} {verb(low, 'has', 'have')} a lowered application clock",
-                evidence=tuple(said), fix=f"sudo nvidia-smi -rac -i {numbers(low)}", ranks=ranks_on(node, low),
-                hosts=(host,),
-            ))  # fmt: skip
+            clocks = ((gpu, gpu.app_clock_sm_mhz, gpu.default_app_clock_sm_mhz) for gpu in low)
+            evidence = tuple(f"{nvidia.label(gpu)}: {mhz} MHz, default {default} MHz" for gpu, mhz, default in clocks)
+            summary = f"{nvidia.gpu_list(low)} {'has' if len(low) == 1 else 'have'} a lowered application clock"
+            fix, ranks = f"sudo nvidia-smi -rac -i {nvidia.numbers(low)}", nvidia.ranks_on(node, low)
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks, hosts=(host,)))
     for name in dict.fromkeys(gpu.name for _, gpu in gpus):
         split = compare(
-            Voice(host=node.host, value=gpu.max_clock_sm_mhz, ranks=ranks_on(node, [gpu]))
+            Voice(host=node.host, value=gpu.max_clock_sm_mhz, ranks=nvidia.ranks_on(node, [gpu]))
             for node, gpu in gpus
             if gpu.name == name
         )
@@ -300,11 +283,8 @@ def check_app_clocks(fleet: Fleet) -> Answer:
             summary = describe(split, f"the highest clock of {name} is", words=lambda clock: f"{clock} MHz")
             fix = "compare nvidia-smi -q -d CLOCK, the driver and the VBIOS of both"
             problems.append(disagreement(split, summary, fix, ranks=split.ranks))
-    clocks = sorted({gpu.max_clock_sm_mhz for gpu in readable if gpu.max_clock_sm_mhz is not None})
-    return judged(problems, f"highest clocks of {len(readable)} GPUs: {', '.join(map(str, clocks))} MHz")
-
-
-# settings
+    highest = sorted({gpu.max_clock_sm_mhz for gpu in readable if gpu.max_clock_sm_mhz is not None})
+    return judged(problems, f"highest clocks of {len(readable)} GPUs: {', '.join(map(str, highest))} MHz")
 
 
 _SLEEPS = "{takes/take} seconds to wake after idling: persistence mode is off"
@@ -314,12 +294,12 @@ _state_rule(
     "Report data-center GPUs that the driver puts to sleep when nobody uses them.",
     reads="NVML: persistence mode; /run/nvidia-persistenced/socket", nothing="no GPU here has persistence mode",
     is_read=lambda gpu: gpu.persistence is not None,
-    settled=lambda node, _: passed("nvidia-persistenced runs") if listed(node).persistenced else None,
+    settled=lambda node, _: passed("nvidia-persistenced runs") if nvidia.listed(node).persistenced else None,
     seen=lambda gpus: f"on for {_total(gpus, 'persistence')} of {len(gpus)}",
     faults=(
-        GpuFault(W, lambda gpu: not gpu.persistence and is_data_center(gpu), _SLEEPS,
+        GpuFault(W, lambda gpu: not gpu.persistence and nvidia.is_data_center(gpu), _SLEEPS,
               lambda _: "persistence mode is off", _KEEP_AWAKE),
-        GpuFault(I, lambda gpu: not gpu.persistence and not is_data_center(gpu), _SLEEPS,
+        GpuFault(I, lambda gpu: not gpu.persistence and not nvidia.is_data_center(gpu), _SLEEPS,
               lambda _: "persistence mode is off", _KEEP_AWAKE),
     ),
 )  # fmt: skip
@@ -331,18 +311,18 @@ _state_rule(
 )  # fmt: skip
 def check_mig(node: Node) -> Answer:
     """Report GPUs in MIG mode: a process sees one slice, and slices cannot access each other's memory."""
-    gpus = [gpu for gpu in in_use(node) if gpu.mig_enabled is not None]
+    gpus = [gpu for gpu in nvidia.in_use(node) if gpu.mig_enabled is not None]
     on = [gpu for gpu in gpus if gpu.mig_enabled]
     if not on:
         return passed(f"off on {len(gpus)} GPUs") if gpus else skipped("no GPU here has MIG")
     several = len(node.ranks) > 1
-    meant = all(process.variables.get(SHARING_ALLOWED) == "1" for process in node.processes)
+    meant = all(process.variables.get(nvidia.SHARING_ALLOWED) == "1" for process in node.processes)
     consequence = (
         "ranks on slices have no NVLink, no peer access and, before NCCL 2.30.3, no NCCL"
         if several
         else "a process sees only one slice, and ranks on slices cannot access each other directly"
     )
-    problems = gpu_problem(
+    problems = nvidia.gpu_problem(
         node, on, f"{{is/are}} in MIG mode: {consequence}", detail=lambda _: "MIG is on",
         fix="sudo nvidia-smi -mig 0 -i {ids} when no process runs, or request whole GPUs",
         severity=E if several and not meant else W,
@@ -356,12 +336,12 @@ def check_mig(node: Node) -> Answer:
 )  # fmt: skip
 def check_compute_mode(node: Node) -> Answer:
     """Report GPUs whose compute mode allows no process, or no second one."""
-    gpus = [gpu for gpu in in_use(node) if gpu.compute_mode is not None]
+    gpus = [gpu for gpu in nvidia.in_use(node) if gpu.compute_mode is not None]
     if not gpus:
         return skipped("no GPU here has a compute mode")
     exclusive = [gpu for gpu in gpus if (gpu.compute_mode or "").startswith("exclusive")]
-    others = {gpu.index: [str(stranger.pid) for stranger in strangers(gpu, node)] for gpu in exclusive}
-    ranks = {gpu.index: len(ranks_on(node, [gpu])) for gpu in exclusive}
+    others = {gpu.index: [str(stranger.pid) for stranger in nvidia.strangers(gpu, node)] for gpu in exclusive}
+    ranks = {gpu.index: len(nvidia.ranks_on(node, [gpu])) for gpu in exclusive}
     only_one = "{allows/allow} only one process, "
     problems: list[Problem] = []
     for bad, what, more in (
@@ -372,14 +352,11 @@ def check_compute_mode(node: Node) -> Answer:
         ([gpu for gpu in exclusive if ranks[gpu.index] > 1], f"{only_one}but several ranks use {{it/each of them}}",
          lambda gpu: f", {ranks[gpu.index]} ranks"),
     ):  # fmt: skip
-        problems += gpu_problem(
+        problems += nvidia.gpu_problem(
             node, bad, what, detail=lambda gpu, more=more: f"compute mode {gpu.compute_mode}{more(gpu)}",  # type: ignore[misc]
             fix="sudo nvidia-smi -c 0 -i {ids}",
         )  # fmt: skip
     return judged(problems, ", ".join(sorted({gpu.compute_mode or "" for gpu in gpus})))
-
-
-# who else uses it
 
 
 @rule(
@@ -388,17 +365,17 @@ def check_compute_mode(node: Node) -> Answer:
 )  # fmt: skip
 def check_other_procs(node: Node) -> Answer:
     """Report memory on the job's GPUs that other processes hold."""
-    gpus = [gpu for gpu in in_use(node) if gpu.processes is not None or gpu.memory_used_bytes is not None]
+    gpus = [gpu for gpu in nvidia.in_use(node) if gpu.processes is not None or gpu.memory_used_bytes is not None]
     if not gpus:
         return skipped("no GPU here reports its processes")
-    is_seen = listed(node).host_pids
+    is_seen = nvidia.listed(node).host_pids
     if not is_seen:
-        gpus = [gpu for gpu in gpus if not is_coherent(gpu)]
+        gpus = [gpu for gpu in gpus if not nvidia.is_coherent(gpu)]
         if not gpus:
             return skipped("the kernel caches files in the memory of these GPUs, and their processes are not visible")
     problems, most_bytes = [], 0
     for gpu in gpus:
-        others, total = strangers(gpu, node), gpu.memory_total_bytes
+        others, total = nvidia.strangers(gpu, node), gpu.memory_total_bytes
         if is_seen:
             held = sum(other.used_bytes or 0 for other in others)
         else:  # what is beyond this job's own counts
@@ -415,16 +392,16 @@ def check_other_procs(node: Node) -> Answer:
                 f"{'memory not reported' if other.used_bytes is None else format_memory(other.used_bytes)}"
                 for other in others
             )
-            problems += gpu_problem(
+            problems += nvidia.gpu_problem(
                 node, [gpu], f"has {amount} used by other processes", detail=lambda _, said=said: said,  # type: ignore[misc]
                 fix=f"ps -fp {pids}; end leftover processes", severity=E if is_most else None,
             )  # fmt: skip
-        elif not is_seen and (is_most or (is_data_center(gpu) and held > UNSEEN_BYTES)):
+        elif not is_seen and (is_most or (nvidia.is_data_center(gpu) and held > UNSEEN_BYTES)):
             problems.append(Problem(
-                summary=f"{gpu_list([gpu])} has {amount} in use by processes that are not visible from here",
+                summary=f"{nvidia.gpu_list([gpu])} has {amount} in use by processes that are not visible from here",
                 evidence=("this process runs in a container and cannot see the host's processes",),
                 fix="run nvidia-smi on the host, outside the container, to find the processes",
-                severity=E if is_most and is_data_center(gpu) else W, confidence=Confidence.MEDIUM,
+                severity=E if is_most and nvidia.is_data_center(gpu) else W, confidence=Confidence.MEDIUM,
             ))  # fmt: skip
     most = f"at most {format_memory(most_bytes)} of a GPU"
     return judged(
@@ -438,14 +415,14 @@ def check_other_procs(node: Node) -> Answer:
 )  # fmt: skip
 def check_zombie_ctx(node: Node) -> Answer:
     """Report GPU memory that is in use although no process is on the GPU."""
-    if not listed(node).host_pids:
+    if not nvidia.listed(node).host_pids:
         return skipped("the host's processes are not visible from this container")
-    gpus = [gpu for gpu in in_use(node) if not gpu.mig_enabled and not is_coherent(gpu)]
+    gpus = [gpu for gpu in nvidia.in_use(node) if not gpu.mig_enabled and not nvidia.is_coherent(gpu)]
     readable = [gpu for gpu in gpus if gpu.processes is not None and gpu.memory_used_bytes is not None]
     if not readable:
         return skipped("no GPU here reports both its memory and its processes")
     free = [gpu for gpu in readable if not gpu.processes]
-    problems = gpu_problem(
+    problems = nvidia.gpu_problem(
         node, [gpu for gpu in free if (gpu.memory_used_bytes or 0) > UNSEEN_BYTES],
         "{has/have} memory in use but no process: a killed process still holds it",
         detail=lambda gpu: f"{format_memory(gpu.memory_used_bytes or 0)} in use, no process listed",

@@ -173,11 +173,6 @@ def numbers(gpus: Iterable[Gpu]) -> str:
     return ",".join(str(gpu.index) for gpu in gpus)
 
 
-def verb(gpus: Sequence[object], one: str, many: str) -> str:
-    """Return the verb's form for one GPU or for several."""
-    return one if len(gpus) == 1 else many
-
-
 def label(gpu: Gpu) -> str:
     """Return "GPU 2 (NVIDIA H100 80GB HBM3, 0000:52:00.0)"."""
     said = [word for word in (gpu.name, gpu.bus_id) if word]
@@ -199,18 +194,13 @@ def gpu_problem(
     """
     if not gpus:
         return []
-    problem = Problem(
-        summary=f"{gpu_list(gpus)} {_fill(what, gpus)}",
-        evidence=tuple(f"{label(gpu)}: {detail(gpu)}" for gpu in gpus),
-        fix=_fill(fix, gpus).replace("{ids}", numbers(gpus)),
-        severity=severity,
-        ranks=ranks_on(node, gpus),
-    )
-    return [problem]
+    summary, fix = f"{gpu_list(gpus)} {_fill(what, gpus)}", _fill(fix, gpus).replace("{ids}", numbers(gpus))
+    evidence = tuple(f"{label(gpu)}: {detail(gpu)}" for gpu in gpus)
+    return [Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, ranks=ranks_on(node, gpus))]
 
 
 def _fill(text: str, gpus: Sequence[object]) -> str:
-    return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: verb(gpus, *forms.groups()), text)
+    return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: forms[1 if len(gpus) == 1 else 2], text)
 
 
 # How opening a device file ends if a container or a batch system denies it to this process.
@@ -279,12 +269,9 @@ def _unlisted(gpus: Gpus) -> Iterator[Problem]:
             confidence = Confidence.MEDIUM
         else:
             continue
-        yield Problem(
-            summary=f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken",
-            evidence=(evidence,),
-            fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing",
-            confidence=confidence,
-        )
+        summary = f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken"
+        fix = f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing"
+        yield Problem(summary=summary, evidence=(evidence,), fix=fix, confidence=confidence)
 
 
 def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Problem]:
@@ -293,11 +280,9 @@ def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Proble
     count = len(visible.devices)
     is_clear = torch is not None and torch.cuda is not None and not any(gpu.mig_enabled for gpu in gpus.devices)
     if torch is not None and is_clear and torch.device_count < count and not any(gpu.error for gpu in gpus.devices):
-        yield Problem(
-            summary=f"torch sees {torch.device_count} of {count} GPUs that NVML lists",
-            evidence=(torch.cuda_error,) if torch.cuda_error else (),
-            fix='python -c "import torch; torch.cuda.init()" shows the CUDA error',
-        )
+        summary = f"torch sees {torch.device_count} of {count} GPUs that NVML lists"
+        fix = 'python -c "import torch; torch.cuda.init()" shows the CUDA error'
+        yield Problem(summary=summary, evidence=(torch.cuda_error,) if torch.cuda_error else (), fix=fix)
     values = {process.variables.get(VARIABLE) for process in node.processes}
     if not node.ranks or len(values) > 1 or any(sees_its_own(process) for process in node.processes):
         return
@@ -305,19 +290,14 @@ def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Proble
     if not count or (visible.entries and count == 1):
         return  # cvd-valid and dup-gpu judge these
     if ranks > count:
-        yield Problem(
-            summary=f"{ranks} ranks but only {count_of(count, 'GPU')} here: {ranks - count} ranks have no "
-            "cuda:LOCAL_RANK",
-            evidence=(f"LOCAL_WORLD_SIZE is {ranks}",),
-            fix=f"--nproc-per-node={count}; or, for a CPU job, export CUDA_VISIBLE_DEVICES=",
-            ranks=tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count),
-        )
+        few = f"{ranks} ranks but only {count_of(count, 'GPU')} here"
+        summary = f"{few}: {ranks - count} ranks have no cuda:LOCAL_RANK"
+        fix = f"--nproc-per-node={count}; or, for a CPU job, export CUDA_VISIBLE_DEVICES="
+        without = tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count)
+        yield Problem(summary=summary, evidence=(f"LOCAL_WORLD_SIZE is {ranks}",), fix=fix, ranks=without)
     elif ranks < count:
-        yield Problem(
-            summary=f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle",
-            fix=f"use --nproc-per-node={count} to use all GPUs",
-            severity=Severity.INFO,
-        )
+        summary = f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle"
+        yield Problem(summary=summary, fix=f"use --nproc-per-node={count} to use all GPUs", severity=Severity.INFO)
 
 
 @rule(
@@ -331,34 +311,32 @@ def check_cvd_valid(node: Node) -> Answer:
     having = [process for process in processes if VARIABLE in process.variables]
     if not having:
         return skipped(f"{VARIABLE} is not set")
-    problems = [found for process in having for found in _judge_value(process, gpus)]
+    problems, count = [], len(gpus.devices)
+    for process in having:
+        visible, ranks = visible_to(process, gpus), ranks_of([process])
+        value = f"{VARIABLE}={process.variables[VARIABLE]}"
+        if visible.on_purpose:
+            fix = f"unset {VARIABLE} if the job should use GPUs"
+            summary = f"{value} hides all {count} GPUs"
+            problems.append(Problem(summary=summary, fix=fix, severity=Severity.INFO, ranks=ranks))
+            continue
+        if visible.repeated:
+            what = "names a device twice, so CUDA shows no device at all"
+            evidence = f"named twice: {', '.join(visible.repeated)}"
+        elif visible.bad_entry is not None and (visible.bad_entry != "-1" or visible.hidden):
+            ignored = f"{visible.bad_entry or 'an empty entry'}, which is not a device here: CUDA ignores it"
+            what = f"names {ignored} and all later entries, and shows {len(visible.devices)}"
+            evidence = f"there are {count} GPUs: 0 to {count - 1}"
+        else:
+            continue
+        kept: dict[str, str] = {}  # the entries that name a device, each once
+        for given in visible.entries:
+            for device in read_visible(given, keys_of(gpus)).devices:
+                kept.setdefault(device, given)
+        fix = f"export {VARIABLE}={','.join(kept.values() or (str(gpu.index) for gpu in gpus.devices))}"
+        problems.append(Problem(summary=f"{value} {what}", evidence=(evidence,), fix=fix, ranks=ranks))
     shown = ", ".join(dict.fromkeys(f"{VARIABLE}={process.variables[VARIABLE]}" for process in having))
-    return judged(problems, f"{shown} of {len(gpus.devices)} GPUs")
-
-
-def _judge_value(process: NodeProcess, gpus: Gpus) -> Iterator[Problem]:
-    visible, count = visible_to(process, gpus), len(gpus.devices)
-    value, ranks = f"{VARIABLE}={process.variables[VARIABLE]}", ranks_of([process])
-    if visible.on_purpose:
-        fix = f"unset {VARIABLE} if the job should use GPUs"
-        yield Problem(summary=f"{value} hides all {count} GPUs", fix=fix, severity=Severity.INFO, ranks=ranks)
-        return
-    if visible.repeated:
-        what = "names a device twice, so CUDA shows no device at all"
-        evidence = f"named twice: {', '.join(visible.repeated)}"
-    elif visible.bad_entry is not None and (visible.bad_entry != "-1" or visible.hidden):
-        entry, shown = visible.bad_entry or "an empty entry", len(visible.devices)
-        what = f"names {entry}, which is not a device here: CUDA ignores it and all later entries, and shows {shown}"
-        evidence = f"there are {count} GPUs: 0 to {count - 1}"
-    else:
-        return
-    kept: dict[str, str] = {}  # the entries that name a device, each once
-    for given in visible.entries:
-        for device in read_visible(given, keys_of(gpus)).devices:
-            kept.setdefault(device, given)
-    right = kept.values() or [str(gpu.index) for gpu in gpus.devices]
-    fix = f"export {VARIABLE}={','.join(right)}"
-    yield Problem(summary=f"{value} {what}", evidence=(evidence,), fix=fix, ranks=ranks)
+    return judged(problems, f"{shown} of {count} GPUs")
 
 
 SHARED_NAMED = 4  # how many shared devices are named one by one
@@ -412,11 +390,11 @@ def _sharing(shared: dict[str, list[tuple[Node, NodeProcess]]]) -> Problem:
     first = users[0][1]
     place = f"{VARIABLE}={first.variables.get(VARIABLE, '(not set)')}, local rank {first.local_rank}"
     refuses = "" if is_allowed else ", which NCCL does not allow"
+    in_script = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script'
     return Problem(
         summary=f"Several ranks use one GPU{refuses}: {'; '.join(named)}",
         evidence=(f"rank {first.rank}: {place}: {device}",),
-        fix=f"set the same {VARIABLE} with all GPUs for every rank on a node, and call "
-        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
+        fix=f"set the same {VARIABLE} with all GPUs for every rank on a node, and call {in_script}",
         severity=Severity.WARNING if is_allowed else None,
         ranks=ranks_of(process for users in shared.values() for _, process in users),
         hosts=tuple(dict.fromkeys(node.host for users in shared.values() for node, _ in users)),
@@ -516,23 +494,21 @@ def check_dstate(node: Node) -> Answer:
     stuck = need(node.stuck_processes)
     long = [process for process in stuck if (process.seconds or 0.0) >= LONG_S]
     short = [process for process in stuck if process not in long]
-    problems = [
-        Problem(
-            summary=f"{', '.join(dict.fromkeys(each.name for each in those))} {verb(those, 'hangs', 'hang')} inside "
-            f"the NVIDIA driver, {words}",
-            evidence=tuple(
+    problems = []
+    for those, words, severity, confidence in (
+        (long, "and its GPU is unlikely to recover", None, Confidence.HIGH),
+        (short, "for at least a second", Severity.WARNING, Confidence.MEDIUM),
+    ):
+        if those:
+            names = ", ".join(dict.fromkeys(process.name for process in those))
+            summary = f"{names} {'hangs' if len(those) == 1 else 'hang'} inside the NVIDIA driver, {words}"
+            evidence = tuple(
                 f"pid {process.pid} ({process.name}) in {process.wchan or 'an unknown function'}, for "
                 + ("an unknown time" if process.seconds is None else f"at least {process.seconds:.0f} s")
                 for process in those
-            ),
-            fix="sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process",
-            severity=severity,
-            confidence=confidence,
-        )
-        for those, words, severity, confidence in (
-            (long, "and its GPU is unlikely to recover", None, Confidence.HIGH),
-            (short, "for at least a second", Severity.WARNING, Confidence.MEDIUM),
-        )
-        if those
-    ]
+            )
+            fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process"
+            problems.append(
+                Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=confidence)
+            )
     return judged(problems, f"{len(stuck)} processes hang in the driver")

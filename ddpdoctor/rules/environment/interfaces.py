@@ -8,33 +8,18 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import grouped, name_list
+from ddpdoctor.rules import network as net
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.launch import ONE_NODE, has_several_nodes, ranks_of
 from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
-from ddpdoctor.rules.network import (
-    MARKS,
-    NCCL_FAMILIES,
-    best_interface,
-    choose,
-    export,
-    find_setting,
-    is_bridge,
-    is_ignored,
-    is_tunnel,
-    match_nccl,
-    network_ports,
-    parse_gloo_names,
-    parse_nccl_list,
-)
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.node import Fleet, Interface, Network, Node, NodeProcess
-    from ddpdoctor.rules.network import Choice, Pick, Setting
 
-    Chosen = tuple[tuple[Node, Network, Choice], ...]
+    Chosen = tuple[tuple[Node, Network, net.Choice], ...]
 
 
 # For each library, the variable that overrides its own choice.
@@ -45,10 +30,10 @@ SHOWN = 8  # how many nodes are named one by one
 def choices_of(fleet: Fleet) -> Chosen:
     """Return what each node would use; nodes whose interfaces could not be read are left out."""
     readings = fleet.each(lambda node: node.network)
-    return tuple((node, network, choose(node, network)) for node, network in readings if network.interfaces)
+    return tuple((node, network, net.choose(node, network)) for node, network in readings if network.interfaces)
 
 
-def first_picks(chosen: Chosen) -> Iterator[tuple[str, Node, Network, Pick]]:
+def first_picks(chosen: Chosen) -> Iterator[tuple[str, Node, Network, net.Pick]]:
     """Yield, by library and node, the interface whose address the others get."""
     for node, network, choice in chosen:
         for library, picks in (("NCCL", choice.nccl), ("Gloo", choice.gloo or ())):
@@ -68,55 +53,20 @@ def check_iface_agree(fleet: Fleet) -> Answer:
         return skipped(ONE_NODE)
     chosen = choices_of(fleet)
     problems = [problem for pick in first_picks(chosen) for problem in _unreachable(*pick)]
-    problems += [problem for choice in chosen for problem in _spare_bridge(*choice)]
+    for node, network, choice in chosen:
+        rdma = known(node.rdma)
+        bridges = [pick for pick in choice.nccl[1:] if net.is_bridge(pick.interface.name)]
+        if bridges and not (rdma is not None and net.network_ports(node, rdma)):  # only over TCP it uses several
+            names = ", ".join(dict.fromkeys(map(str, bridges)))
+            summary = f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges"
+            evidence: tuple[str, ...] = (f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",)
+            fix, severity = f"{net.export(VARIABLES['NCCL'], network)} on all nodes", Severity.WARNING
+            hosts: tuple[str, ...] = (node.host,)
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, hosts=hosts))
     seen = [f"{node.host}: {choice}" for node, _, choice in chosen[:SHOWN]]
     if len(chosen) > SHOWN:
         seen.append(f"and {len(chosen) - SHOWN} more nodes")
-    return judged([*problems, *_same_address(chosen), *_link_local(chosen)], "; ".join(seen))
-
-
-def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Iterator[Problem]:
-    name, variable = pick.interface.name, VARIABLES[library]
-    by_name = library == "Gloo" and not node.first.variables.get(variable)
-    if pick.ip.is_loopback and not by_name:
-        what = "which is loopback: the other nodes would connect to themselves"
-    elif is_bridge(name):
-        what = "a bridge for containers or virtual machines on the host: other nodes cannot reach it"
-    elif is_tunnel(name):
-        what = "which looks like a VPN: it is slow, or does not reach the other nodes"
-    else:
-        return
-    setting, names = find_setting(node, node.first, variable), known(node.names)
-    why = f"{variable} is not set" if setting is None else str(setting)
-    if setting is None and library == "Gloo" and names is not None:
-        why = f"the host name resolves to {', '.join(names.own.addresses) or names.own.error}"
-    yield Problem(
-        summary=f"{library} would use {name} ({pick.ip}), {what}",
-        evidence=(why,),
-        fix=f"{export(variable, network)} on all nodes",
-        severity=Severity.WARNING if is_tunnel(name) else None,
-        hosts=(node.host,),
-    )
-
-
-def _spare_bridge(node: Node, network: Network, choice: Choice) -> Iterator[Problem]:
-    """Yield a problem if NCCL would send data over a bridge too. It does so only with TCP."""
-    rdma = known(node.rdma)
-    bridges = [pick for pick in choice.nccl[1:] if is_bridge(pick.interface.name)]
-    if not bridges or (rdma is not None and network_ports(node, rdma)):
-        return
-    names = ", ".join(dict.fromkeys(str(pick) for pick in bridges))
-    yield Problem(
-        summary=f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges",
-        evidence=(f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",),
-        fix=f"{export(VARIABLES['NCCL'], network)} on all nodes",
-        severity=Severity.WARNING,
-        hosts=(node.host,),
-    )
-
-
-def _same_address(chosen: Chosen) -> Iterator[Problem]:
-    """Yield every address that two hosts would give to the others. Loopback is reported elsewhere."""
+    # Addresses that two hosts would give to the others; loopback is reported elsewhere
     holders = grouped(
         ((library, str(pick.ip)), (node, network, pick))
         for library, node, network, pick in first_picks(chosen)
@@ -125,28 +75,43 @@ def _same_address(chosen: Chosen) -> Iterator[Problem]:
     for (library, address), held in holders.items():
         hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
         if len(hosts) > 1:
-            yield Problem(
-                summary=f"{library} would use the same address {address} on {name_list(hosts)}",
-                evidence=tuple(f"{node.host}: {pick}" for node, _, pick in held[:4]),
-                fix=f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique",
-                hosts=hosts,
+            summary = f"{library} would use the same address {address} on {name_list(hosts)}"
+            evidence = tuple(f"{node.host}: {pick}" for node, _, pick in held[:4])
+            fix = (
+                f"{net.export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique"
             )
-
-
-def _link_local(chosen: Chosen) -> Iterator[Problem]:
-    """Yield nodes with a link-local address, which works on their own cable only, if others have a real one."""
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, hosts=hosts))
+    # Link-local addresses work on their own cable only, which matters if others have a real one.
     for library, variable in VARIABLES.items():
         picks = [(node, network, pick) for name, node, network, pick in first_picks(chosen) if name == library]
         local = [pick for pick in picks if pick[2].ip.is_link_local]
         if local and len(local) < len(picks):
-            hosts = tuple(node.host for node, _, _ in local)
-            yield Problem(
-                summary=f"{library} would use a link-local address on {name_list(hosts)}, but not on "
-                f"{len(picks) - len(local)} others",
-                evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
-                fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",
-                hosts=hosts,
-            )
+            hosts, real = tuple(node.host for node, _, _ in local), len(picks) - len(local)
+            summary = f"{library} would use a link-local address on {name_list(hosts)}, but not on {real} others"
+            evidence = tuple(f"{node.host}: {pick}" for node, _, pick in local[:4])
+            fix = f"{net.export(variable, local[0][1])}, or give {local[0][2].interface.name} an address"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, hosts=hosts))
+    return judged(problems, "; ".join(seen))
+
+
+def _unreachable(library: str, node: Node, network: Network, pick: net.Pick) -> Iterator[Problem]:
+    name, variable = pick.interface.name, VARIABLES[library]
+    by_name = library == "Gloo" and not node.first.variables.get(variable)
+    if pick.ip.is_loopback and not by_name:
+        what = "which is loopback: the other nodes would connect to themselves"
+    elif net.is_bridge(name):
+        what = "a bridge for containers or virtual machines on the host: other nodes cannot reach it"
+    elif net.is_tunnel(name):
+        what = "which looks like a VPN: it is slow, or does not reach the other nodes"
+    else:
+        return
+    setting, names = net.find_setting(node, node.first, variable), known(node.names)
+    why = f"{variable} is not set" if setting is None else str(setting)
+    if setting is None and library == "Gloo" and names is not None:
+        why = f"the host name resolves to {', '.join(names.own.addresses) or names.own.error}"
+    summary, fix = f"{library} would use {name} ({pick.ip}), {what}", f"{net.export(variable, network)} on all nodes"
+    severity = Severity.WARNING if net.is_tunnel(name) else None
+    yield Problem(summary=summary, evidence=(why,), fix=fix, severity=severity, hosts=(node.host,))
 
 
 @rule(
@@ -192,11 +157,11 @@ def check_ifname_exists(node: Node) -> Answer:
     network = need(node.network)
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
-    found: dict[Setting, NodeProcess] = {}  # each value once
+    found: dict[net.Setting, NodeProcess] = {}  # each value once
     for process in node.processes:
         for name in (NCCL, GLOO, TENSORPIPE):
-            setting = find_setting(node, process, name)
-            if setting is None or is_ignored(setting.value) or (name in EXACT and setting.path is not None):
+            setting = net.find_setting(node, process, name)
+            if setting is None or net.is_ignored(setting.value) or (name in EXACT and setting.path is not None):
                 continue  # only NCCL reads files
             found.setdefault(setting, process)
     if not found:
@@ -206,27 +171,23 @@ def check_ifname_exists(node: Node) -> Answer:
     return judged(problems, f"{', '.join(dict.fromkeys(map(str, found)))}; there are {there}")
 
 
-def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
+def _judge(network: Network, process: NodeProcess, setting: net.Setting) -> Iterator[Problem]:
     if setting.name == NCCL:
-        wanted = parse_nccl_list(setting.value)
+        wanted = net.parse_nccl_list(setting.value)
         fitting = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
         evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
         if not fitting:
             what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
-            best = best_interface(network) or "INTERFACE"
-            yield Problem(
-                summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
-                evidence=evidence,
-                fix=f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}",
-                ranks=ranks_of([process]),
-                kind=setting.kind,
-            )
+            best = net.best_interface(network) or "INTERFACE"
+            summary = f'{setting}: {what}, so NCCL fails with "no socket interface found"'
+            fix = f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks_of([process]), kind=setting.kind)
         elif wanted.marked:
             first, *others = setting.value.split(",")
-            with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
+            with_marks_once = ",".join([first, *(other.lstrip(net.MARKS) for other in others)])
+            misread = f"{wanted.marked[0]} is read as a name"
             yield Problem(
-                summary=f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a "
-                "name",
+                summary=f"{setting}: NCCL reads ^ and = only before the first name, so {misread}",
                 evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
                 fix=f"export {NCCL}={with_marks_once}",
                 severity=Severity.WARNING,
@@ -234,22 +195,20 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
                 kind=setting.kind,
             )
         return
-    names = parse_gloo_names(setting.value) if setting.name == GLOO else (setting.value,)
+    names = net.parse_gloo_names(setting.value) if setting.name == GLOO else (setting.value,)
     there = {interface.name for interface in network.interfaces}
     wrong = [name for name in names if name not in there]
     if wrong:
+        summary = f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}"
+        evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
         yield Problem(
-            summary=f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}",
-            evidence=(f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",),
-            fix=export(setting.name, network),
-            ranks=ranks_of([process]),
+            summary=summary, evidence=evidence, fix=net.export(setting.name, network), ranks=ranks_of([process])
         )
 
 
-def _why_not(name: str, setting: Setting, there: set[str]) -> str:
-
+def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:
     library = "Gloo" if setting.name == GLOO else "TensorPipe"
-    if name[:1] and name[0] in MARKS:
+    if name[:1] and name[0] in net.MARKS:
         return f"{name[0]} is NCCL syntax, but {library} reads it as part of the name"
     if not name.strip():
         return "the list has an empty name"
@@ -275,10 +234,10 @@ def check_iface_up(node: Node) -> Answer:
     network = need(node.network)
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
-    choice = choose(node, network)
+    choice = net.choose(node, network)
     of_nccl, of_gloo = _text(node, NCCL), _text(node, GLOO)
     # Unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left
-    wanted = parse_nccl_list(of_nccl)
+    wanted = net.parse_nccl_list(of_nccl)
     problems = [
         _down("NCCL", interface, network, f"{NCCL}={of_nccl}", severity=Severity.WARNING if choice.nccl else None)
         for interface in (network.interfaces if wanted.entries and not wanted.exclude else ())
@@ -289,7 +248,7 @@ def check_iface_up(node: Node) -> Answer:
     by_name = {interface.name: interface for interface in network.interfaces}
     problems += [
         _down("Gloo", by_name[name], network, f"{GLOO}={of_gloo}")
-        for name in parse_gloo_names(of_gloo)
+        for name in net.parse_gloo_names(of_gloo)
         if name in by_name and not (by_name[name].addresses and by_name[name].running)
     ]
     if not of_gloo:
@@ -299,8 +258,8 @@ def check_iface_up(node: Node) -> Answer:
 
 
 def _text(node: Node, name: str) -> str:
-    setting = find_setting(node, node.first, name)
-    return "" if setting is None or is_ignored(setting.value) else setting.value
+    setting = net.find_setting(node, node.first, name)
+    return "" if setting is None or net.is_ignored(setting.value) else setting.value
 
 
 def _down(
@@ -313,18 +272,15 @@ def _down(
     else:
         state = "has no address"
     name = interface.name
-    others = best_interface(network)
+    others = net.best_interface(network)
     variable = NCCL if library == "NCCL" else GLOO
     mend = f"ip link set dev {name} up" if not interface.up else f"ip address show dev {name}"
     carrier = {True: "carrier", False: "no carrier", None: "unknown carrier"}[interface.carrier]
     addresses = ", ".join(interface.addresses) or "no address"
     facts = f"{'up' if interface.up else 'down'}, state {interface.operstate}, {carrier}, {addresses}"
-    return Problem(
-        summary=f"{library} would use {name}, which {state}",
-        evidence=(f"{name}: {facts}", why),
-        fix=mend + (f", or export {variable}={others}" if others not in {None, name} else ""),
-        severity=severity,
-    )
+    summary = f"{library} would use {name}, which {state}"
+    fix = mend + (f", or export {variable}={others}" if others not in {None, name} else "")
+    return Problem(summary=summary, evidence=(f"{name}: {facts}", why), fix=fix, severity=severity)
 
 
 @rule(
@@ -335,49 +291,43 @@ def _down(
 def check_v4v6(fleet: Fleet) -> Answer:
     """Report that some nodes use IPv4 and others IPv6."""
     chosen = choices_of(fleet)
-    problems = [problem for library in VARIABLES for problem in _mixed(library, chosen)]
+    problems = []
+    for library in VARIABLES:
+        picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
+        split = compare_nodes((node, pick.ip.version) for node, pick in picks)
+        if split is not None:
+            fix = "export NCCL_SOCKET_FAMILY=AF_INET on all nodes"
+            if library == "Gloo":
+                one_family = "give the host names addresses of one family on all nodes"
+                fix = f"{one_family}, or set GLOO_SOCKET_IFNAME to an interface"
+            use = describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
+            evidence = tuple(f"{node.host}: {pick}" for node, pick in picks if node.host in split.hosts)[:4]
+            problems.append(disagreement(split, f"{use}: they cannot connect to each other", fix, evidence=evidence))
     problems += _master_families(fleet)
     for node, network, _ in chosen:
-        setting = find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
-        family = NCCL_FAMILIES.get(setting.value) if setting is not None else None
+        setting = net.find_setting(node, node.first, "NCCL_SOCKET_FAMILY")
+        family = net.NCCL_FAMILIES.get(setting.value) if setting is not None else None
         if setting is None or family is None:
             continue
-        if all(pick.ip.is_loopback for pick in match_nccl(network, "^lo", family)):
-            there = (
-                f"{interface.name}: {', '.join(interface.addresses) or 'no address'}"
-                for interface in network.interfaces[:8]
-            )
-            problems.append(Problem(
-                summary=f"{setting}: no interface of the node has an IPv{family} address", evidence=tuple(there),
-                fix=setting.removal, hosts=(node.host,),
-            ))  # fmt: skip
+        if all(pick.ip.is_loopback for pick in net.match_nccl(network, "^lo", family)):
+            those = ((interface.name, ", ".join(interface.addresses)) for interface in network.interfaces[:8])
+            there = (f"{name}: {addresses or 'no address'}" for name, addresses in those)
+            summary = f"{setting}: no interface of the node has an IPv{family} address"
+            problems.append(Problem(summary=summary, evidence=tuple(there), fix=setting.removal, hosts=(node.host,)))
     nodes = "one node" if len(chosen) == 1 else f"{len(chosen)} nodes"
     families = sorted({f"{library} IPv{pick.ip.version}" for library, _, _, pick in first_picks(chosen)})
     return judged(problems, f"{', '.join(families) or 'no address'} on {nodes}")
 
 
-def _mixed(library: str, chosen: Chosen) -> Iterator[Problem]:
-    picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
-    split = compare_nodes((node, pick.ip.version) for node, pick in picks)
-    if split is None:
-        return
-    fix = "export NCCL_SOCKET_FAMILY=AF_INET on all nodes"
-    if library == "Gloo":
-        fix = "give the host names addresses of one family on all nodes, or set GLOO_SOCKET_IFNAME to an interface"
-    use = describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
-    evidence = tuple(f"{node.host}: {pick}" for node, pick in picks if node.host in split.hosts)[:4]
-    yield disagreement(split, f"{use}: they cannot connect to each other", fix, evidence=evidence)
-
-
 def _master_families(fleet: Fleet) -> Iterator[Problem]:
     """Yield nodes that resolve the master to a family that other nodes lack, or that is switched off here."""
-    read = [(node, known(node.network), known(node.names)) for node in fleet.nodes]
-    found = [(node, network, names.master) for node, network, names in read if names is not None]
-    families = [
-        (node, network, {ipaddress.ip_address(address.partition("%")[0]).version for address in one.addresses})
-        for node, network, one in found
-        if one is not None and one.addresses
-    ]
+    families = []
+    for node in fleet.nodes:
+        names = known(node.names)
+        addresses = names.master.addresses if names is not None and names.master is not None else ()
+        if addresses:
+            versions = {ipaddress.ip_address(address.partition("%")[0]).version for address in addresses}
+            families.append((node, known(node.network), versions))
     if families and not set.intersection(*(versions for _, _, versions in families)):
         split = compare_nodes((node, " and ".join(f"IPv{one}" for one in sorted(those))) for node, _, those in families)
         if split is not None:
@@ -385,9 +335,7 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
             yield disagreement(split, describe(split, "the master's name has"), fix)
     for node, network, versions in families:
         if versions == {6} and network is not None and network.ipv6_disabled:
-            yield Problem(
-                summary="the master's name resolves only to IPv6 addresses, but IPv6 is disabled",
-                evidence=("/proc/sys/net/ipv6/conf/all/disable_ipv6 is 1",),
-                fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
-                hosts=(node.host,),
-            )
+            summary = "the master's name resolves only to IPv6 addresses, but IPv6 is disabled"
+            evidence = ("/proc/sys/net/ipv6/conf/all/disable_ipv6 is 1",)
+            fix = "sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, hosts=(node.host,))

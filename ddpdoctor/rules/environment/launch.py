@@ -5,20 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model import launch as env
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.launch import (
-    OTHER_RANK_VARIABLES,
-    RANK_VARIABLES,
-    NodeCount,
-    by_torchrun,
-    expand_counts,
-    expand_hosts,
-    in_slurm_step,
-    is_loopback,
-    nodes_range,
-    read_node_count,
-    text_of,
-)
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import count_of, first_names, grouped, name_list, rank_list, verb
@@ -46,21 +34,21 @@ def show_variables(process: NodeProcess, names: Iterable[str]) -> str:
     return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
 
 
-def count_nodes(fleet: Fleet) -> NodeCount | None:
+def count_nodes(fleet: Fleet) -> env.NodeCount | None:
     """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
     counts = []
     for _, process in fleet.processes():
-        count, slurm_nodes = read_node_count(process), process.number("SLURM_NNODES")
+        count, slurm_nodes = env.read_node_count(process), process.number("SLURM_NNODES")
         if count is None and slurm_nodes is not None and process.number("SLURM_NODEID") is not None:
             # A batch script runs here, and `srun` will start ranks on all nodes of its job. The shell of `salloc` on a
             # login node has no SLURM_NODEID, because that host is not part of the job.
-            count = NodeCount(nodes=slurm_nodes, source=f"SLURM_NNODES is {slurm_nodes}")
+            count = env.NodeCount(nodes=slurm_nodes, source=f"SLURM_NNODES is {slurm_nodes}")
         if count is not None:
             counts.append(count)
     if fleet.gathered:
-        counts.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
+        counts.append(env.NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
-        counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
+        counts.append(env.NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
     return max(counts, key=lambda count: count.nodes, default=None)
 
 
@@ -133,28 +121,24 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 )  # fmt: skip
 def check_env_complete(node: Node) -> Answer:
     """Report a rank that has only some of the variables that `init_process_group` reads."""
-    found = [process for process in node.processes if any(name in process.variables for name in RANK_VARIABLES)]
+    found = [process for process in node.processes if any(name in process.variables for name in env.RANK_VARIABLES)]
     if not found:
         return skipped(NO_LAUNCHER)
-    problems = [*_no_numbers(found), *_missing_variables(found)]
-    return judged(problems, show_variables(found[0], RANK_VARIABLES))
-
-
-def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
-    """Yield one problem for each value that Python's int(), which torch uses, does not accept."""
-    texts = grouped(((name, text_of(process, name)), process) for name in _NUMBERS for process in processes)
+    problems = []
+    texts = grouped(((name, env.text_of(process, name)), process) for name in _NUMBERS for process in found)
     for (name, text), those in texts.items():
         try:
-            int(text or "0")
+            int(text or "0")  # as torch does
         except ValueError:
             summary = f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError"
-            yield Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those))
+            problems.append(Problem(summary=summary, fix=f"export {name} as an integer", ranks=ranks_of(those)))
+    return judged([*problems, *_missing_variables(found)], show_variables(found[0], env.RANK_VARIABLES))
 
 
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
     by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
-        missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
+        missing = tuple(name for name in env.RANK_VARIABLES if not env.text_of(process, name))
         # A script may export the others before it starts the ranks.
         prepares = "RANK" in missing and ("WORLD_SIZE" in missing or _numbered_by_others(process))
         if missing and (not prepares or any(name in process.variables for name in missing)):
@@ -174,7 +158,7 @@ def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
             summary=f"{name_list(missing)} {'is' if len(missing) == 1 else 'are'} not set: init_process_group fails "
             f'with "environment variable {missing[0]} expected, but not set"',
             evidence=(
-                f"set variables: {show_variables(first, RANK_VARIABLES)}",
+                f"set variables: {show_variables(first, env.RANK_VARIABLES)}",
                 *(f"{name} is empty, which counts as unset" for name in empty),
             ),
             fix="start the ranks with torchrun, or in each process: "
@@ -185,7 +169,7 @@ def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
 
 
 def _numbered_by_others(process: NodeProcess) -> bool:
-    return any(name in process.variables for name in (*OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
+    return any(name in process.variables for name in (*env.OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
 
 
 @rule(
@@ -204,12 +188,12 @@ def check_env_range(node: Node) -> Answer:
 
 def _range_names(process: NodeProcess) -> tuple[str, ...]:
     names = [name for low, high, _ in _BELOW for name in (low, high)]
-    return tuple(name for name in (*names, *_PORTS) if text_of(process, name))
+    return tuple(name for name in (*names, *_PORTS) if env.text_of(process, name))
 
 
 def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
     ranks = ranks_of([process])
-    static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
+    static = env.text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
     for name, size_name, noun in _BELOW:
         if name == "PET_NODE_RANK" and not static:
             continue  # only the static rendezvous reads it, but operators always set it
@@ -225,12 +209,8 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
             yield Problem(summary=summary, evidence=evidence, fix=f"{fix}, or raise {size_name}", ranks=ranks)
     local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
     if local is not None and world is not None and local > world >= 1:
-        yield Problem(
-            summary=f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the "
-            "job",
-            fix="export WORLD_SIZE as the total number of ranks on all nodes",
-            ranks=ranks,
-        )
+        summary = f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the job"
+        yield Problem(summary=summary, fix="export WORLD_SIZE as the total number of ranks on all nodes", ranks=ranks)
     for name in _PORTS:
         port = process.number(name)
         if port is None or 1 <= port <= MAX_PORT or (port == 0 and world == 1):
@@ -243,7 +223,6 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
 
 # Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution).
 _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
-
 SHOWN = 4  # how many ranks are named
 
 
@@ -258,21 +237,9 @@ def check_rank_set(fleet: Fleet) -> Answer:
         return skipped("no launcher was seen, so there is only one process")
     if fleet.world_size is None:
         return skipped("the launcher does not report the number of ranks")
-    problems = [*_missing_ranks(fleet, fleet.world_size)]
-    if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
-        problems += misnumbered(fleet, fleet.world_size)
+    problems = [*_missing_ranks(fleet, fleet.world_size), *_misnumbered(fleet, fleet.world_size)]
+    if fleet.launcher is Launcher.NNODES:
         return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
-    problems += _twice(fleet, fleet.world_size)
-    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < fleet.world_size]
-    if outside:
-        high = tuple(sorted({rank for _, rank in outside}))
-        problems.append(Problem(
-            summary=f"{rank_list(high)} {verb(high, 'is', 'are')} out of range: ranks range from 0 to "
-            f"{fleet.world_size - 1}",
-            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
-            ranks=high,
-            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
-        ))  # fmt: skip
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
     seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
     return judged(problems, seen)
@@ -305,22 +272,17 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
     silent = [host for host in hosts if host not in answered]
     whereabouts = [f"no message from {name_list(silent)}"] if silent else []
     whereabouts += [f"these answered: {name_list(answered)}"] if answered else []
-    yield Problem(
-        summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
-        evidence=(*whereabouts, *fleet.problems),
-        fix=fix,
-        ranks=tuple(missing),
-        hosts=hosts,
-    )
+    summary = f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}"
+    yield Problem(summary=summary, evidence=(*whereabouts, *fleet.problems), fix=fix, ranks=tuple(missing), hosts=hosts)
 
 
 def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
     """Return the host of every task of the step, with the names that the nodes use for themselves."""
     first = next((process for _, process in fleet.processes()), None)
-    if first is None or text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
+    if first is None or env.text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
         return {}
     try:
-        hosts = expand_hosts(text_of(first, "SLURM_STEP_NODELIST"))
+        hosts = env.expand_hosts(env.text_of(first, "SLURM_STEP_NODELIST"))
     except ValueError:
         return {}
     counts = _tasks_by_node(first)
@@ -331,55 +293,48 @@ def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
     return {rank: known_as.get(host, host) for rank, host in enumerate(each)}
 
 
-def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
-    claims = grouped((process.rank, (node, process)) for node, process in fleet.processes() if process.rank is not None)
-    doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
-    if not doubled:
-        return
-    unclaimed = [rank for rank in range(size) if rank not in claims and rank not in fleet.missing]
-    evidence = [  # a few processes for each of the first few ranks
-        f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"
-        for rank, those in list(doubled.items())[:SHOWN]
-    ]
-    yield Problem(
-        summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} used by more than one process, so the job hangs",
-        evidence=(*evidence, *([f"no process has {rank_list(unclaimed)}"] if unclaimed else [])),
-        fix="give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task",
-        ranks=tuple(doubled),
-        hosts=tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those)),
-    )
-
-
 NODE_RANK = "PET_NODE_RANK"  # torchrun reads --node-rank from this variable. It stands for that option here too.
 
 
-def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
-    """Yield node numbers that several nodes claim, and numbers that are not below ``size``."""
-    numbers = ((node.first.number(NODE_RANK), node.host) for node in fleet.nodes if node.processes)
-    claims = dict(sorted(grouped((number, host) for number, host in numbers if number is not None).items()))
-    doubled = {number: hosts for number, hosts in claims.items() if len(hosts) > 1}
+def _misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
+    """Yield numbers of ranks, or of nodes, that several claim, and numbers that are not below ``size``."""
+    by_nodes = fleet.launcher is Launcher.NNODES  # it counts nodes, and RANK may be set all the same
+    if by_nodes:
+        noun, who, hangs, limit = "node", "host", "hangs or fails", "--nnodes on all nodes"
+        fix = f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID"
+        numbers = [(node.first.number(NODE_RANK), node.host, node.host) for node in fleet.nodes if node.processes]
+        numbers.sort(key=lambda said: said[0] or 0)
+    else:
+        noun, who, hangs, limit = "rank", "process", "hangs", "WORLD_SIZE on all ranks"
+        fix = "give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task"
+        numbers = [
+            (process.rank, node.host, f"process {process.pid} on {node.host}") for node, process in fleet.processes()
+        ]
+    claims = grouped((number, (host, claimant)) for number, host, claimant in numbers if number is not None)
+    doubled = {number: those for number, those in sorted(claims.items()) if len(those) > 1}
     if doubled:
-        nobody = [number for number in range(size) if number not in claims]
+        names, most = (name_list, None) if by_nodes else (first_names, SHOWN)
+        evidence = [
+            f"{noun} {number}: {names([claimant for _, claimant in those])}"
+            for number, those in list(doubled.items())[:most]
+        ]
+        missing = () if by_nodes else fleet.missing
+        nobody = [number for number in range(size) if number not in claims and number not in missing]
         yield Problem(
-            summary=f"{rank_list(doubled, 'node')} {verb(doubled, 'is', 'are')} used by more than one host, so the job "
-            "hangs or fails",
-            evidence=(
-                *(f"node {number}: {name_list(tuple(hosts))}" for number, hosts in doubled.items()),
-                *([f"no host has {rank_list(nobody, 'node')}"] if nobody else []),
-            ),
-            fix=f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",
+            summary=f"{rank_list(doubled, noun)} {verb(doubled, 'is', 'are')} used by more than one {who}, so the job "
+            f"{hangs}",
+            evidence=(*evidence, *([f"no {who} has {rank_list(nobody, noun)}"] if nobody else [])),
+            fix=fix,
             ranks=tuple(doubled),
-            hosts=tuple(dict.fromkeys(host for hosts in doubled.values() for host in hosts)),
+            hosts=tuple(dict.fromkeys(host for those in doubled.values() for host, _ in those)),
         )
-    outside = {number: hosts for number, hosts in claims.items() if not 0 <= number < size}
+    outside = sorted(number for number in claims if not 0 <= number < size)
     if outside:
-        yield Problem(
-            summary=f"{rank_list(outside, 'node')} {verb(outside, 'is', 'are')} out of range: nodes range from 0 to "
-            f"{size - 1}",
-            fix="number the nodes from 0, or raise --nnodes on all nodes",
-            ranks=tuple(outside),
-            hosts=tuple(dict.fromkeys(host for hosts in outside.values() for host in hosts)),
-        )
+        are_outside = f"{rank_list(outside, noun)} {verb(outside, 'is', 'are')} out of range"
+        summary = f"{are_outside}: {noun}s range from 0 to {size - 1}"
+        fix = f"number the {noun}s from 0, or raise {limit}"
+        hosts = tuple(dict.fromkeys(host for number, host, _ in numbers if number in outside))
+        yield Problem(summary=summary, fix=fix, ranks=tuple(outside), hosts=hosts)
 
 
 # Interfaces that network plugins create on the machine itself, not inside its pods.
@@ -399,67 +354,56 @@ _SHOWN = (
 )  # fmt: skip
 def check_k8s(node: Node) -> Answer:
     """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job."""
-    if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
+    if not any(env.text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is not a Kubernetes pod")
-    names, network = known(node.names), known(node.network)
-    problems = [*_overruled(node), *_network_faults(node.first, names, network)]
-    return judged(problems, show_variables(node.first, _SHOWN) or "a pod without an operator's variables")
-
-
-def _overruled(node: Node) -> Iterator[Problem]:
-    process = node.first
-    if not by_torchrun(process):
-        return
-    groups, asked = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
-    ranks = ranks_of(node.processes)
-    if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
-        alone = groups == 1 and asked[1] > 1
-        yield Problem(
-            summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')}, but torchrun counts {groups}: "
-            + ("each pod trains alone" if alone else "its command line overrules the operator"),
-            evidence=(f"GROUP_WORLD_SIZE is {groups}",),
-            fix="remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES",
-            ranks=ranks,
-        )
-    local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
-    if local is not None and wanted is not None and local != wanted:
-        yield Problem(
-            summary=f"the operator set PET_NPROC_PER_NODE={wanted}, but torchrun started {local} on this pod",
-            evidence=(f"LOCAL_WORLD_SIZE is {local}",),
-            fix="remove --nproc-per-node from torchrun's command, or set the job's numProcPerNode (nprocPerNode) to "
-            f"{local}",
-            ranks=ranks,
-        )
+    process, ranks, problems = node.first, ranks_of(node.processes), []
+    if env.by_torchrun(process):  # which the operator's variables were meant for
+        groups, asked = process.number("GROUP_WORLD_SIZE"), env.nodes_range(env.text_of(process, "PET_NNODES"))
+        if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
+            alone = groups == 1 and asked[1] > 1
+            effect = "each pod trains alone" if alone else "its command line overrules the operator"
+            set_to = env.text_of(process, "PET_NNODES")
+            summary = f"the operator set PET_NNODES={set_to}, but torchrun counts {groups}: {effect}"
+            evidence = (f"GROUP_WORLD_SIZE is {groups}",)
+            fix = "remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks))
+        local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
+        if local is not None and wanted is not None and local != wanted:
+            summary = f"the operator set PET_NPROC_PER_NODE={wanted}, but torchrun started {local} on this pod"
+            evidence = (f"LOCAL_WORLD_SIZE is {local}",)
+            job = f"set the job's numProcPerNode (nprocPerNode) to {local}"
+            fix = f"remove --nproc-per-node from torchrun's command, or {job}"
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks))
+    problems += _network_faults(process, known(node.names), known(node.network))
+    return judged(problems, show_variables(process, _SHOWN) or "a pod without an operator's variables")
 
 
 def _network_faults(process: NodeProcess, names: Names | None, network: Network | None) -> Iterator[Problem]:
     master = names.master if names is not None else None
-    if master is not None and master.error is not None and not is_loopback(master.name):
+    if master is not None and master.error is not None and not env.is_loopback(master.name):
         service = master.name.partition(".")[2].partition(".")[0] or master.name
         patch = '{"spec":{"publishNotReadyAddresses":true}}'
-        variables = [name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if text_of(process, name)]
-        yield Problem(
-            summary=f"the master's name {master.name} does not resolve in this pod: no service publishes it",
-            evidence=(master.error, *(f"{name}={text_of(process, name)}" for name in variables[:1])),
-            fix=f"kubectl patch service {service} -p '{patch}'",
-        )
+        variables = [
+            name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if env.text_of(process, name)
+        ]
+        summary = f"the master's name {master.name} does not resolve in this pod: no service publishes it"
+        evidence = (master.error, *(f"{name}={env.text_of(process, name)}" for name in variables[:1]))
+        yield Problem(summary=summary, evidence=evidence, fix=f"kubectl patch service {service} -p '{patch}'")
     if network is None:
         return
     if network.mesh_proxy:
-        yield Problem(
-            summary="Istio's proxy intercepts all connections of this pod: ranks connect but then hang",
-            evidence=("Istio's proxy listens on ports 15001 and 15006",),
-            fix='give the pods the annotation sidecar.istio.io/inject: "false"',
-        )
+        summary = "Istio's proxy intercepts all connections of this pod: ranks connect but then hang"
+        fix = 'give the pods the annotation sidecar.istio.io/inject: "false"'
+        yield Problem(summary=summary, evidence=("Istio's proxy listens on ports 15001 and 15006",), fix=fix)
     own = names.own.addresses if names is not None else ()
     hosts = [interface.name for interface in network.interfaces if interface.name.startswith(HOST_INTERFACES)]
-    if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(is_loopback, own)):
+    if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(env.is_loopback, own)):
+        default = network.default_interface or "INTERFACE"
         yield Problem(
             summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
             "other ranks a loopback address",
             evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {own[0]}"),
-            fix="fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME="
-            f"{network.default_interface or 'INTERFACE'} in the pod",
+            fix=f"fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME={default} in the pod",
         )
 
 
@@ -475,7 +419,9 @@ _SHOWN_OF_SLURM = (
 
 def _tasks_by_node(process: NodeProcess) -> tuple[int, ...]:
     try:
-        return expand_counts(text_of(process, "SLURM_STEP_TASKS_PER_NODE") or text_of(process, "SLURM_TASKS_PER_NODE"))
+        return env.expand_counts(
+            env.text_of(process, "SLURM_STEP_TASKS_PER_NODE") or env.text_of(process, "SLURM_TASKS_PER_NODE")
+        )
     except ValueError:
         return ()
 
@@ -496,66 +442,51 @@ def check_slurm_shape(node: Node) -> Answer:
     if not found:
         return skipped(NOT_SLURM)
     problems = [problem for shape in found for problem in _misshapen(*shape)]
-    if not problems and not any(in_slurm_step(process) or by_torchrun(process) for process, _, _ in found):
+    if not problems and not any(env.in_slurm_step(process) or env.by_torchrun(process) for process, _, _ in found):
         return skipped(NO_STEP)
     return judged(problems, show_variables(found[0][0], _SHOWN_OF_SLURM))
 
 
 def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
     """Judge the tasks and nodes of the step, or of the whole job if no step was started."""
-    in_step, ranks, counts = in_slurm_step(process), ranks_of([process]), _tasks_by_node(process)
+    in_step, ranks, counts = env.in_slurm_step(process), ranks_of([process]), _tasks_by_node(process)
     job_nodes = process.number("SLURM_JOB_NUM_NODES")  # inside a step, SLURM_NNODES is not the job's
     if job_nodes is None:
         with contextlib.suppress(ValueError):
-            job_nodes = len(expand_hosts(text_of(process, "SLURM_JOB_NODELIST")))
-    if by_torchrun(process):
+            job_nodes = len(env.expand_hosts(env.text_of(process, "SLURM_JOB_NODELIST")))
+    if env.by_torchrun(process):
         local = process.number("LOCAL_WORLD_SIZE")
         most = max(counts, default=-(-tasks // max(nodes, 1))) if in_step else None
         yield from _torchrun(process, nodes, job_nodes or nodes, most)
     else:
         here = process.number("SLURM_NODEID")
         local = counts[here] if in_step and here is not None and 0 <= here < len(counts) else None
-        if in_step and tasks > 1:
-            yield from _tasks_as_ranks(process, tasks, nodes)
+    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
+    if in_step and tasks > 1 and not env.by_torchrun(process):  # each task is a rank
+        if world is not None and world != tasks and (tasks != nodes or rank is not None):
+            more = f"they wait for {world - tasks} ranks that never start"
+            consequence = more if world > tasks else "there are more tasks than ranks"
+            summary = f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}"
+            by_node = "start torchrun once on each node: srun --ntasks-per-node=1 torchrun …"
+            fix = f"export WORLD_SIZE=$SLURM_NTASKS in each task, or {by_node}"
+            severity = None if rank is not None else Severity.WARNING
+            evidence = (show_variables(process, _SHOWN_OF_SLURM),)
+            yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, ranks=ranks)
+        if rank is not None and task is not None and rank != task:
+            summary = "RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes"
+            evidence = (f"RANK is {rank} and SLURM_PROCID is {task}",)
+            fix = "export RANK=$SLURM_PROCID in each task, not in the batch script"
+            yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks)
     gpus = process.number("SLURM_GPUS_ON_NODE")
     if local is not None and gpus is not None and local > gpus >= 1:
-        yield Problem(
-            summary=f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}",
-            evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
-            fix=f"--gpus-per-node={local}, or at most {gpus} ranks per node",
-            severity=Severity.WARNING,
-            ranks=ranks,
-        )
+        summary = f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}"
+        evidence = (f"SLURM_GPUS_ON_NODE is {gpus}",)
+        fix = f"--gpus-per-node={local}, or at most {gpus} ranks per node"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks)
     if in_step and tasks > 1 and job_nodes is not None and nodes < job_nodes:
-        yield Problem(
-            summary=f"the step runs on {nodes} of the {job_nodes} nodes of the job",
-            fix=f"srun --nodes={job_nodes} …, if all nodes should train",
-            severity=Severity.INFO,
-            ranks=ranks,
-        )
-
-
-def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
-    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
-    if world is not None and world != tasks and (tasks != nodes or rank is not None):
-        more = f"they wait for {world - tasks} ranks that never start"
-        consequence = more if world > tasks else "there are more tasks than ranks"
-        yield Problem(
-            summary=f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}",
-            evidence=(show_variables(process, _SHOWN_OF_SLURM),),
-            fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
-            "srun --ntasks-per-node=1 torchrun …",
-            severity=None if rank is not None else Severity.WARNING,
-            ranks=ranks_of([process]),
-        )
-    if rank is not None and task is not None and rank != task:
-        yield Problem(
-            summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
-            evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
-            fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
-            severity=Severity.WARNING,
-            ranks=ranks_of([process]),
-        )
+        summary = f"the step runs on {nodes} of the {job_nodes} nodes of the job"
+        fix = f"srun --nodes={job_nodes} …, if all nodes should train"
+        yield Problem(summary=summary, fix=fix, severity=Severity.INFO, ranks=ranks)
 
 
 def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: int | None) -> Iterator[Problem]:
@@ -576,13 +507,8 @@ def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: 
         what = f"the job has {job_nodes} nodes, but torchrun uses one: {why}"
     else:
         return
-    yield Problem(
-        summary=what,
-        evidence=evidence,
-        fix="srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …",
-        severity=Severity.WARNING,
-        ranks=ranks_of([process]),
-    )
+    fix = "srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …"
+    yield Problem(summary=what, evidence=evidence, fix=fix, severity=Severity.WARNING, ranks=ranks_of([process]))
 
 
 @rule(
@@ -591,13 +517,13 @@ def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: 
 )  # fmt: skip
 def check_srun_cpus(node: Node) -> Answer:
     """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`."""
-    tasks = [process for process in node.processes if in_slurm_step(process)]
+    tasks = [process for process in node.processes if env.in_slurm_step(process)]
     if not tasks:
         return skipped(NO_STEP if any("SLURM_JOB_ID" in process.variables for process in node.processes) else NOT_SLURM)
     asked = tasks[0].number("SLURM_CPUS_PER_TASK")
     if asked is None:
         return skipped("the job did not request a number of CPUs per task")
-    if by_torchrun(tasks[0]):
+    if env.by_torchrun(tasks[0]):
         fewest, short = len({cpu for process in tasks for cpu in process.cpus}), tasks
     else:
         fewest = min(len(process.cpus) for process in tasks)
@@ -610,7 +536,7 @@ def check_srun_cpus(node: Node) -> Answer:
         "loader workers"
     )
     fix = f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}"
-    evidence = (f"SRUN_CPUS_PER_TASK is {text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",)
+    evidence = (f"SRUN_CPUS_PER_TASK is {env.text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",)
     return found(summary, seen, evidence=evidence, fix=fix, ranks=ranks_of(short))
 
 
@@ -621,9 +547,9 @@ def check_srun_cpus(node: Node) -> Answer:
 )  # fmt: skip
 def check_gpus_per_task(node: Node) -> Answer:
     """Report tasks of a Slurm step that see fewer GPUs than their local rank needs."""
-    tasks = [process for process in node.processes if in_slurm_step(process) and not by_torchrun(process)]
+    tasks = [process for process in node.processes if env.in_slurm_step(process) and not env.by_torchrun(process)]
     if not tasks:
-        started = any(by_torchrun(process) for process in node.processes)
+        started = any(env.by_torchrun(process) for process in node.processes)
         return skipped("torchrun assigns the GPUs" if started else NOT_SLURM)
     torch = known(node.torch)
     unset = torch.device_count if torch is not None and torch.import_error is None else None
@@ -646,16 +572,10 @@ def check_gpus_per_task(node: Node) -> Answer:
     if not short:
         return passed(words)
     process, visible = short[-1]
-    count = process.number("SLURM_GPUS_ON_NODE")
+    count, sees = process.number("SLURM_GPUS_ON_NODE"), f"each task sees only {count_of(visible, 'GPU')}"
+    summary = f"{sees}, so cuda:LOCAL_RANK does not exist in the later tasks of a node"
+    named = ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
-    return found(
-        f"each task sees only {count_of(visible, 'GPU')}, so cuda:LOCAL_RANK does not exist in the later "
-        "tasks of a node",
-        words,
-        evidence=(
-            show_variables(process, ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")),
-        ),
-        fix=f"srun {gpus} instead of --gpus-per-task, or torch.cuda.set_device(0) in each task",
-        confidence=Confidence.MEDIUM,
-        ranks=ranks_of(process for process, _ in short),
-    )
+    fix = f"srun {gpus} instead of --gpus-per-task, or torch.cuda.set_device(0) in each task"
+    evidence, ranks = (show_variables(process, named),), ranks_of(process for process, _ in short)
+    return found(summary, words, evidence=evidence, fix=fix, confidence=Confidence.MEDIUM, ranks=ranks)

@@ -26,7 +26,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Node, SharedMemory, Volume
+    from ddpdoctor.model.node import Node, SharedMemory
 
 
 # Our choice: what training images and batch systems commonly set. A loader that shares tensors by file descriptor holds
@@ -136,39 +136,33 @@ def check_somaxconn(node: Node) -> Answer:
 def check_disk(node: Node) -> Answer:
     """Report a full or broken folder for temporary files, for caches, or for the job's output."""
     volumes = need(node.limits).volumes
-    problems = [problem for volume in volumes for problem in _judge_volume(volume)]
-    seen = []
+    problems, seen = [], []
     for volume in volumes:
         speed = f", writes {number(volume.write_mb_s)} MB/s" if volume.write_mb_s is not None else ""
         closed = "" if volume.writable else ", not writable"
         state = volume.error or f"{format_about(volume.free_bytes)} left{closed}{speed}"
         seen.append(f"{volume.path}: {state}")
-    return judged(problems, "; ".join(seen) or "no file system was seen")
-
-
-def _judge_volume(volume: Volume) -> Iterator[Problem]:
-    place = f"{volume.path} ({volume.purpose})"
-    free = f"free space: du -xh --max-depth=1 {volume.path}"
-    elsewhere = "export TMPDIR=/path/on/another/disk" if volume.temporary else free
-    if volume.error:
-        yield Problem(
-            summary=f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}",
-            fix=f"check its server or mount: grep {volume.path} /proc/mounts",
-        )
-    elif not volume.writable:
+        place, evidence, severity = f"{volume.path} ({volume.purpose})", "", None
+        fix = f"free space: du -xh --max-depth=1 {volume.path}"
         if volume.temporary:
-            yield Problem(summary=f"{place} is not writable", fix=elsewhere)
-    elif volume.free_bytes < MIN_FREE_BYTES:
-        summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} left for this user"
-        left = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"
-        yield Problem(summary=summary, evidence=(left,), fix=elsewhere)
-    elif volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
-        yield Problem(
-            summary=f"{place} is slow: less than {number(SLOW_MB_S)} MB/s reach the device",
-            evidence=(f"{number(volume.write_mb_s)} MB/s",),
-            fix="write checkpoints to a faster disk",
-            severity=Severity.INFO,
-        )
+            fix = "export TMPDIR=/path/on/another/disk"
+        if volume.error:
+            summary = f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}"
+            fix = f"check its server or mount: grep {volume.path} /proc/mounts"
+        elif not volume.writable and volume.temporary:
+            summary = f"{place} is not writable"
+        elif volume.writable and volume.free_bytes < MIN_FREE_BYTES:
+            summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} left for this user"
+            evidence = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"
+        elif volume.writable and volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
+            summary = f"{place} is slow: less than {number(SLOW_MB_S)} MB/s reach the device"
+            evidence, severity = f"{number(volume.write_mb_s)} MB/s", Severity.INFO
+            fix = "write checkpoints to a faster disk"
+        else:
+            continue
+        said = (evidence,) if evidence else ()
+        problems.append(Problem(summary=summary, evidence=said, fix=fix, severity=severity))
+    return judged(problems, "; ".join(seen) or "no file system was seen")
 
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -204,12 +198,11 @@ def check_shm(node: Node) -> Answer:
     problems = [*_small_shm(shm, software.container if software else None, seen)]
     if stale:
         large = shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes
-        problems.append(Problem(
-            summary="/dev/shm has leftover files of dead processes",
-            evidence=(f"{format_about(shm.stale_bytes)} in {count_of(len(stale), 'file')} of torch and NCCL",),
-            fix=f"rm {' '.join(stale[:NAMED_FILES])}" + (" …" if len(stale) > NAMED_FILES else ""),
-            severity=None if large else Severity.INFO,
-        ))  # fmt: skip
+        summary = "/dev/shm has leftover files of dead processes"
+        evidence = (f"{format_about(shm.stale_bytes)} in {count_of(len(stale), 'file')} of torch and NCCL",)
+        fix = f"rm {' '.join(stale[:NAMED_FILES])}" + (" …" if len(stale) > NAMED_FILES else "")
+        severity = None if large else Severity.INFO
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity))
     return judged(problems, seen)
 
 
@@ -222,23 +215,23 @@ def _small_shm(shm: SharedMemory, container: str | None, seen: str) -> Iterator[
         fix = f"{container} run --shm-size=16g (or --ipc=host)"
     else:
         fix = "sudo mount -o remount,size=16G /dev/shm"
+    severity = None
     if not shm.volume.writable:
         summary = "/dev/shm is not writable: loader workers and NCCL cannot share memory"
         yield Problem(summary=summary, fix="sudo chmod 1777 /dev/shm", severity=Severity.ERROR)
-    elif total <= DOCKER_SHM_BYTES:
+        return
+    if total <= DOCKER_SHM_BYTES:
         what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than the container default"
-        yield Problem(
-            summary=f"/dev/shm has {format_about(total)}, {what}: too little for loader workers and NCCL (bus errors)",
-            evidence=(seen,),
-            fix=fix,
-            severity=Severity.ERROR if workers or total < DOCKER_SHM_BYTES else None,
-        )
+        summary = f"/dev/shm has {format_about(total)}, {what}: too little for loader workers and NCCL (bus errors)"
+        severity = Severity.ERROR if workers or total < DOCKER_SHM_BYTES else None
     elif total < least:
         summary = f"/dev/shm has {format_about(total)}: loader workers and NCCL need {format_about(least)}"
-        yield Problem(summary=summary, evidence=(seen,), fix=fix)
     elif shm.volume.free_bytes < DOCKER_SHM_BYTES:
         summary = f"/dev/shm is full: less than {format_about(DOCKER_SHM_BYTES)} of {format_about(total)} is left"
-        yield Problem(summary=summary, evidence=(seen,), fix="run `ls -lS /dev/shm | head` to find the large files")
+        fix = "run `ls -lS /dev/shm | head` to find the large files"
+    else:
+        return
+    yield Problem(summary=summary, evidence=(seen,), fix=fix, severity=severity)
 
 
 @rule(
@@ -267,18 +260,16 @@ def check_mem_limit(node: Node) -> Answer:
     problems, seen = [], ", ".join(words)
     left, of_what = min(amounts, key=lambda amount: amount[0])
     if left < MEMORY_PER_RANK_BYTES * ranks_here(node):
-        problems.append(Problem(
-            summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}",
-            evidence=(f"{format_about(left)} left for {ranks_words(node)}", seen),
-            fix="raise the job's memory limit, or end other processes: ps aux --sort=-rss | head",
-        ))  # fmt: skip
+        summary = f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}"
+        evidence = (f"{format_about(left)} left for {ranks_words(node)}", seen)
+        fix = "raise the job's memory limit, or end other processes: ps aux --sort=-rss | head"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
     if limits.oom_kills:
         times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
-        problems.append(Problem(
-            summary="The OOM killer was active before under the current memory limit",
-            evidence=(f"it killed {times} since the cgroup was created", seen),
-            fix="raise the memory limit, or use fewer loader workers and smaller batches",
-        ))  # fmt: skip
+        summary = "The OOM killer was active before under the current memory limit"
+        evidence = (f"it killed {times} since the cgroup was created", seen)
+        fix = "raise the memory limit, or use fewer loader workers and smaller batches"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
     return judged(problems, seen)
 
 

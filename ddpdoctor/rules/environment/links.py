@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.words import first_names, name_list, rank_list
+from ddpdoctor.model.words import first_names, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.gpus import (
-    gpu_list,
-    gpu_problem,
-    in_use,
-    is_board,
-    is_data_center,
-    listed,
-    wrong_copies,
-)
+from ddpdoctor.rules.environment import gpus as nvidia
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.network import network_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
@@ -101,27 +93,22 @@ def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Probl
     if not pci.virtual_machine and upper is not None and width < widest:
         model = pci.models.get(mine.bus_id)  # without a name, a VGA card is one for desktops and laptops
         is_consumer = "GeForce" in model if model else mine.device_class >> 8 == VGA
-        yield Problem(
-            summary=f"{where} has only {width} of {widest} lanes: transfers take {widest // width} times as long",
-            evidence=(
-                f"{lower.bus_id}: current_link_width {width}, max_link_width {lower.max_width}",
-                f"the port above it: max_link_width {upper.max_width}",
-            ),
-            fix=f"reseat the card and its riser, then check again: lspci -vvs {lower.bus_id} | grep Lnk",
-            severity=Severity.WARNING if is_consumer else Severity.ERROR,
-        )
+        summary = f"{where} has only {width} of {widest} lanes: transfers take {widest // width} times as long"
+        own = f"{lower.bus_id}: current_link_width {width}, max_link_width {lower.max_width}"
+        above = f"the port above it: max_link_width {upper.max_width}"
+        fix = f"reseat the card and its riser, then check again: lspci -vvs {lower.bus_id} | grep Lnk"
+        severity = Severity.WARNING if is_consumer else Severity.ERROR
+        yield Problem(summary=summary, evidence=(own, above), fix=fix, severity=severity)
     elif pci.virtual_machine or upper is None or (lower is mine and is_gpu(mine)):
         if lower is mine:
             yield from _beside_peers(pci, mine, devices)
     elif speed is not None and fastest is not None and speed < fastest:
         if is_gpu(mine) and mine.speed_gt_s is not None and mine.speed_gt_s < fastest:
             return  # bridges above an idle consumer GPU slow down with it
-        yield Problem(
-            summary=f"{where} runs at {speed:g} of {fastest:g} GT/s",
-            evidence=(f"{lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",),
-            fix="check the slot's PCIe generation in the BIOS, and reseat the card and its riser",
-            severity=Severity.WARNING,
-        )
+        summary = f"{where} runs at {speed:g} of {fastest:g} GT/s"
+        evidence = (f"{lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",)
+        fix = "check the slot's PCIe generation in the BIOS, and reseat the card and its riser"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.WARNING)
 
 
 def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterator[Problem]:
@@ -135,13 +122,13 @@ def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterat
     faster = [peer for peer in peers if (peer.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
     if wider:
         most_lanes, virtual = max(device.width or 0 for device in wider), pci.virtual_machine
-        yield Problem(
-            summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have "
-            f"{most_lanes}",
-            evidence=(f"wider: {', '.join(device.bus_id for device in wider[:4])}",),
-            fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
-            severity=Severity.WARNING if virtual else Severity.INFO,
-        )
+        has = f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes"
+        summary = f"{has}, but others of its model have {most_lanes}"
+        evidence = (f"wider: {', '.join(device.bus_id for device in wider[:4])}",)
+        fix, severity = "use a slot with more lanes if there is one", Severity.INFO
+        if virtual:
+            fix, severity = "ask your provider for another machine", Severity.WARNING
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
     elif mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
         highest = max(device.speed_gt_s or 0 for device in faster)
         yield Problem(
@@ -171,39 +158,25 @@ def _is_virtual(node: Node) -> bool:
 )  # fmt: skip
 def check_nvlink(node: Node) -> Answer:
     """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs."""
-    gpus = [gpu for gpu in listed(node).devices if gpu.nvlinks]
+    gpus = [gpu for gpu in nvidia.listed(node).devices if gpu.nvlinks]
     if not gpus:
         return skipped("no GPU here has NVLink")
     problems: list[Problem] = []
-    for name in dict.fromkeys(gpu.name for gpu in gpus):
-        problems += _judge_links(node, [gpu for gpu in gpus if gpu.name == name])
+    for alike in grouped((gpu.name, gpu) for gpu in gpus).values():
+        most, board = max(map(_active, alike)), nvidia.is_board(alike[0])
+        fewer = [gpu for gpu in alike if _active(gpu) < most and (board or _active(gpu))]
+        what = "{has/have} NVLinks that are down, which slows all ranks on the node"
+        fix = "nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r"
+        severity = None if board else Severity.WARNING
+        problems += nvidia.gpu_problem(node, fewer, what, detail=_links, fix=fix, severity=severity)
+        if board and len(alike) > 1 and all(_active(gpu) == most < len(gpu.nvlinks or ()) for gpu in alike):
+            what = f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe"
+            fix = f"nvidia-smi nvlink -s; {MANAGER}"
+            severity = Severity.WARNING if most or _is_virtual(node) else None
+            problems += nvidia.gpu_problem(node, alike, what, detail=_links, fix=fix, severity=severity)
     counts = ", ".join(sorted({f"{_active(gpu)} of {len(gpu.nvlinks or ())}" for gpu in gpus}))
     errors = sum(link.errors or 0 for gpu in gpus for link in gpu.nvlinks or ())
     return judged(problems, f"{counts} links active, {errors} link errors")
-
-
-def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
-    most = max(_active(gpu) for gpu in gpus)
-    board = is_board(gpus[0])
-    fewer = [gpu for gpu in gpus if _active(gpu) < most and (board or _active(gpu))]
-    yield from gpu_problem(
-        node,
-        fewer,
-        "{has/have} NVLinks that are down, which slows all ranks on the node",
-        detail=_links,
-        fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
-        severity=None if board else Severity.WARNING,
-    )
-    everywhere = [gpu for gpu in gpus if _active(gpu) == most and most < len(gpu.nvlinks or ())]
-    if board and len(gpus) > 1 and len(everywhere) == len(gpus):
-        yield from gpu_problem(
-            node,
-            gpus,
-            f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe",
-            detail=_links,
-            fix=f"nvidia-smi nvlink -s; {MANAGER}",
-            severity=Severity.WARNING if most or _is_virtual(node) else None,
-        )
 
 
 def _active(gpu: Gpu) -> int:
@@ -221,16 +194,16 @@ def _links(gpu: Gpu) -> str:
 )  # fmt: skip
 def check_fabric(node: Node) -> Answer:
     """Report GPUs behind NVSwitches that the fabric manager has not set up."""
-    gpus = listed(node)
+    gpus = nvidia.listed(node)
     pci = known(node.pci)
     devices = pci.devices if pci is not None else ()
     switches = sum(1 for device in devices if device.vendor == NVIDIA and device.device_class >> 8 == NVSWITCH_CLASS)
     members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
-    if not members and not (switches and any(is_data_center(gpu) for gpu in gpus.devices)):
+    if not members and not (switches and any(nvidia.is_data_center(gpu) for gpu in gpus.devices)):
         return skipped("there are no NVSwitches and no GPU fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
-    problems = gpu_problem(
+    problems = nvidia.gpu_problem(
         node,
         [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"],
         '{is/are} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
@@ -258,13 +231,13 @@ def check_fabric(node: Node) -> Answer:
 )  # fmt: skip
 def check_p2p(node: Node) -> Answer:
     """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`)."""
-    wrong = wrong_copies(node)
-    gpus = {gpu.index: gpu for gpu in in_use(node)}
-    pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
+    wrong = nvidia.wrong_copies(node)
+    gpus = {gpu.index: gpu for gpu in nvidia.in_use(node)}
+    pairs = [pair for pair in nvidia.listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
     if not pairs and not wrong:
         return skipped("there is only one GPU" if len(gpus) < 2 else "NVML does not report pairs")
     # On a board NVLink joins all pairs; for bridges only NVML's status shows it.
-    joined = {index for index, gpu in gpus.items() if is_board(gpu) and _active(gpu) > 0}
+    joined = {index for index, gpu in gpus.items() if nvidia.is_board(gpu) and _active(gpu) > 0}
     linked = [pair for pair in pairs if {pair.first, pair.second} <= joined]
     near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
     refused = {pair: why for pair in near if (why := _refusal(node, pair, gpus)) is not None}
@@ -273,12 +246,10 @@ def check_p2p(node: Node) -> Answer:
     problems = []
     if wrong:
         members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
-        problems.append(Problem(
-            summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
-            evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
-            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
-            severity=Severity.ERROR,
-        ))  # fmt: skip
+        summary = f"Copies between {nvidia.gpu_list(members)} arrive wrong or not at all"
+        evidence = tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8])
+        fix = "export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.ERROR))
     problems += _refusals(node, refused, linked, gpus)
     return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
 
@@ -299,7 +270,9 @@ def _refusals(
     node: Node, refused: dict[GpuPair, str], linked: list[GpuPair], gpus: dict[int, Gpu]
 ) -> Iterator[Problem]:
     by_pcie = [pair for pair in refused if pair not in linked]
-    servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
+    servers = [
+        pair for pair in by_pcie if nvidia.is_data_center(gpus[pair.first]) and nvidia.is_data_center(gpus[pair.second])
+    ]
     for pairs, words, fix, severity in (
         ([pair for pair in refused if pair in linked], "although they are connected by NVLink",
          f"nvidia-smi topo -p2p n; {MANAGER}", Severity.ERROR),
@@ -313,12 +286,9 @@ def _refusals(
             continue
         members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
         whys = dict.fromkeys(refused[pair] for pair in pairs)
-        yield Problem(
-            summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
-            evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
-            fix=fix,
-            severity=severity,
-        )
+        summary = f"{nvidia.gpu_list(members)} cannot access each other's memory directly, {words}"
+        evidence = (f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",)
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
 
 
 SHOWN = 4  # How many bridges or ranks are named. If there are more, their number follows.
@@ -341,7 +311,7 @@ def check_acs_iommu(node: Node) -> Answer:
     rdma = known(node.rdma)
     if not (len(able) > 1 or (able and rdma is not None and network_ports(node, rdma))):
         return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
-    problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in wrong_copies(node)]))
+    problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in nvidia.wrong_copies(node)]))
     above = {bus_id for gpu in gpus for bus_id in gpu.upstream}
     unread = any(device.bus_id in above and device.acs_redirect is None for device in pci.devices)
     state = "passes addresses through" if pci.iommu_passthrough else "translates"
@@ -367,14 +337,13 @@ def _detours(pci: Pci, wrong: list[str]) -> Iterator[Problem]:
                 guilty[bus_id] = device
     if guilty:
         some = list(guilty)
-        yield Problem(
-            summary=f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send GPU peer "
-            "traffic through the CPU: GPUDirect is slow or hangs",
-            evidence=(f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}", *failed),
-            fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done (until the next boot; "
-            "permanently: disable ACS in the BIOS)",
-            severity=severity,
-        )
+        bridges_words = f"{len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)}"
+        sends = f"Access Control Services of {bridges_words} send GPU peer traffic through the CPU"
+        evidence = (f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}", *failed)
+        now = f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done"
+        fix = f"{now} (until the next boot; permanently: disable ACS in the BIOS)"
+        summary = f"{sends}: GPUDirect is slow or hangs"
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity)
     if pci.iommu and not pci.iommu_passthrough:
         yield Problem(
             summary="The IOMMU translates all GPU addresses: copies between GPUs and to RDMA cards are slow, and "
@@ -425,12 +394,10 @@ def check_numa(node: Node) -> Answer:
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
     if lost:
         which = f"{len(lost)} GPUs are" if len(lost) > 1 else f"{describe(pci, lost[0])} is"
-        problems.append(Problem(
-            summary=f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}: ranks cannot be "
-            "placed near them",
-            evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
-            fix="check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS",
-        ))  # fmt: skip
+        unreported = f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}"
+        seen = (f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",)
+        fix = "check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS"
+        problems.append(Problem(summary=f"{unreported}: ranks cannot be placed near them", evidence=seen, fix=fix))
     nodes = ", ".join(f"{gpu.bus_id} on {'none' if gpu.numa_node is None else gpu.numa_node}" for gpu in gpus[:SHOWN])
     ranks = f"{len(placed) - len(far)} of {len(placed)} ranks may run near their GPU; " if placed else ""
     return judged(problems, f"{ranks}NUMA nodes of GPUs: {nodes}{', …' if len(gpus) > SHOWN else ''}")

@@ -8,19 +8,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model import launch as env
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.launch import (
-    LOOPBACK_NAMES,
-    by_torchrun,
-    endpoints,
-    is_loopback,
-    is_loopback_address,
-    parse_address,
-    text_of,
-)
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.words import name_list
+from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, has_several_nodes, ranks_of
 from ddpdoctor.rules.majority import compare_nodes, describe, disagreement
@@ -28,12 +20,7 @@ from ddpdoctor.rules.network import EPHEMERAL, best_interface, export, is_ignore
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ddpdoctor.model.launch import Endpoint
     from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess
-
-    Found = tuple[tuple[Node, Lookup], ...]
 
 READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_IFNAME, the number of nodes"
 
@@ -54,15 +41,12 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
         if _has_interface(node) or not own.addresses or _is_foreign(node, own):
             continue
         picks = pick_gloo(node.first, network, own) if network is not None and network.interfaces else None
-        if picks[0].ip.is_loopback if picks else all(map(is_loopback_address, own.addresses)):
-            problems.append(Problem(
-                summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to "
-                "the other nodes, which then connect to themselves",
-                evidence=(_seen(own),),
-                fix=f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or replace {own.addresses[0]} with the "
-                "host's own address in /etc/hosts",
-                hosts=(node.host,),
-            ))  # fmt: skip
+        if picks[0].ip.is_loopback if picks else all(map(env.is_loopback_address, own.addresses)):
+            resolves = f"the host name resolves to {own.addresses[0]} on the host itself"
+            summary = f"{resolves}: Gloo sends that address to the other nodes, which then connect to themselves"
+            mend = f"replace {own.addresses[0]} with the host's own address in /etc/hosts"
+            fix = f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or {mend}"
+            problems.append(Problem(summary=summary, evidence=(_seen(own),), fix=fix, hosts=(node.host,)))
     return judged(problems, _all_seen(read))
 
 
@@ -88,21 +72,16 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
     """Report a host that cannot look up its own name, or not within two seconds."""
     read = fleet.each(lambda node: node.names)
     several = has_several_nodes(fleet)
-    harmless = fleet.launcher is not Launcher.NONE and not several
-    consequence = "the ranks cannot find rank 0, and Gloo falls back to loopback"
-    if harmless:
-        consequence = "Gloo falls back to loopback, which works on one node"
-    problems = [
-        Problem(
-            summary=f"the host name {_unresolved_words(names.own)} on the host itself: {consequence}",
-            evidence=(_seen(names.own),),
-            fix=_hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
-            severity=Severity.WARNING if harmless else None,
-            hosts=(node.host,),
-        )
-        for node, names in read
-        if not names.own.addresses
-    ]
+    consequence, severity = "the ranks cannot find rank 0, and Gloo falls back to loopback", None
+    if fleet.launcher is not Launcher.NONE and not several:
+        consequence, severity = "Gloo falls back to loopback, which works on one node", Severity.WARNING
+    problems = []
+    for node, names in read:
+        if not names.own.addresses:
+            summary = f"the host name {_unresolved_words(names.own)} on the host itself: {consequence}"
+            fix = _hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1")
+            seen, hosts = (_seen(names.own),), (node.host,)
+            problems.append(Problem(summary=summary, evidence=seen, fix=fix, severity=severity, hosts=hosts))
     return judged(problems, _all_seen(read))
 
 
@@ -133,18 +112,15 @@ def _hosts_line(fleet: Fleet, node: Node) -> str:
 def check_hostname_not_local(fleet: Fleet) -> Answer:
     """Report a host name whose addresses all belong to other hosts."""
     read = fleet.each(lambda node: node.names)
-    problems = [
-        Problem(
-            summary="the host name resolves to an address that no interface of the host has: other ranks connect to "
-            "the wrong host, and Gloo falls back to loopback",
-            evidence=(_seen(names.own),),
-            fix=f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
-            severity=Severity.WARNING if _has_interface(node) and fleet.launcher is not Launcher.NONE else None,
-            hosts=(node.host,),
-        )
-        for node, names in read
-        if _is_foreign(node, names.own)
-    ]
+    consequence = "other ranks connect to the wrong host, and Gloo falls back to loopback"
+    summary = f"the host name resolves to an address that no interface of the host has: {consequence}"
+    problems = []
+    for node, names in read:
+        if _is_foreign(node, names.own):
+            fix = f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}"
+            severity = Severity.WARNING if _has_interface(node) and fleet.launcher is not Launcher.NONE else None
+            seen, hosts = (_seen(names.own),), (node.host,)
+            problems.append(Problem(summary=summary, evidence=seen, fix=fix, severity=severity, hosts=hosts))
     return judged(problems, _all_seen(read))
 
 
@@ -157,6 +133,10 @@ def _is_foreign(node: Node, own: Lookup) -> bool:
 
 # Our choice: a healthy name server answers in milliseconds, and torch's store looks up a name for every connection.
 SLOW_S = 1.0
+RESOLVE_FIRST_HOST = (
+    "torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or /etc/hosts "
+    "of all nodes"
+)
 FOREVER_S = 2.0  # Look-ups are cut off after this time (collect/network.py)
 
 
@@ -176,21 +156,19 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
     name = found[0][1].name
     problems = []
     for node, lookup in found:
-        if lookup.addresses and (node is fleet.nodes[0] or not all(map(is_loopback_address, lookup.addresses))):
+        if lookup.addresses and (node is fleet.nodes[0] or not all(map(env.is_loopback_address, lookup.addresses))):
             continue
-        used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
+        used = fleet.launcher is Launcher.NNODES or env.text_of(node.first, "MASTER_ADDR") == lookup.name
         if lookup.timed_out:
             what_it_is = "does not resolve within 2 s"
         else:
             what_it_is = "resolves to the node itself" if lookup.addresses else "does not resolve"
+        reach = "torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"
+        resolved = lookup.error or f"it resolves to {', '.join(lookup.addresses)}"
         problems.append(Problem(
-            summary=f"the full name of rank 0's host {what_it_is} on other nodes: "
-            + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
-            evidence=(f"the name is {lookup.name}", lookup.error or f"it resolves to {', '.join(lookup.addresses)}"),
-            fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
-            "/etc/hosts of all nodes",
-            severity=None if used else Severity.WARNING,
-            hosts=(node.host,),
+            summary=f"the full name of rank 0's host {what_it_is} on other nodes: {reach}",
+            evidence=(f"the name is {lookup.name}", resolved), fix=RESOLVE_FIRST_HOST,
+            severity=None if used else Severity.WARNING, hosts=(node.host,),
         ))  # fmt: skip
     return judged(problems, f"rank 0's host is named {name}; resolved on {len(found)} nodes")
 
@@ -204,51 +182,40 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
 def check_master_resolve(fleet: Fleet) -> Answer:
     """Report nodes where the master's name does not resolve, or resolves to a different host than on the others."""
     readings = fleet.each(lambda node: node.names)
-    found = tuple((node, names.master) for node, names in readings if names.master is not None)
+    found = tuple((node, read.master) for node, read in readings if read.master is not None)
     if not found:
         return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
     # Other checks handle addresses and localhost.
-    if all(parse_address(one.name) is not None or one.name.lower() in LOOPBACK_NAMES for _, one in found):
-        return passed(f"{found[0][1].name} is an address, not a name")
-    problems = [
-        Problem(
-            summary=f"the master's name {_unresolved_words(lookup)}: torch silently retries until its timeout",
-            evidence=(f"{lookup.name}: {lookup.error}",),
-            fix=f"run `getent hosts {lookup.name}` on the node; add the name to DNS or /etc/hosts, or set MASTER_ADDR "
-            "to an address",
-            hosts=(node.host,),
-        )
-        for node, lookup in found
-        if not lookup.addresses
-    ]
-    if len({lookup.name for _, lookup in found}) == 1:
-        problems += _resolved_elsewhere(fleet, found)
-    seen = (f"{one.name} resolves to {', '.join(one.addresses) or one.error}" for _, one in found)
-    return judged(problems, "; ".join(dict.fromkeys(seen)))
-
-
-def _resolved_elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
-    """Yield a problem if the nodes resolve the name to different addresses that are not all rank 0's host."""
-    head, said = fleet.nodes[0], []
+    names = [lookup.name for _, lookup in found]
+    if all(env.parse_address(name) is not None or name.lower() in env.LOOPBACK_NAMES for name in names):
+        return passed(f"{names[0]} is an address, not a name")
+    problems = []
+    for node, lookup in found:
+        if not lookup.addresses:
+            summary = f"the master's name {_unresolved_words(lookup)}: torch silently retries until its timeout"
+            add = "add the name to DNS or /etc/hosts, or set MASTER_ADDR to an address"
+            fix, seen = f"run `getent hosts {lookup.name}` on the node; {add}", (f"{lookup.name}: {lookup.error}",)
+            problems.append(Problem(summary=summary, evidence=seen, fix=fix, hosts=(node.host,)))
+    # Whether the nodes resolve one name to different addresses that are not all rank 0's host
+    head, name, said = fleet.nodes[0], names[0], []
     own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
     for node, lookup in found:
-        if node is not head or not all(map(is_loopback_address, lookup.addresses)):
+        if node is not head or not all(map(env.is_loopback_address, lookup.addresses)):
             # All addresses of rank 0's host become a single value.
             meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
             said.append((node, tuple(sorted(meant)) or None))
-    split = compare_nodes(said)
-    if split is None:
-        return
-    disjoint = not set.intersection(*(set(side.value) for side in split.sides))
-    name = found[0][1].name
-    yield disagreement(
-        split,
-        describe(split, f"{name} resolves to", words=", ".join)
-        + ("" if disjoint else ": connections may go to different hosts"),
-        f"make {name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an address",
-        evidence=tuple(f"{node.host}: {', '.join(one.addresses)}" for node, one in found if node.host in split.hosts),
-        severity=None if disjoint else Severity.WARNING,
-    )
+    split = compare_nodes(said) if len(set(names)) == 1 else None
+    if split is not None:
+        disjoint = not set.intersection(*(set(side.value) for side in split.sides))
+        summary = describe(split, f"{name} resolves to", words=", ".join)
+        summary += "" if disjoint else ": connections may go to different hosts"
+        fix = f"make {name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an address"
+        apart = ((node.host, lookup) for node, lookup in found if node.host in split.hosts)
+        evidence = tuple(f"{host}: {', '.join(lookup.addresses)}" for host, lookup in apart)
+        severity = None if disjoint else Severity.WARNING
+        problems.append(disagreement(split, summary, fix, evidence=evidence, severity=severity))
+    each = (f"{lookup.name} resolves to {', '.join(lookup.addresses) or lookup.error}" for _, lookup in found)
+    return judged(problems, "; ".join(dict.fromkeys(each)))
 
 
 @rule(
@@ -267,13 +234,10 @@ def check_rdns_slow(node: Node) -> Answer:
     seen = ", ".join(f"{what}: {_seconds(duration)}" for what, duration in times.items())
     if not slow:
         return passed(seen)
-    return found(
-        "name lookups take longer than a second, and every connection to torch's store needs one",
-        seen,
-        evidence=tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items()),
-        fix="set a working name server in /etc/resolv.conf (resolvectl status shows the current ones), or add all "
-        "nodes to /etc/hosts",
-    )
+    summary = "name lookups take longer than a second, and every connection to torch's store needs one"
+    evidence = tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items())
+    server = "set a working name server in /etc/resolv.conf (resolvectl status shows the current ones)"
+    return found(summary, seen, evidence=evidence, fix=f"{server}, or add all nodes to /etc/hosts")
 
 
 def _seconds(duration: float) -> str:
@@ -283,7 +247,6 @@ def _seconds(duration: float) -> str:
 
 
 PRIVILEGED_PORTS = 1024  # ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)
-
 _DIGITS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
 NO_ADDRESS = "no store address is set (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
 _ITSELF = "every node except the first looks for the store on itself and hangs"
@@ -296,7 +259,7 @@ _NOBODY = "ranks look for the store on a host where no process listens"
 )  # fmt: skip
 def check_master_numeric(node: Node) -> Answer:
     """Report a `MASTER_ADDR` that is a number, such as the id of a Slurm job."""
-    found = [(process, endpoint) for process in node.processes for endpoint in endpoints(process)]
+    found = [(process, endpoint) for process in node.processes for endpoint in env.endpoints(process)]
     if not found:
         return skipped(NO_ADDRESS)
     problems = []
@@ -308,15 +271,13 @@ def check_master_numeric(node: Node) -> Answer:
         with contextlib.suppress(ValueError):  # inet_aton reads decimal, octal after 0, hexadecimal after 0x
             base = 16 if number[:2].lower() == "0x" else 8 if len(number) > 1 and number.startswith("0") else 10
             read_as = f"which is read as the address {ipaddress.IPv4Address(int(number, base))}"
-        job = number == text_of(process, "SLURM_JOB_ID")
+        job = number == env.text_of(process, "SLURM_JOB_ID")
         value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
         port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
-        problems.append(Problem(
-            summary=f"{endpoint.variable} is {number}, {read_as}: every rank waits for a host that does not exist",
-            evidence=("it is the Slurm job id, SLURM_JOB_ID",) if job else (),
-            fix=f"export {endpoint.variable}={value}{port}",
-            ranks=ranks_of([process]),
-        ))  # fmt: skip
+        summary = f"{endpoint.variable} is {number}, {read_as}: every rank waits for a host that does not exist"
+        evidence = ("it is the Slurm job id, SLURM_JOB_ID",) if job else ()
+        fix = f"export {endpoint.variable}={value}{port}"
+        problems.append(Problem(summary=summary, evidence=evidence, fix=fix, ranks=ranks_of([process])))
     return judged(problems, ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found)))
 
 
@@ -326,7 +287,7 @@ class Given:
 
     node: Node
     process: NodeProcess
-    endpoint: Endpoint
+    endpoint: env.Endpoint
     first: bool | None
 
 
@@ -344,7 +305,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     for node, process in fleet.processes():
         numbers = [process.number(name) for name in ("GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID", "RANK")]
         first = next((number == 0 for number in numbers if number is not None), None)
-        for endpoint in endpoints(process):
+        for endpoint in env.endpoints(process):
             holds_rank_0 = node is fleet.nodes[0] if by_host else first
             given.append(Given(node=node, process=process, endpoint=endpoint, first=holds_rank_0))
             hosts.setdefault(endpoint.variable, {})[endpoint.host] = None
@@ -354,56 +315,51 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     count = count_nodes(fleet)
     if count is None or count.nodes < 2:
         return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known")
-    wrong: dict[tuple[str, str], list[Given]] = {}
-    for one in given:
-        how = _what_is_wrong(one, differs=len(hosts[one.endpoint.variable]) > 1)
-        if how is not None and not (by_host and one.first):
-            wrong.setdefault((one.endpoint.variable, how), []).append(one)
-    evidence = f"{count.nodes} nodes: {count.source}"
-    return judged([_elsewhere(fleet, how, those, evidence) for (_, how), those in wrong.items()], f"{seen}; {evidence}")
+    judged_ones = ((_what_is_wrong(each, differs=len(hosts[each.endpoint.variable]) > 1), each) for each in given)
+    wrong = grouped(
+        ((each.endpoint.variable, how), each)
+        for how, each in judged_ones
+        if how is not None and not (by_host and each.first)
+    )
+    problems, evidence = [], f"{count.nodes} nodes: {count.source}"
+    if by_host:
+        host = fleet.nodes[0].host
+    else:
+        in_slurm = "SLURM_JOB_NODELIST" in fleet.nodes[0].first.variables
+        host = FIRST_HOST_OF_SLURM if in_slurm else "NAME_OF_THE_FIRST_HOST"
+    for (variable, how), those in wrong.items():
+        port = f":{those[0].endpoint.port or 29500}" if variable == "PET_RDZV_ENDPOINT" else ""
+        goes_to_all = variable != "MASTER_ADDR" and fleet.missing  # an option of torchrun
+        problems.append(Problem(
+            summary=f"{variable} {how}",
+            evidence=(evidence,),
+            fix=f"export {variable}={host}{port} on all nodes",
+            severity=Severity.WARNING if all(given.first for given in those) and not goes_to_all else None,
+            ranks=ranks_of(given.process for given in those),
+            hosts=tuple(dict.fromkeys(given.node.host for given in those)),
+        ))  # fmt: skip
+    return judged(problems, f"{seen}; {evidence}")
 
 
 def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
     """Return what is wrong with an address, or None. The host is left out if each node has its own."""
     host, names = given.endpoint.host, known(given.node.names)
-    if is_loopback(host):
+    if env.is_loopback(host):
         return f"is {host}, a different host on each node: {_ITSELF}"
     if names is None or given.first is not False:
         return None
     if host in {names.hostname, names.fqdn}:
         # With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the
         # variables already number the ranks or nodes: then only number 0 listens.
-        numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
+        numbered = any(env.text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
         if differs or (numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT"):
             what = "the host's own name" if differs else host
             return f"is {what}, but rank 0 is on another host: {_NOBODY}"
         return None
     looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
-    if looked_up and all(is_loopback(address) for address in looked_up):
+    if looked_up and all(env.is_loopback(address) for address in looked_up):
         return f"is {host}, which resolves to {looked_up[0]} there: {_ITSELF}"
     return None
-
-
-def _elsewhere(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Problem:
-    endpoint = those[0].endpoint
-    # An option goes to all nodes.
-    is_option = endpoint.variable != "MASTER_ADDR"
-    variables = fleet.nodes[0].first.variables
-    if fleet.gathered and len(fleet.nodes) > 1:
-        host = fleet.nodes[0].host
-    elif "SLURM_JOB_NODELIST" in variables:
-        host = FIRST_HOST_OF_SLURM
-    else:
-        host = "NAME_OF_THE_FIRST_HOST"
-    right_value = f"{host}:{endpoint.port or 29500}" if endpoint.variable == "PET_RDZV_ENDPOINT" else host
-    return Problem(
-        summary=f"{endpoint.variable} {how}",
-        evidence=(evidence,),
-        fix=f"export {endpoint.variable}={right_value} on all nodes",
-        severity=Severity.WARNING if (all(one.first for one in those) and not (is_option and fleet.missing)) else None,
-        ranks=ranks_of(one.process for one in those),
-        hosts=tuple(dict.fromkeys(one.node.host for one in those)),
-    )
 
 
 @rule(
@@ -415,15 +371,15 @@ def check_port_range(node: Node) -> Answer:
     """Report a fixed port for the store that the kernel may hand out to any other connection, or that needs root."""
     found: dict[tuple[str, int], None] = {}
     for process in node.processes:
-        if by_torchrun(process):
+        if env.by_torchrun(process):
             continue
         ports = {name: process.number(name) for name in ("MASTER_PORT", "PET_MASTER_PORT")}
-        for endpoint in endpoints(process):
+        for endpoint in env.endpoints(process):
             if endpoint.variable == "PET_RDZV_ENDPOINT":
                 ports[endpoint.variable] = endpoint.port
         found.update({(name, port): None for name, port in ports.items() if port})
     if not found:
-        listening = any(by_torchrun(process) for process in node.processes)
+        listening = any(env.by_torchrun(process) for process in node.processes)
         why = "MASTER_PORT, PET_MASTER_PORT and PET_RDZV_ENDPOINT are not set"
         return skipped(f"no port is set for the store: {'torchrun is already listening' if listening else why}")
     local = need(node.network).local_ports
@@ -458,13 +414,11 @@ def check_port_free(node: Node) -> Answer:
     if use.free and not use.time_wait:
         return passed(f"port {use.port} can be listened on")
     if use.free:
-        problem = Problem(
-            summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: this affects "
-            "programs without SO_REUSEADDR, but not torch's store",
-            evidence=(f"port {use.port} can be bound with SO_REUSEADDR, but not without",),
-            fix="nothing, or wait a minute",
-            severity=Severity.INFO,
-        )
+        still = f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT"
+        summary = f"{still}: this affects programs without SO_REUSEADDR, but not torch's store"
+        evidence = (f"port {use.port} can be bound with SO_REUSEADDR, but not without",)
+        fix = "nothing, or wait a minute"
+        problem = Problem(summary=summary, evidence=evidence, fix=fix, severity=Severity.INFO)
     elif use.owner is None and use.error is not None and "in use" not in use.error:
         summary = f"MASTER_PORT {use.port} cannot be listened on: {use.error}"
         problem = Problem(summary=summary, fix="export MASTER_PORT=29500 on all nodes")
@@ -537,25 +491,25 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
     processes = [process for _, process in fleet.processes()]
     reasons = {
         "no launcher was seen, and one host cannot decide this": not fleet.gathered,
-        "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
+        "torchrun's rendezvous is over, and its store works": any(map(env.by_torchrun, processes)),
         "one node": len(fleet.nodes) < 2,
         "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
-        or any(text_of(process, "RANK") for process in processes),
+        or any(env.text_of(process, "RANK") for process in processes),
         "is_host in PET_RDZV_CONF selects the host": any(
-            "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
+            "is_host" in env.text_of(process, "PET_RDZV_CONF") for process in processes
         ),
     }
     reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason is not None:
         return skipped(reason)
-    found: set[Endpoint | None] = set()
+    found: set[env.Endpoint | None] = set()
     for process in processes:
-        given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
-        backend = text_of(process, "PET_RDZV_BACKEND")
+        given = {endpoint.variable: endpoint for endpoint in env.endpoints(process)}
+        backend = env.text_of(process, "PET_RDZV_BACKEND")
         if backend == "c10d":
             found.add(given.get("PET_RDZV_ENDPOINT"))
         else:
-            found.add(None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR"))
+            found.add(None if backend or env.text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR"))
     endpoint = found.pop() if len(found) == 1 else None
     if endpoint is None:
         return skipped("the nodes have no common endpoint (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
@@ -573,7 +527,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
 
 def takes_itself_for(names: Names, host: str) -> bool | None:
     """Say whether torch on this node recognizes itself as the endpoint's host, or None if that is not known."""
-    if host == "localhost" or is_loopback_address(host) or host in {names.hostname, names.fqdn}:
+    if host == "localhost" or env.is_loopback_address(host) or host in {names.hostname, names.fqdn}:
         return True
     if names.own.error is not None:
         return None
@@ -581,7 +535,7 @@ def takes_itself_for(names: Names, host: str) -> bool | None:
     return bool({*looked_up, host} & {*names.own.addresses})
 
 
-def _no_single_host(fleet: Fleet, endpoint: Endpoint, matching: list[str]) -> Problem:
+def _no_single_host(fleet: Fleet, endpoint: env.Endpoint, matching: list[str]) -> Problem:
     severity, if_given = Severity.ERROR, ""
     if endpoint.variable != "PET_RDZV_ENDPOINT":  # then it is only assumed
         if_given = ", if it is what torchrun gets as --rdzv-endpoint"

@@ -11,27 +11,17 @@ from ddpdoctor.model.launch import find_variable, is_loopback, parse_endpoint, r
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import count_of, first_names
+from ddpdoctor.rules import variables as var
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of, show_variables
 from ddpdoctor.rules.majority import Split, Voice, compare, describe, disagreement
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.variables import (
-    Flaw,
-    find_danger,
-    find_deprecated,
-    find_too_new,
-    find_unknown,
-    find_wrong_value,
-    read_context,
-    show,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ddpdoctor.model.launch import Variable
     from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
-    from ddpdoctor.rules.variables import VariableContext
 
 
 MOST_SHOWN = 6
@@ -49,7 +39,7 @@ def check_env_unknown(node: Node) -> Answer:
     strangers = f"and {', '.join(others)}" if others else "and no similar names"
     names = {variable.name for process in node.processes for variable, _ in _listed(process)}
     count = count_of(len(names), "known variable") if names else "no known variables"
-    return judged(_draw(node, find_too_new, unknown=True), f"{count} {strangers}")
+    return judged(_draw(node, var.find_too_new, unknown=True), f"{count} {strangers}")
 
 
 @rule(
@@ -58,7 +48,7 @@ def check_env_unknown(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
     """Report variables whose value has the wrong form."""
-    return judged(_draw(node, find_wrong_value), _shown(node))
+    return judged(_draw(node, var.find_wrong_value), _shown(node))
 
 
 @rule(
@@ -67,7 +57,7 @@ def check_env_value(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
     """Report variables that have a new name, that are no longer read, or that never existed."""
-    return judged(_draw(node, find_deprecated), _shown(node))
+    return judged(_draw(node, var.find_deprecated), _shown(node))
 
 
 @rule(
@@ -77,9 +67,9 @@ def check_env_deprecated(node: Node) -> Answer:
 def check_env_danger(node: Node) -> Answer:
     """Report variables with a harmful value, most often leftovers of a search for a fault."""
 
-    def danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
+    def danger(variable: Variable, value: str, context: var.VariableContext) -> var.Flaw | None:
         is_left_out = variable.name == "NCCL_IB_DISABLE" and context.active_port  # see ib-disabled
-        return None if is_left_out else find_danger(variable, value, context)
+        return None if is_left_out else var.find_danger(variable, value, context)
 
     return judged(_draw(node, danger), _shown(node))
 
@@ -90,19 +80,19 @@ def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
 
 
 def _draw(
-    node: Node, question: Callable[[Variable, str, VariableContext], Flaw | None], *, unknown: bool = False
+    node: Node, question: Callable[[Variable, str, var.VariableContext], var.Flaw | None], *, unknown: bool = False
 ) -> Iterator[Problem]:
     """Ask one question of every listed variable, after looking for unknown names if that is asked."""
     for process in node.processes:
-        context = read_context(node, process)
-        flaws = [find_unknown(name, context) for name in process.other_names] if unknown else []
+        context = var.read_context(node, process)
+        flaws = [var.find_unknown(name, context) for name in process.other_names] if unknown else []
         flaws += [question(variable, value, context) for variable, value in _listed(process)]
         for flaw in flaws:
             if flaw is None:
                 continue
             origin = f"{flaw.name} is set in the environment; its value is not shown"
             if flaw.name in process.variables:
-                origin = f"{flaw.name}={show(process.variables[flaw.name])} is set in the environment"
+                origin = f"{flaw.name}={var.show(process.variables[flaw.name])} is set in the environment"
             name = flaw.name
             if not name.isidentifier() or not name.isascii():
                 fix = f"remove {shlex.quote(name)} from the environment, for example with env -u {shlex.quote(name)}"
@@ -115,7 +105,7 @@ def _draw(
             yield _flaw_problem(flaw, origin, fix, ranks_of([process]))
 
 
-def _flaw_problem(flaw: Flaw, origin: str, fix: str, ranks: tuple[int, ...] = ()) -> Problem:
+def _flaw_problem(flaw: var.Flaw, origin: str, fix: str, ranks: tuple[int, ...] = ()) -> Problem:
     return Problem(
         summary=flaw.summary, evidence=(origin, *flaw.evidence), fix=fix, severity=flaw.severity,
         confidence=flaw.confidence, ranks=ranks,
@@ -125,7 +115,7 @@ def _flaw_problem(flaw: Flaw, origin: str, fix: str, ranks: tuple[int, ...] = ()
 def _shown(node: Node) -> str:
     """Return some of the settings that were checked, with those of NCCL, torch and Gloo first."""
     settings = {
-        f"{variable.name}={show(value)}": (variable.component not in {"nccl", "torch", "gloo"}, variable.name)
+        f"{variable.name}={var.show(value)}": (variable.component not in {"nccl", "torch", "gloo"}, variable.name)
         for process in node.processes
         for variable, value in _listed(process)
         if variable.component not in OF_THE_LAUNCH and not variable.name.startswith("TORCHELASTIC_")
@@ -134,7 +124,7 @@ def _shown(node: Node) -> str:
     return first_names(names, MOST_SHOWN) or "no variable of NCCL, torch, Gloo, CUDA or OpenMP is set"
 
 
-QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
+QUESTIONS = (var.find_wrong_value, var.find_deprecated, var.find_danger, var.find_too_new)
 
 
 @rule(
@@ -147,7 +137,7 @@ def check_nccl_conf(node: Node) -> Answer:
     files = need(node.conf_files)
     if not files:
         return skipped("there is no /etc/nccl.conf or ~/.nccl.conf, and NCCL_CONF_FILE is not set")
-    context = read_context(node, node.first)
+    context = var.read_context(node, node.first)
     problems = [problem for file in files for problem in _judge_file(file, context)]
     seen = (
         f"{file.path} cannot be read" if file.unread else f"{file.path} sets {', '.join(file.variables) or 'nothing'}"
@@ -156,14 +146,14 @@ def check_nccl_conf(node: Node) -> Answer:
     return judged(problems, "; ".join(seen))
 
 
-def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
+def _judge_file(file: ConfFile, context: var.VariableContext) -> Iterator[Problem]:
     reason, installed = file.unread, context.versions.get("nccl", ())
     if not reason and installed and file.since and installed < release(file.since):
         reason = f"before {file.since}, it uses the home folder from the password database, not HOME"
     elif not reason and installed and file.until and installed > release(file.until):
         reason = f"after {file.until}, it uses HOME, not the home folder from the password database"
     if reason:
-        names = ", ".join(f"{name}={show(value)}" if value else name for name, value in file.variables.items())
+        names = ", ".join(f"{name}={var.show(value)}" if value else name for name, value in file.variables.items())
         path = shlex.quote(file.path)
         yield Problem(
             summary=f"NCCL does not read {file.path}: {reason}",
@@ -173,27 +163,24 @@ def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
         return
     if file.bad_lines:
         mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
-        yield Problem(
-            summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no "
-            "effect",
-            evidence=("NCCL does not report lines that it cannot read",),
-            fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
-        )
+        form = "is not NAME=VALUE from the first column, so it has no effect"
+        fix = _sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file)
+        evidence = ("NCCL does not report lines that it cannot read",)
+        yield Problem(summary=f"{_lines(file.bad_lines)} of {file.path} {form}", evidence=evidence, fix=fix)
     if file.repeated_lines:
-        yield Problem(
-            summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
-            evidence=("if two lines have the same name, NCCL uses the first",),
-            fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
-        )
+        summary = f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect"
+        evidence = ("if two lines have the same name, NCCL uses the first",)
+        fix = _sed("-i", (f"{line}d" for line in file.repeated_lines), file)
+        yield Problem(summary=summary, evidence=evidence, fix=fix)
     for name, value in file.variables.items():
         if name in (*file.hidden_by_env, *file.hidden_by_file):
             continue
         variable = find_variable(name)
         if variable is None:
-            flaws = [find_unknown(name, context)]
+            flaws = [var.find_unknown(name, context)]
         else:
             flaws = [question(variable, value, context) for question in QUESTIONS if variable.shown]
-        line, path, setting = file.lines.get(name, 0), shlex.quote(file.path), f"{name}={show(value)}"
+        line, path, setting = file.lines.get(name, 0), shlex.quote(file.path), f"{name}={var.show(value)}"
         origin = f"{setting if value else name} is in line {line} of {file.path}; the environment does not show it"
         for flaw in flaws:
             if flaw is None:
@@ -240,7 +227,7 @@ def check_proxy_env(node: Node) -> Answer:
         return judged([], f"no_proxy includes {host}")
     summary = f"{proxies[0]} is set, but no_proxy does not include {host}, the etcd rendezvous host"
     fix = f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"'
-    evidence = (f"{', '.join(proxies)} set, no_proxy={show(process.variables.get('no_proxy', ''))}",)
+    evidence = (f"{', '.join(proxies)} set, no_proxy={var.show(process.variables.get('no_proxy', ''))}",)
     return found(summary, f"{proxies[0]} without an exception for {host}", evidence=evidence, fix=fix)
 
 
@@ -272,10 +259,29 @@ def check_ws_same(fleet: Fleet) -> Answer:
     agreed = {name for name, variable in read_variables().items() if variable.agree}
     names = (*WORLD, *sorted(agreed - set(WORLD)))
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
-    problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
+    files = [(node.host, file) for node in fleet.nodes for file in known(node.conf_files) or ()]
+    problems = []
+    for name, split in splits.items():
+        values = {side.value for side in split.sides} if split is not None else set()
+        if split is None or (name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET})):
+            continue
+        severity = Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
+        if name == "TORCH_DISTRIBUTED_DEBUG":
+            severity = Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
+        if name == "WORLD_SIZE":
+            consequence = "the ranks wait for different numbers of ranks"
+        elif name in WORLD:
+            consequence = "the ranks look for different stores"
+        elif name in HANG:
+            consequence = "ranks that choose differently hang in a collective"
+        else:
+            consequence = "it must be the same on all ranks"
+        summary = f"{_who_has_what(name, split, by_rank=True)}: {consequence}"
+        evidence = tuple(f"{file.path} of {host} sets {name}" for host, file in files if name in file.variables)
+        fix, ranks = _fix(name, split), split.ranks
+        problems.append(disagreement(split, summary, fix, evidence=evidence, severity=severity, ranks=ranks))
     world = show_variables(processes[0][1], WORLD)
-    seen = f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else "")
-    return judged(filter(None, problems), seen)
+    return judged(problems, f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else ""))
 
 
 def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
@@ -286,33 +292,6 @@ def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
         value = next((file.variables[name] for file in files if file.variables.get(name)), UNSET)
     ranks = (process.rank,) if process.rank is not None else ()
     return Voice(host=node.host, ranks=ranks, value=value)
-
-
-def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
-    values = {side.value for side in split.sides}
-    if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
-        return None
-    if name == "TORCH_DISTRIBUTED_DEBUG":
-        severity = Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
-    else:
-        severity = Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
-    if name == "WORLD_SIZE":
-        consequence = "the ranks wait for different numbers of ranks"
-    elif name in WORLD:
-        consequence = "the ranks look for different stores"
-    elif name in HANG:
-        consequence = "ranks that choose differently hang in a collective"
-    else:
-        consequence = "it must be the same on all ranks"
-    files = [(node.host, file) for node in fleet.nodes for file in known(node.conf_files) or ()]
-    return disagreement(
-        split,
-        f"{_who_has_what(name, split, by_rank=True)}: {consequence}",
-        _fix(name, split),
-        evidence=tuple(f"{file.path} of {host} sets {name}" for host, file in files if name in file.variables),
-        severity=severity,
-        ranks=split.ranks,
-    )
 
 
 def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
@@ -371,12 +350,10 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
         return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     what = "these nodes never meet, and each waits without an error"
-    problems = [
-        disagreement(
-            split, f"{_who_has_what(name, split, by_rank=False)}: {what}", _fix(name, split, "nodes"), ranks=split.ranks
-        )
-        for name, split in splits.items()
-        if split is not None
-    ]
+    problems = []
+    for name, split in splits.items():
+        if split is not None:
+            summary = f"{_who_has_what(name, split, by_rank=False)}: {what}"
+            problems.append(disagreement(split, summary, _fix(name, split, "nodes"), ranks=split.ranks))
     first = processes[0][1]
     return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))

@@ -222,7 +222,17 @@ def check_torch_cuda_build(node: Node) -> Answer:
         return _amd_without_rocm(node, build) or passed(f"a build for CUDA {build.cuda}")
     count = nvidia_gpus(node)
     if not count:
-        return _amd_without_rocm(node, build) or _gpu_without_driver(node) or passed("a CPU build, and no GPU here")
+        if amd := _amd_without_rocm(node, build):
+            return amd
+        gpus = known(node.gpus)
+        on_bus = [gpu for gpu in gpus.on_bus if gpu.driver != "vfio-pci"] if gpus else []
+        if not on_bus or driver_of(node):
+            return passed("a CPU build, and no GPU here")
+        summary = "The NVIDIA GPU has no driver and torch is a CPU build, so jobs run on the CPUs"
+        seen = "a CPU build, and a GPU without a driver"
+        fix = "to use the GPU, install the NVIDIA driver and a CUDA build of torch"
+        evidence = (f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",)
+        return found(summary, seen, evidence=evidence, fix=fix, severity=Severity.INFO)
     summary = f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL"
     fix = install_cuda_torch(node, build.version)
     evidence = (f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",)
@@ -239,17 +249,6 @@ def _amd_without_rocm(node: Node, build: TorchBuild) -> Answer | None:
     fix = f"install a ROCm build of torch with the command at {SELECTOR}"
     evidence = (f"AMD GPUs at {', '.join(device.bus_id for device in amd)}, and /dev/kfd",)
     return found(summary, f"torch {build.version} and {len(amd)} AMD GPUs", evidence=evidence, fix=fix)
-
-
-def _gpu_without_driver(node: Node) -> Answer | None:
-    gpus = known(node.gpus)
-    on_bus = [gpu for gpu in gpus.on_bus if gpu.driver != "vfio-pci"] if gpus else []
-    if not on_bus or driver_of(node):
-        return None
-    summary = "The NVIDIA GPU has no driver and torch is a CPU build, so jobs run on the CPUs"
-    fix = "to use the GPU, install the NVIDIA driver and a CUDA build of torch"
-    evidence = (f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",)
-    return found(summary, "a CPU build, and a GPU without a driver", evidence=evidence, fix=fix, severity=Severity.INFO)
 
 
 @rule(
