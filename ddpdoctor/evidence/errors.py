@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import LineReader, origin_of, quote
@@ -245,17 +245,13 @@ SIGNALS_BY_WORDS = {
     "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL", "Out Of Memory": "SIGKILL",
     "Terminated": "SIGTERM", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Quit": "SIGQUIT",
 }  # fmt: skip
-_GATE = (
-    "what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault",
-    "Child process with", "process rank ", "MPI_ABORT was", "Process name: [[", "RUNNING AT ", "KILLED BY SIGNAL",
-    "EXIT ", "Exit code:",
-)  # fmt: skip
 _OF_SHELLS = frozenset({6, 7, 9, 11, 15})
 _NEAR = 6
 _MOST = 4096
 _WATCHDOG = ("Watchdog caught", "atchdog thread terminated")  # ProcessGroupNCCL logs these before it ends the process
 
 
+@dataclass(slots=True, eq=False)
 class CrashReader(LineReader):
     """Finds processes that a C++ exception or a signal ended."""
 
@@ -264,15 +260,19 @@ class CrashReader(LineReader):
         b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"Killed", b"rror", b"MPI_ABORT was",
         b"Child process with", b"process rank ", b"Process name: [[", b"RUNNING AT ",
     )  # fmt: skip
-
-    def __init__(self) -> None:
-        self._thrown: dict[Hashable, tuple[int, str]] = {}  # the type that was thrown last in each stream, and its line
-        # The line in which mpirun named the process that ended first, and what it said.
-        self._first: tuple[int, dict[str, str]] = (-_NEAR, {})
+    begins = (
+        "what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault",
+        "Child process with", "process rank ", "MPI_ABORT was", "Process name: [[", "RUNNING AT ", "KILLED BY SIGNAL",
+        "EXIT ", "Exit code:",
+    )  # fmt: skip
+    # The type that was thrown last in each stream, and its line
+    _thrown: dict[Hashable, tuple[int, str]] = field(default_factory=dict)
+    # The line in which mpirun named the process that ended first, and what it said.
+    _first: tuple[int, dict[str, str]] = (-_NEAR, {})
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
-        if not any(words in text for words in _GATE):
+        if not any(words in text for words in self.begins):
             return ()
         if (terminate := _TERMINATE.search(text)) is not None:
             if len(self._thrown) > _MOST:
@@ -297,23 +297,23 @@ class CrashReader(LineReader):
 
 
 def _signal(line: Line) -> list[Fact]:
-    text, common = line.text, origin_of(line)
+    text = line.text
     if "Unexpected bus error encountered in worker" in text:
         problem = "a DataLoader worker ran out of shared memory"
         fix = (
             "give the container more (`--shm-size`, or an emptyDir of medium Memory at /dev/shm), or use fewer workers"
         )
-        return [Trouble(kind="shm", problem=problem, fix=fix, **common)]
+        return [Trouble(kind="shm", problem=problem, fix=fix, **origin_of(line))]
     if "Segfault encountered" in text:
-        return [Exited(signal="SIGSEGV", **common)]
+        return [Exited(signal="SIGSEGV", **origin_of(line))]
     found = next((found for pattern in _SIGNALED if (found := pattern.search(text)) is not None), None)
     named = _named(found) if found is not None else {}
     how = named.get("how") or named.get("killed")
     if how is None:
         return [_reported(line, named)] if found is not None else []
     pid = int(named["pid"]) if "pid" in named else line.who.pid
-    common["who"] = replace(line.who, host=named.get("host", line.who.host), pid=pid)
-    return [Exited(signal=SIGNALS_BY_WORDS[how], **common)]
+    who = replace(line.who, host=named.get("host", line.who.host), pid=pid)
+    return [Exited(signal=SIGNALS_BY_WORDS[how], **origin_of(line, who))]
 
 
 def _named(found: re.Match[str]) -> dict[str, str]:
@@ -482,102 +482,6 @@ _CONSTRUCTOR = "DistributedDataParallel()"
 _MOST_PARAMETERS = 10**8  # Our choice: no model has more tensors. A victim reads memory that was never set.
 
 
-class CollectiveErrorReader:
-    """Finds errors of collectives, of the store and of the rendezvous."""
-
-    name = "errors of collectives"
-    triggers = (
-        b"rror", b"imeout", b"imed out", b"onitoredBarrier", b"server socket has failed", b"failed on SocketImpl",
-        b"store based barrier", b"store-based barrier",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self._holds = False  # whether a fact waits for later lines that may add to it
-        self._barriers: dict[int, list[Fact]] = {}  # By rank. A barrier that all ranks passed in the end is left out.
-        # The calls of ranks that reported a mismatch, and below those of ranks that only others report.
-        self._own: dict[int, Operation] = {}
-        self._others: dict[int, Operation] = {}
-        self._mismatch: Line | None = None  # the first line of a mismatch
-
-    def read(self, line: Line) -> Iterable[Fact]:
-        text = line.text
-        if self._holds and line.begins_run:
-            return self.end()
-        mark = next((mark for mark in _MARKS if mark in text), None)
-        if mark is None:
-            return ()
-        self._holds = self._holds or mark == MARK or mark in STORE_MARKS
-        if mark == MARK:
-            self._add_mismatch(line)
-            return ()
-        return self._barrier(line) if mark in STORE_MARKS and "barrier" in text else _READERS[mark](line)
-
-    def end(self) -> Iterable[Fact]:
-        line, ordered = self._mismatch, group_alike({**self._others, **self._own})
-        found: list[Fact] = []
-        if line is not None and len(ordered) > 1:
-            calls = [operation for operation, _ in ordered]
-            aspects: dict[str, set[object]] = {  # the first in which they differ counts
-                "operation": {call.op for call in calls},
-                "number": {call.seq for call in calls},
-                "shape": {(call.shape, call.numel_in, call.numel_out) for call in calls},
-                "dtype": {call.dtype for call in calls},
-            }
-            found.append(Differ(
-                spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
-                sides=tuple((ranks, operation) for operation, ranks in ordered),
-                odd=odd_ranks([ranks for _, ranks in ordered]),
-                aspect=next((aspect for aspect, values in aspects.items() if len(values) > 1), ""),
-            ))  # fmt: skip
-        found += [fact for facts in self._barriers.values() for fact in facts]
-        self._own, self._others, self._mismatch, self._barriers, self._holds = {}, {}, None, {}, False
-        return found
-
-    def _add_mismatch(self, line: Line) -> None:
-        calls = []
-        for match in _CALL.finditer(line.text):
-            op, dtype = op_type_name(match["op"]), dtype_name((match["dtypes"] or "").strip())
-            seq = int(match["seq"] or -1)  # it counts from 0, all other sources from 1
-            shapes = re.findall(r"\[([\d, ]*)\]", match["shape"] or "")
-            shape = tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None
-            number = seq + 1 if 0 <= seq < 10**9 else None
-            calls.append((int(match["rank"]), Operation(op=op, seq=number, shape=shape, dtype=dtype)))
-        if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
-            return
-        self._mismatch = self._mismatch or line
-        rank, operation = calls[0]
-        self._own.setdefault(rank if line.who.rank is None else line.who.rank, operation)
-        if line.who.rank in {None, rank}:  # else these are ranks of a smaller group
-            for other, theirs in calls[1:]:
-                self._others.setdefault(other, theirs)
-
-    def _barrier(self, line: Line) -> list[Fact]:
-        """Read torch's barrier before 2.3: each rank counts itself and looks how many have come."""
-        if (passed := _PASSED.search(line.text)) is not None:
-            self._barriers.pop(int(passed["rank"]), None)
-            return []
-        match = _BARRIER.search(line.text)
-        if match is None or int(match["world"]) >= MOST_RANKS or int(match["rank"]) >= MOST_RANKS:
-            return []
-        rank, world, count = int(match["rank"]), int(match["world"]), int(match["count"])
-        common = origin_of(line, replace(line.who, rank=rank))
-        late = match["how"].startswith("Timed out")
-        parts = [int(part) for part in match["limit"].split(":") if part]  # "0:30:00"
-        limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
-        facts: list[Fact] = [Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
-        if count > world:
-            problem = (
-                f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
-            )
-            fix = "give each job a MASTER_PORT of its own, and start each rank once"
-            facts.append(Trouble(kind="port", problem=problem, fix=fix, **{**common, "who": Who(host=line.who.host)}))
-        self._barriers.pop(rank, None)
-        if late or len(self._barriers) >= MOST_RANKS:
-            return facts
-        self._barriers[rank] = facts
-        return []
-
-
 def _monitored_barrier(line: Line) -> list[Fact]:
     """Read which ranks a monitored barrier misses. Only rank 0 of the group reports it."""
     operation = Operation(op="monitored_barrier")
@@ -651,4 +555,100 @@ _READERS = {
     "op.preamble.length <= op.nbytes": _shapes,
     **dict.fromkeys(STORE_MARKS, _store_facts),
 }
-_MARKS = (MARK, *_READERS)
+
+
+@dataclass(slots=True, eq=False)
+class CollectiveErrorReader(LineReader):
+    """Finds errors of collectives, of the store and of the rendezvous."""
+
+    name = "errors of collectives"
+    triggers = (
+        b"rror", b"imeout", b"imed out", b"onitoredBarrier", b"server socket has failed", b"failed on SocketImpl",
+        b"store based barrier", b"store-based barrier",
+    )  # fmt: skip
+    begins = (MARK, *_READERS)
+    _holds: bool = False  # whether a fact waits for later lines that may add to it
+    # By rank. A barrier that all ranks passed in the end is left out.
+    _barriers: dict[int, list[Fact]] = field(default_factory=dict)
+    # The calls of ranks that reported a mismatch, and below those of ranks that only others report.
+    _own: dict[int, Operation] = field(default_factory=dict)
+    _others: dict[int, Operation] = field(default_factory=dict)
+    _mismatch: Line | None = None  # the first line of a mismatch
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        text = line.text
+        if self._holds and line.begins_run:
+            return self.end()
+        mark = next((mark for mark in self.begins if mark in text), None)
+        if mark is None:
+            return ()
+        self._holds = self._holds or mark == MARK or mark in STORE_MARKS
+        if mark == MARK:
+            self._add_mismatch(line)
+            return ()
+        return self._barrier(line) if mark in STORE_MARKS and "barrier" in text else _READERS[mark](line)
+
+    def end(self) -> Iterable[Fact]:
+        line, ordered = self._mismatch, group_alike({**self._others, **self._own})
+        found: list[Fact] = []
+        if line is not None and len(ordered) > 1:
+            calls = [operation for operation, _ in ordered]
+            aspects: dict[str, set[object]] = {  # the first in which they differ counts
+                "operation": {call.op for call in calls},
+                "number": {call.seq for call in calls},
+                "shape": {(call.shape, call.numel_in, call.numel_out) for call in calls},
+                "dtype": {call.dtype for call in calls},
+            }
+            found.append(Differ(
+                spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
+                sides=tuple((ranks, operation) for operation, ranks in ordered),
+                odd=odd_ranks([ranks for _, ranks in ordered]),
+                aspect=next((aspect for aspect, values in aspects.items() if len(values) > 1), ""),
+            ))  # fmt: skip
+        found += [fact for facts in self._barriers.values() for fact in facts]
+        self._own, self._others, self._mismatch, self._barriers, self._holds = {}, {}, None, {}, False
+        return found
+
+    def _add_mismatch(self, line: Line) -> None:
+        calls = []
+        for match in _CALL.finditer(line.text):
+            op, dtype = op_type_name(match["op"]), dtype_name((match["dtypes"] or "").strip())
+            seq = int(match["seq"] or -1)  # it counts from 0, all other sources from 1
+            shapes = re.findall(r"\[([\d, ]*)\]", match["shape"] or "")
+            shape = tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None
+            number = seq + 1 if 0 <= seq < 10**9 else None
+            calls.append((int(match["rank"]), Operation(op=op, seq=number, shape=shape, dtype=dtype)))
+        if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
+            return
+        self._mismatch = self._mismatch or line
+        rank, operation = calls[0]
+        self._own.setdefault(rank if line.who.rank is None else line.who.rank, operation)
+        if line.who.rank in {None, rank}:  # else these are ranks of a smaller group
+            for other, theirs in calls[1:]:
+                self._others.setdefault(other, theirs)
+
+    def _barrier(self, line: Line) -> list[Fact]:
+        """Read torch's barrier before 2.3: each rank counts itself and looks how many have come."""
+        if (passed := _PASSED.search(line.text)) is not None:
+            self._barriers.pop(int(passed["rank"]), None)
+            return []
+        match = _BARRIER.search(line.text)
+        if match is None or int(match["world"]) >= MOST_RANKS or int(match["rank"]) >= MOST_RANKS:
+            return []
+        rank, world, count = int(match["rank"]), int(match["world"]), int(match["count"])
+        common = origin_of(line, replace(line.who, rank=rank))
+        late = match["how"].startswith("Timed out")
+        parts = [int(part) for part in match["limit"].split(":") if part]  # "0:30:00"
+        limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
+        facts: list[Fact] = [Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
+        if count > world:
+            problem = (
+                f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
+            )
+            fix = "give each job a MASTER_PORT of its own, and start each rank once"
+            facts.append(Trouble(kind="port", problem=problem, fix=fix, **{**common, "who": Who(host=line.who.host)}))
+        self._barriers.pop(rank, None)
+        if late or len(self._barriers) >= MOST_RANKS:
+            return facts
+        self._barriers[rank] = facts
+        return []

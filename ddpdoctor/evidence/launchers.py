@@ -150,17 +150,16 @@ class _Progress:
             self.recent = [*self.recent[1 - STEADY :], (key, line.number)]
 
 
-class FrameworkReader:
+@dataclass(slots=True, eq=False)
+class FrameworkReader(LineReader):
     """Reads progress and ends. Only the latest progress of each writer is kept."""
 
     name = "trainer"
     triggers = (b"exits with return code", b"Invalidate trace cache")
-
-    def __init__(self) -> None:
-        self._several_nodes: bool | None = None
-        self._last: dict[tuple[Any, ...], _Progress] = {}
-        self._work: dict[tuple[Any, ...], BusyRank] = {}
-        self._seen: set[int] = set()
+    _several_nodes: bool | None = None
+    _last: dict[tuple[Any, ...], _Progress] = field(default_factory=dict)
+    _work: dict[tuple[Any, ...], BusyRank] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -275,14 +274,14 @@ _STALLED_RANK = re.compile(r"(?:^|[\s>:])(?P<rank>\d{1,7}): ?\[(?P<names>[^\]]{1
 _MISSING_RANKS = re.compile(r"(?P<name>\S{1,200}) \[missing ranks: ?(?P<ranks>[\d, ]{1,2000})\]")
 
 
+@dataclass(slots=True, eq=False)
 class HorovodReader(LineReader):
     """Finds the ranks that the others wait for."""
 
     name = "Horovod"
     triggers = (b"Missing ranks:", b"Stalled ranks:", b"[missing ranks:")
-
-    def __init__(self) -> None:
-        self._open = False
+    begins = ("ranks:",)
+    _open: bool = False
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -344,14 +343,13 @@ class _Table:
     block: _Block | None = None
 
 
-class TorchrunReader:
+@dataclass(slots=True, eq=False)
+class TorchrunReader(LineReader):
     """Finds what torchrun's agent says about its ranks."""
 
     name = "torchrun"
     triggers = (b"elastic", b"xitcode", b"rror")
-
-    def __init__(self) -> None:
-        self._tables: dict[Hashable, _Table] = {}
+    _tables: dict[Hashable, _Table] = field(default_factory=dict)
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -541,18 +539,18 @@ _STOPPED = {
 }  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class SlurmReader(LineReader):
     """Reads the lines of srun and slurmstepd."""
 
     name = "Slurm"
     triggers = (b"slurmstepd: ", b"srun: error", b"Job step aborted", b"First task exited")
-
-    def __init__(self) -> None:
-        self._stopping = False  # Whether Slurm is ending the step. It then also ends the remaining tasks.
+    begins = ("srun: ", "slurmstepd")
+    _stopping: bool = False  # Whether Slurm is ending the step. It then also ends the remaining tasks.
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
-        if "srun: " not in text and "slurmstepd" not in text:
+        if not any(words in text for words in self.begins):
             self._stopping = self._stopping and not line.begins_run
             return ()
         facts = list(self._facts(line))
@@ -621,16 +619,16 @@ _SACCT_HEAD = re.compile(r"^\s*JobID(?:Raw)?\b.*\bState\b")
 _STOPPED_STATES = {"TIMEOUT": "time limit", "PREEMPTED": "preemption", "REQUEUED": "requeue", "DEADLINE": "time limit"}
 
 
+@dataclass(slots=True, eq=False)
 class SacctReader(LineReader):
     """Reads the tables of ``sacct``."""
 
     name = "sacct"
     triggers = (b"ExitCode",)
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._places: list[tuple[int, int]] = []  # where the columns are, in a table without "|"
-        self._reported: set[tuple[str, str]] = set()
+    begins = ("JobID",)
+    _names: list[str] = field(default_factory=list)
+    _places: list[tuple[int, int]] = field(default_factory=list)  # where the columns are, in a table without "|"
+    _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def read(self, line: Line) -> Iterable[Fact]:
         if not self._names and "JobID" not in line.text:

@@ -97,11 +97,9 @@ class LineReader(Protocol):
     """
 
     name: str  # the format in words: "NCCL watchdog"
-
-    @property
-    def triggers(self) -> tuple[bytes, ...]:
-        """Byte strings: a part of a log that contains none of them is of no interest to this reader."""
-        ...
+    # Without one of these texts no line begins what it reads. It gets no lines before the first that has one.
+    begins: tuple[str, ...] = ()
+    triggers: tuple[bytes, ...]  # a part of a log that contains none of them is of no interest to this reader
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line. It must be quick for lines of other formats."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import link_of, warned
-from ddpdoctor.evidence.lines import MOST_QUOTED, quote
+from ddpdoctor.evidence.lines import MOST_QUOTED, LineReader, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Called,
@@ -85,11 +85,11 @@ class NcclProcess:
     place: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class NcclProcesses:
     """All processes of one log."""
 
-    def __init__(self) -> None:
-        self._all: dict[tuple[str, int], NcclProcess] = {}
+    _all: dict[tuple[str, int], NcclProcess] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[NcclProcess]:
         return iter(self._all.values())
@@ -200,11 +200,11 @@ class _Track:
     last: dict[int, deque[_Made]] = field(default_factory=dict)  # by process
 
 
+@dataclass(slots=True)
 class Calls:
     """All calls of one log."""
 
-    def __init__(self) -> None:
-        self._tracks: dict[str, _Track] = {}
+    _tracks: dict[str, _Track] = field(default_factory=dict)
 
     def read(self, process: NcclProcess, text: str, line: Line) -> None:
         found = _CALL.search(text)
@@ -389,22 +389,19 @@ _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL fail
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
 
 
-class NcclLogReader:
+@dataclass(slots=True, eq=False)
+class NcclLogReader(LineReader):
     """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
 
     name = "NCCL log"
     triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._processes = NcclProcesses()
-        self._version: Hint | None = None
-        self._calls = Calls()
-        self._warned: set[tuple[str, int]] = set()
-        self._way_up: dict[tuple[str, int], tuple[int, Line]] = {}
-        self._ended = False
+    begins = ("NCCL WARN ", "NCCL INFO ", "NCCL version ")
+    _processes: NcclProcesses = field(default_factory=NcclProcesses)
+    _version: Hint | None = None
+    _calls: Calls = field(default_factory=Calls)
+    _warned: set[tuple[str, int]] = field(default_factory=set)
+    _way_up: dict[tuple[str, int], tuple[int, Line]] = field(default_factory=dict)
+    _ended: bool = False
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return what a warning says. All else comes when the log, or a run in it, ends."""
@@ -429,7 +426,8 @@ class NcclLogReader:
         facts = [*self._processes.tell(), *self._calls.tell(self._processes), *self._failed_silently()]
         facts += [] if self._version is None else [self._version]
         facts += [*_tell_connections(self._processes), *interface_notes(self._processes)]
-        self._begin()
+        self._processes, self._version, self._calls = NcclProcesses(), None, Calls()
+        self._warned, self._way_up, self._ended = set(), {}, False
         return facts
 
     def _info(self, line: Line) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import DocumentFormat, Found, quote
+from ddpdoctor.evidence.lines import DocumentFormat, Found, LineReader, quote
 from ddpdoctor.evidence.nccl_log import COLLECTIVES
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -119,12 +119,12 @@ class RasReport:
         return self.communicators.setdefault(name, RasCommunicator(key=f"comm {name}", group=group))
 
 
+@dataclass(slots=True)
 class RasReports:
     """The reports of one file: the last one counts, and the one before it says whether the job moved."""
 
-    def __init__(self) -> None:
-        self._former: RasReport | None = None
-        self._last: RasReport | None = None
+    _former: RasReport | None = None
+    _last: RasReport | None = None
 
     def add(self, report: RasReport) -> None:
         for comm in report.communicators.values():
@@ -402,15 +402,18 @@ _MOST_DIAGNOSED = 256
 _NO_COMMA = re.compile(r"(?<=[\d\"el\]}])(?P<blank>\s+)(?=\"[^\"\n]{1,80}\"\s*:)|(?<=})(?P<gap>\s*)(?={)")
 
 
-class RasReader:
+@dataclass(slots=True, eq=False)
+class RasReader(LineReader):
     """Finds RAS's text in logs and files."""
 
     name = "NCCL RAS report"
     triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process", b"NCCL DIAG")
-
-    def __init__(self) -> None:
-        self._report: RasReport | None = None
-        self._begin()
+    begins = ("NCCL DIAG [", "PEER_DEAD: ", "Job summary", "Communicators...")
+    _report: RasReport | None = None
+    _reports: RasReports = field(default_factory=RasReports)
+    _deaths: list[Fact] = field(default_factory=list)
+    # What NCCL's diagnostics say, and how many ranks the communicator has that it is about.
+    _diagnosed: list[tuple[int, Fact]] = field(default_factory=list)
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Take in a line. Facts come at the end of the log, because a second report says whether the job moved."""
@@ -439,14 +442,8 @@ class RasReader:
             for size, fact in self._diagnosed
         ]
         facts = [*self._reports.judge(), *self._deaths, *diagnosed]
-        self._begin()
+        self._reports, self._deaths, self._diagnosed = RasReports(), [], []
         return facts
-
-    def _begin(self) -> None:
-        self._reports = RasReports()
-        self._deaths: list[Fact] = []
-        # What NCCL's diagnostics say, and how many ranks the communicator has that it is about.
-        self._diagnosed: list[tuple[int, Fact]] = []
 
     def _finish(self) -> None:
         if self._report is not None:

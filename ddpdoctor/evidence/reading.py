@@ -237,7 +237,7 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[st
     They are counted from the ends of files: a file with one run belongs to the last run.
     """
     folders = {part.source: part.attached for part in parts if part.attached is not None}
-    left_out = leave_out_folders(folders, [part.source for part in parts])
+    left_out = leave_out_folders(folders, [part.source for part in parts]) if folders else {}
     parts = [part for part in parts if part.source not in left_out]
     last_attempt = max((part.attempt or 0 for part in parts), default=0)
     jobs = _jobs(parts)
@@ -248,8 +248,10 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[st
             pieces = [_split(part.facts) for part in those]
             for back in range(max(map(len, pieces)), 0, -1):
                 facts = [fact for piece in pieces if len(piece) >= back for fact in piece[-back]]
-                dumps, others = choose_dumps([dump for part in those for dump in part.dumps if back == 1])
-                left_out |= others
+                dumps = [dump for part in those for dump in part.dumps if back == 1]
+                if dumps:
+                    dumps, others = choose_dumps(dumps)
+                    left_out |= others
                 name = _name(job, attempt, facts, of_jobs=len(jobs), last_attempt=last_attempt)
                 runs.append(EvidenceRun(facts=tuple(facts), dumps=tuple(dumps), number=len(runs), name=name))
     return tuple(runs), left_out
@@ -445,15 +447,15 @@ class _Log:
     """A stream of lines. Only the blocks around triggers are read line by line, and the first and the last block."""
 
     def __init__(self, file: EvidenceFile) -> None:
-        readers = line_readers()
+        self._readers = readers = line_readers()
         self.facts: list[Fact] = []
         self.formats: dict[str, None] = {}
         self.names: set[tuple[str, str]] = set()
         self.lines = 0
         self.bytes = 0
         self.splitter = LogSplitter(file.name, file.who)
-        self._readers = readers
         self._info_readers = [reader for reader in readers if b"NCCL INFO" in reader.triggers]
+        self._awake = [reader for reader in readers if not reader.begins]
         self._funnel = Funnel(readers)
         self._counts: Counter[object] = Counter()
         self._ended = False  # whether the processes of a run have ended
@@ -474,15 +476,14 @@ class _Log:
             block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
-        for name, facts in [(reader.name, [*reader.end()]) for reader in self._readers]:
-            self._keep(name, facts)
+        self._keep([(reader.name, fact) for reader in self._awake for fact in reader.end()])
         problem = stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
         source, formats = self.splitter.source, tuple(self.formats)
         return Read(source=source, formats=formats, lines=self.lines, bytes=self.bytes, problem=problem)
 
-    def _keep(self, name: str, facts: Iterable[Fact]) -> None:
-        """Keep what a reader of this name found, but not endless repetitions."""
-        for fact in facts:
+    def _keep(self, found: Iterable[tuple[str, Fact]]) -> None:
+        """Keep what readers of these names found, but not endless repetitions."""
+        for name, fact in found:
             if isinstance(fact, Launched) and fact.by_step and not self._ended:
                 continue
             self.formats[name] = None
@@ -518,8 +519,11 @@ class _Log:
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
-        for line in self.splitter.lines(text, self.lines + 1, WANTED_INFO):
-            for reader in self._info_readers if line.is_nccl_info else self._readers:
-                if facts := reader.read(line):
-                    self._keep(reader.name, facts)
+        lines = [*self.splitter.lines(text, self.lines + 1, WANTED_INFO)]
+        said = "\n".join(line.text for line in lines)
+        self._awake = [
+            reader for reader in self._readers if reader in self._awake or any(words in said for words in reader.begins)
+        ]
+        readers = ((line, self._info_readers if line.is_nccl_info else self._awake) for line in lines)
+        self._keep([(reader.name, fact) for line, those in readers for reader in those for fact in reader.read(line)])
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))

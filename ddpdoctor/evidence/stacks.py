@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import DocumentFormat, Found, origin_of, split_line
+from ddpdoctor.evidence.lines import DocumentFormat, Found, LineReader, origin_of, split_line
 from ddpdoctor.model.attached import FORMAT, AskedNodes, AttachedJob, Movement, RankLook, SeenRank
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.evidence import (
@@ -175,14 +175,14 @@ def _stacked(stack: tuple[Frame, ...], *, worker: bool = False, **common: Any) -
     return Stacked(doing=doing, frames=stack, operation=operation, worker=worker, **common)
 
 
-class FaulthandlerReader:
+@dataclass(slots=True, eq=False)
+class FaulthandlerReader(LineReader):
     """Finds where a rank was when a signal ended it, and the stacks that it wrote while it ran."""
 
     name = "faulthandler"
     triggers = (b"Fatal Python error: ", b"Thread 0x", b"Timeout (")
-
-    def __init__(self) -> None:
-        self._open: dict[Hashable, _Dump] = {}
+    begins = ("Fatal Python error: ", "most recent call first")
+    _open: dict[Hashable, _Dump] = field(default_factory=dict)
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text

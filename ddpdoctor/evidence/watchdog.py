@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify, named_cause, numbers
-from ddpdoctor.evidence.lines import origin_of, quote
+from ddpdoctor.evidence.lines import LineReader, origin_of, quote
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -192,11 +192,11 @@ class _Report:
     started: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class _DesyncReports:
-    def __init__(self) -> None:
-        self.open: dict[Hashable, _Report] = {}
-        # The line of the last head with a group, and that group: a report begins in the next line.
-        self.group: tuple[int, dict[str, Any]] = (-_NEAR, {})
+    open: dict[Hashable, _Report] = field(default_factory=dict)
+    # The line of the last head with a group, and that group: a report begins in the next line.
+    group: tuple[int, dict[str, Any]] = (-_NEAR, {})
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -329,20 +329,19 @@ class _Tail:
     words: bool = False  # whether the next line has NCCL's message
 
 
-class WatchdogReader:
+@dataclass(slots=True, eq=False)
+class WatchdogReader(LineReader):
     """Finds messages of ProcessGroupNCCL about collectives that do not end."""
 
     name = "NCCL watchdog"
     triggers = (b"NCCL", b"imeout")
-
-    def __init__(self) -> None:
-        self._open: dict[Hashable, list[_Wait]] = {}
-        self._count = 0
-        # The stacks that are being read, innermost frame first, by their streams: their lines have no prefix.
-        self._traces: list[tuple[Hashable, _Wait]] = []
-        self._tail: _Tail | None = None
-        self._said: set[Hashable] = set()
-        self._desync = _DesyncReports()
+    _open: dict[Hashable, list[_Wait]] = field(default_factory=dict)
+    _count: int = 0
+    # The stacks that are being read, innermost frame first, by their streams: their lines have no prefix.
+    _traces: list[tuple[Hashable, _Wait]] = field(default_factory=list)
+    _tail: _Tail | None = None
+    _said: set[Hashable] = field(default_factory=set)
+    _desync: _DesyncReports = field(default_factory=_DesyncReports)
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text

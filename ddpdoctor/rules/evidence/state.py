@@ -42,7 +42,7 @@ from ddpdoctor.model.evidence import (
 )
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.evidence.calls import Kind, compare_calls, compare_stacks, compare_waits, ranked
+from ddpdoctor.rules.evidence.calls import Kind, compare_calls, compare_stacks, compare_waits
 from ddpdoctor.rules.evidence.flight import compare_flight
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
     gpus: dict[tuple[str, str], int | None] = {}  # a GPU that several ranks had, one after the other, is nobody's
-    for number, seen in ranked(facts, Seen):
-        if seen.gpu:
-            key = (seen.who.host, seen.gpu)
-            gpus[key] = number if gpus.get(key, number) == number else None
+    for fact in facts:
+        if isinstance(fact, Seen) and fact.gpu and fact.who.rank is not None:
+            key, user = (fact.who.host, fact.gpu), fact.who.rank
+            gpus[key] = user if gpus.get(key, user) == user else None
     hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
     for fact in facts:
         who = fact.who
@@ -130,7 +130,7 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
             host = next(iter(words & hosts)) if len(words & hosts) == 1 else ""
         if isinstance(fact, Trouble) and fact.gpu and rank is None:
             # Without a host it must be the only GPU at this place.
-            users = [(on, user) for (on, bus), user in gpus.items() if bus == fact.gpu and host in (on, "")]
+            users = [(on, number) for (on, bus), number in gpus.items() if bus == fact.gpu and host in (on, "")]
             host, rank = users[0] if len(users) == 1 else (host, None)
         who = replace(who, rank=rank, host=host)
         found.append(fact if who == fact.who else replace(fact, who=who))
@@ -192,7 +192,7 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
             folder = source.rpartition("/")[0]
             places[fact.who.local_rank].add(folder if re.search(r"attempt_\d+/\d+$", folder) else source)
     size = max(places, default=-1) + 1
-    ranks = {rank for rank, _ in ranked(facts, Fact)}
+    ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
     pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
     alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
     equal = all(rank == local for rank, local in pairs) and all(rank < size for rank in ranks)
@@ -335,10 +335,10 @@ class RunState:
         """What ranks are taken from, if no evidence tells a rank or the world size: local ranks, or Slurm's tasks."""
         if self.world is not None or any(fact.who.rank is not None for fact in self.run.facts):
             return ""
-        known = ranked(self.facts, Fact)
+        known = [fact.who for fact in self.facts if fact.who.rank is not None]
         if not known:
             return ""
-        return "Slurm's task" if any(fact.who.task is not None for _, fact in known) else "the local rank"
+        return "Slurm's task" if any(who.task is not None for who in known) else "the local rank"
 
     @property
     def moves(self) -> bool:
@@ -369,8 +369,9 @@ def build_run_state(evidence: Evidence) -> RunState:
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)
     hosts: dict[int, set[str]] = defaultdict(set)
-    for rank, fact in ranked(facts, Fact):
-        hosts[rank] |= {fact.who.host} if fact.who.host else set()
+    for fact in facts:
+        if fact.who.rank is not None and fact.who.host:
+            hosts[fact.who.rank].add(fact.who.host)
     seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, Launched, Restarted))}
     seen |= {dump.rank for dump in run.dumps}
     seen |= {rank for fact in facts if isinstance(fact, Inside) for rank in fact.ranks}
@@ -381,7 +382,8 @@ def build_run_state(evidence: Evidence) -> RunState:
 
 def last_samples(facts: Sequence[Fact]) -> dict[int, Stacked]:
     """Return the last stack of each rank's own main thread."""
-    return {rank: fact for rank, fact in ranked(facts, Stacked) if not fact.worker}
+    stacks = (fact for fact in facts if isinstance(fact, Stacked) and not fact.worker)
+    return {fact.who.rank: fact for fact in stacks if fact.who.rank is not None}
 
 
 FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
@@ -658,7 +660,7 @@ def _silent(state: RunState) -> Lost | None:
     """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
     if any(isinstance(fact, Waiting) and fact.timed_out for fact in state.facts):
         return None
-    victims = dict(ranked(_victims(state), Fact))
+    victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}
     ends = {fact.who.rank for fact in state.facts if isinstance(fact, Failed | Exited | Waiting)}
     silent = state.seen - ends
     if len(victims) < 2 or len(silent) != 1:
