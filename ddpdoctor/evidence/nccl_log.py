@@ -24,6 +24,7 @@ from ddpdoctor.model.evidence import (
     Operation,
     Seen,
     Size,
+    Spot,
     Waiting,
     Who,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.lines import Line
-    from ddpdoctor.model.evidence import Fact, Spot, Time
+    from ddpdoctor.model.evidence import Fact, Time
 
 MOST_PROCESSES = 65_536  # Our choice: more processes than any job has. Further processes are ignored.
 _INIT = re.compile(
@@ -188,7 +189,8 @@ class _Made:
     process: NcclProcess
     call: tuple[str, int, int, int, int]  # operation, count, dtype, reduction, root
     number: int
-    spot: Spot
+    source: str
+    line: int
     said: str  # The line. Only a call that is shown becomes a fact.
 
 
@@ -227,7 +229,7 @@ class Calls:
         former, place = process.place.get(pointer, (-1, 0))
         place = place + 1 if former == number else 0
         process.place[pointer] = (number, place)
-        made = _Made(process, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
+        made = _Made(process, call, number, line.source, line.number, line.text[: 2 * MOST_QUOTED])
         track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
         # A call is kept until all ranks have made it, and dropped if all made the same.
         entry = track.open.setdefault((number, place), {})
@@ -254,7 +256,8 @@ class Calls:
                         dtype=_DTYPES[dtype] if dtype < len(_DTYPES) else "",
                     )  # fmt: skip
                     who = processes.who(made.process)
-                    yield Called(who=who, spot=made.spot, said=quote(made.said), operation=operation)
+                    spot = Spot(source=made.source, line=made.line)
+                    yield Called(who=who, spot=spot, said=quote(made.said), operation=operation)
 
 
 def _differ(entry: dict[int, _Made]) -> bool:
@@ -395,7 +398,6 @@ class NcclLogReader(LineReader):
 
     name = "NCCL log"
     triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
-    begins = ("NCCL WARN ", "NCCL INFO ", "NCCL version ")
     _processes: NcclProcesses = field(default_factory=NcclProcesses)
     _version: Hint | None = None
     _calls: Calls = field(default_factory=Calls)

@@ -520,7 +520,7 @@ class _Log:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
         lines = [*self.splitter.lines(text, self.lines + 1, WANTED_INFO)]
-        said = "\n".join(line.text for line in lines)
+        said = "\n".join(line.text for line in lines if not line.is_nccl_info)
         self._awake = [
             reader for reader in self._readers if reader in self._awake or any(words in said for words in reader.begins)
         ]
