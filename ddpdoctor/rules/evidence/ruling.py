@@ -11,27 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import (  # fmt: skip
-    Absent,
-    Circle,
-    Differ,
-    Doing,
-    ErrorLine,
-    Exited,
-    Failed,
-    Finished,
-    Hint,
-    Inside,
-    Link,
-    Moving,
-    Nature,
-    ProcessState,
-    Reached,
-    Shown,
-    Stacked,
-    Stopped,
-    Waiting,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.known_errors import ONLY_LOCAL
 from ddpdoctor.model.words import grouped, name_list, rank_list, verb
@@ -60,9 +40,9 @@ if TYPE_CHECKING:
 
 
 _STATES = {
-    Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is exiting",
-    Doing.INIT: "is in init_process_group", Doing.DEVICE: "waits for its device", Doing.COLLECTIVE: "waits for others",
-    Doing.UNKNOWN: "is elsewhere",
+    ev.Doing.OWN: "is in its own code", ev.Doing.DATA: "waits for a DataLoader worker", ev.Doing.EXIT: "is exiting",
+    ev.Doing.INIT: "is in init_process_group", ev.Doing.DEVICE: "waits for its device",
+    ev.Doing.COLLECTIVE: "waits for others", ev.Doing.UNKNOWN: "is elsewhere",
 }  # fmt: skip
 _FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
 _LET_IT_END = (
@@ -74,10 +54,10 @@ ALL_RANKS = "all ranks"  # what RAS's reader calls the communicator that has all
 _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})  # notes that say why the cause cannot be told
 # What only such errors say, with a quote of one.
 _ONLY_SAID = {
-    Nature.PEER_LOST: "the evidence only has errors of ranks that lost another rank, not the failure itself",
-    Nature.TIMED_OUT: "a wait for other ranks timed out, but the evidence does not show which ones: {}",
-    Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
-    Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
+    ev.Nature.PEER_LOST: "the evidence only has errors of ranks that lost another rank, not the failure itself",
+    ev.Nature.TIMED_OUT: "a wait for other ranks timed out, but the evidence does not show which ones: {}",
+    ev.Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
+    ev.Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
 }
 MOST_REASONS = 12
 _FROZEN = frozenset({"T", "t"})
@@ -93,13 +73,12 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 class _Absence:
     """Ranks that did not come to where others wait, as ``absent`` says."""
 
-    def __init__(
-        self, state: RunState, ranks: list[int], absent: Sequence[Absent], samples: dict[int, Stacked], *, doubted: bool
-    ) -> None:  # fmt: skip
-        self.state, self.ranks, self.absent, self.samples = state, ranks, absent, samples
+    def __init__(self, state: RunState, ranks: list[int], absent: Sequence[ev.Absent], *, doubted: bool) -> None:
+        self.state, self.ranks, self.absent = state, ranks, absent
+        self.samples = samples = last_samples(state.facts)
         self.kind = "stuck"  # what became of them
-        exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
-        if exiting or all(state.of(rank, Finished) for rank in ranks):
+        exiting = all(rank in samples and samples[rank].doing is ev.Doing.EXIT for rank in ranks)
+        if exiting or all(state.of(rank, ev.Finished) for rank in ranks):
             self.kind = "early-exit"
         elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
             self.kind = "killed"
@@ -108,15 +87,15 @@ class _Absence:
         self.late = any(fact.late for fact in absent) and self.kind == "stuck"
         # It is sure only if the absent rank is seen elsewhere in two samples, and not if ranks were not seen.
         # RAS speaks for all ranks.
-        counted = all(fact.shown is Shown.COUNTS for fact in absent)
+        counted = all(fact.shown is ev.Shown.COUNTS for fact in absent)
         self.sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
         if doubted or not all(fact.certain for fact in absent) or (state.unseen and not counted):
             self.sure = Confidence.LOW
         self.waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
             rank for rank in state.waiting if rank not in ranks
         ]
-        loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
-        by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
+        loading = [rank for rank in ranks if rank in samples and samples[rank].doing is ev.Doing.DATA]
+        by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, ev.Stacked) if fact.worker}
         self.workers = list(by_pid.values())[:MOST_QUOTES]
         of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in self.workers)
         frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
@@ -147,7 +126,7 @@ class _Absence:
             return f"{who} {perhaps} {target}; {at}{wait}"
         return f"{who} {did} {target}; {at}{wait} for {them}"
 
-    def evidence(self, weaker: Sequence[Absent]) -> Iterator[str]:
+    def evidence(self, weaker: Sequence[ev.Absent]) -> Iterator[str]:
         """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
         state, samples = self.state, self.samples
         for rank in self.ranks:
@@ -161,18 +140,18 @@ class _Absence:
         yield from quotes(self.absent)
         yield from quotes([self.busy] if self.busy is not None else [])
         yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
-        yield from quotes(fact for fact in state.all(Waiting) if fact.who.rank in self.waiters)
-        enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
+        yield from quotes(fact for fact in state.all(ev.Waiting) if fact.who.rank in self.waiters)
+        enqueued = {fact.who.rank: fact.frames for fact in state.all(ev.Waiting) if fact.frames}
         stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
         lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
         for place, those in lines.items():
             yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
         reached = []
         done: dict[tuple[int | None, str], int] = {}
-        for fact in state.all(Reached):
+        for fact in state.all(ev.Reached):
             key = (fact.who.rank, fact.group_words)
             done[key] = max(done.get(key, 0), fact.completed or 0)
-        for fact in state.all(Reached):
+        for fact in state.all(ev.Reached):
             if fact.who.rank in self.ranks and fact.enqueued is not None:
                 if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
                     continue  # another source says that the rank has completed it
@@ -206,7 +185,7 @@ class _Absence:
 
 def find_absent(state: RunState) -> Ruling | None:
     """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
-    absent = ranked(state.all(Absent), Absent)
+    absent = ranked(state.all(ev.Absent), ev.Absent)
     if not absent:
         return None
     samples = last_samples(state.facts)
@@ -227,7 +206,7 @@ def find_absent(state: RunState) -> Ruling | None:
     if unseen:
         reason = f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
         return Ruling(reason=reason, collect=collect(state))
-    elsewhere = {Doing.OWN, Doing.DATA, Doing.EXIT}
+    elsewhere = {ev.Doing.OWN, ev.Doing.DATA, ev.Doing.EXIT}
     ranks = [rank for rank in ranks if rank in samples and samples[rank].doing in elsewhere] or ranks
     those = [fact for rank, fact in absent if rank in ranks]
     if all(fact.moves for fact in those):
@@ -235,29 +214,29 @@ def find_absent(state: RunState) -> Ruling | None:
         waits = f"others wait for {who_words(state, ranks)}, which moved between the samples ({at})"
         return Ruling(reason=f"{waits}: it may just be slow, or in an endless loop", collect=(SAMPLE_AGAIN,))
     weaker = [fact for rank, fact in roots if rank in others and not set(fact.waiters).isdisjoint(ranks)]
-    one = _Absence(state, ranks, those, samples, doubted=bool(weaker))
+    one = _Absence(state, ranks, those, doubted=bool(weaker))
     problem = words.problem(
         state, one.summary(), one.evidence(weaker), confidence=one.sure, ranks=ranks, where=one.where, fix=one.fix()
     )  # fmt: skip
     return Ruling(kind=one.kind, problem=problem)
 
 
-def _waits(state: RunState, rank: int, absent: Absent, sample: Stacked | None) -> bool:
+def _waits(state: RunState, rank: int, absent: ev.Absent, sample: ev.Stacked | None) -> bool:
     """Return whether a rank that did not come waits elsewhere for others."""
     if sample is not None:
         return sample.doing in WAITS
     # NCCL may not have launched what torch waits for: the device has not come to it.
-    of_all = absent.shown is Shown.COUNTS and absent.operation.group_words == ALL_RANKS
-    waits = (fact for fact in state.of(rank, Waiting) if not fact.in_init)
+    of_all = absent.shown is ev.Shown.COUNTS and absent.operation.group_words == ALL_RANKS
+    waits = (fact for fact in state.of(rank, ev.Waiting) if not fact.in_init)
     return any(not (of_all and fact.timed_out and not fact.operation.group) for fact in waits)
 
 
 def decide(state: RunState) -> Ruling:
     """Return what the evidence of a run amounts to."""
-    if (state.all(Finished) or state.moves) and not state.went_wrong:
+    if (state.all(ev.Finished) or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
-    differ = [fact for fact in state.all(Differ) if fact.certain]
+    differ = [fact for fact in state.all(ev.Differ) if fact.certain]
     # A failure counts first if it came before ranks called different operations, and in the user's own code.
     first = roots[0].failed if roots else []
     own = (
@@ -287,11 +266,11 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     Of several ranks that aborted without a word, all but one are victims for sure, and the one may be elsewhere. An
     error whose line stands alone, and which may report any other, comes late.
     """
-    last = dict(ranked(state.all(ProcessState), ProcessState))
+    last = dict(ranked(state.all(ev.ProcessState), ev.ProcessState))
     frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
     if frozen and len(frozen) < len(last):
         yield Ruling(kind="stopped", problem=words.frozen(state, frozen))
-    if circles := state.all(Circle):
+    if circles := state.all(ev.Circle):
         yield Ruling(kind="deadlock", problem=words.circle(state, circles))
     root, absent = roots[0] if roots else None, find_absent(state)
     alone = root is not None and root.is_alone
@@ -303,7 +282,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
             waited = f"its line names no rank; {one.summary}"
             yield Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
         yield absent
-    if differ := [fact for fact in state.all(Differ) if not fact.certain]:
+    if differ := [fact for fact in state.all(ev.Differ) if not fact.certain]:
         yield Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     killed = root is not None and any(process.signal for process in root.exited) and not root.failed
     if root is not None and (not root.is_vague if alone else not killed or len(roots) == 1):
@@ -313,8 +292,8 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     yield from _network(state)
     if root is not None and alone:
         yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
-    stopped, inside = state.all(Stopped), state.all(Inside)
-    if stopped and not inside and not any(fact.timed_out for fact in state.all(Waiting)):
+    stopped, inside = state.all(ev.Stopped), state.all(ev.Inside)
+    if stopped and not inside and not any(fact.timed_out for fact in state.all(ev.Waiting)):
         yield Ruling(kind="killed", problem=words.stopped(state, stopped))
     if whole := [fact for fact in inside if fact.complete]:
         yield Ruling(kind="transport", problem=words.inside(state, whole))
@@ -327,8 +306,8 @@ def _network(state: RunState) -> Iterator[Ruling]:
     """Yield that hosts gave NCCL an address that leads only to themselves, or that connections failed."""
     addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
     alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
-    waits = [fact for fact in state.all(Waiting) if fact.in_init]
-    links = [fact for fact in state.all(Link) if not fact.victim]
+    waits = [fact for fact in state.all(ev.Waiting) if fact.in_init]
+    links = [fact for fact in state.all(ev.Link) if not fact.victim]
     own = [fact for fact in links if fact.to.address in alone.values()]
     if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
         hosts, shown = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
@@ -342,29 +321,29 @@ def _network(state: RunState) -> Iterator[Ruling]:
 
 def _reasons(state: RunState) -> Iterator[str]:
     """Yield why the evidence does not name a cause, the most exact first."""
-    hints = state.all(Hint)
+    hints = state.all(ev.Hint)
     yield from (fact.words for fact in hints if fact.kind in _TELLING)
     if waiting := state.waiting:
         lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
         yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in hints if fact.kind == "told-to-dump")
     stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
-    ranks = sorted({rank for rank, _ in ranked(stuck, Hint)})
+    ranks = sorted({rank for rank, _ in ranked(stuck, ev.Hint)})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
-    failed = {fact.nature: fact for fact in reversed(state.all(Failed))}
+    failed = {fact.nature: fact for fact in reversed(state.all(ev.Failed))}
     yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
-    if state.all(Link):
+    if state.all(ev.Link):
         yield "the evidence only shows that the other side closed connections, not why"
-    if state.all(Exited):
+    if state.all(ev.Exited):
         yield "the evidence only shows that ranks were stopped, not why"
     samples = last_samples(state.facts)
-    if samples and all(sample.doing is Doing.DATA for sample in samples.values()):
+    if samples and all(sample.doing is ev.Doing.DATA for sample in samples.values()):
         yield f"{rank_list(samples)} {verb(samples, 'waits', 'wait')} for workers of a DataLoader"
-    if state.all(ProcessState):
-        where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
+    if state.all(ev.ProcessState):
+        where = "no rank was seen to wait for another" if state.all(ev.Stacked) else "no stack of a rank was seen"
         yield f"there is no sign of progress, and {where}"
-    lines = state.all(ErrorLine)
-    if state.all(Moving) and not state.went_wrong and not lines:
+    lines = state.all(ev.ErrorLine)
+    if state.all(ev.Moving) and not state.went_wrong and not lines:
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
     if lines:
         more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
@@ -391,6 +370,6 @@ def check_sufficient(state: RunState) -> Answer:
     ruling, lacking = state.ruling, state.evidence.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())
-    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(ev.Hint) if fact.words)]))
     read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))
