@@ -62,9 +62,9 @@ def line_readers() -> tuple[LineReader, ...]:
     from ddpdoctor.evidence.watchdog import WatchdogReader
 
     return (
-        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), NcclTestsReader(),
-        FrameworkReader(), HorovodReader(), FaulthandlerReader(), LaunchReader(),
+        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), FaulthandlerReader(),
+        NcclLogReader(), RasReader(), KernelReader(), KubernetesReader(), NcclTestsReader(), TorchrunReader(),
+        SlurmReader(), SacctReader(), FrameworkReader(), HorovodReader(), LaunchReader(),
     )  # fmt: skip
 
 

@@ -14,41 +14,20 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.known_errors import ONLY_LOCAL
-from ddpdoctor.model.words import grouped, name_list, rank_list, verb
+from ddpdoctor.model.words import name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.calls import WAITS, innermost, ranked
 from ddpdoctor.rules.evidence.state import Ruling, RunState, find_roots, last_samples, lost_by, precedes
-from ddpdoctor.rules.evidence.words import (
-    KILLED,
-    MOST_QUOTES,
-    SAMPLE_AGAIN,
-    collect,
-    places,
-    quote,
-    quotes,
-    steps_words,
-    who_words,
-)
 from ddpdoctor.rules.progress.states import place_words
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from ddpdoctor.rules.evidence.state import Root
 
 
-_STATES = {
-    ev.Doing.OWN: "is in its own code", ev.Doing.DATA: "waits for a DataLoader worker", ev.Doing.EXIT: "is exiting",
-    ev.Doing.INIT: "is in init_process_group", ev.Doing.DEVICE: "waits for its device",
-    ev.Doing.COLLECTIVE: "waits for others", ev.Doing.UNKNOWN: "is elsewhere",
-}  # fmt: skip
-_FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
-_LET_IT_END = (
-    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
-    "limit: `init_process_group(timeout=timedelta(hours=2))`"
-)
 _SET_INTERFACE = "set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)"
 ALL_RANKS = "all ranks"  # what RAS's reader calls the communicator that has all ranks
 _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})  # notes that say why the cause cannot be told
@@ -68,119 +47,6 @@ _KINDS = {
     "nonfinite": "nonfinite-grad", "xid": "xid", "gpu-lost": "xid",
 }  # fmt: skip
 _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by which processes die at once
-
-
-class _Absence:
-    """Ranks that did not come to where others wait, as ``absent`` says."""
-
-    def __init__(self, state: RunState, ranks: list[int], absent: Sequence[ev.Absent], *, doubted: bool) -> None:
-        self.state, self.ranks, self.absent = state, ranks, absent
-        self.samples = samples = last_samples(state.facts)
-        self.kind = "stuck"  # what became of them
-        exiting = all(rank in samples and samples[rank].doing is ev.Doing.EXIT for rank in ranks)
-        if exiting or all(state.of(rank, ev.Finished) for rank in ranks):
-            self.kind = "early-exit"
-        elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
-            self.kind = "killed"
-        elif all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks):
-            self.kind = "missing"
-        self.late = any(fact.late for fact in absent) and self.kind == "stuck"
-        # It is sure only if the absent rank is seen elsewhere in two samples, and not if ranks were not seen.
-        # RAS speaks for all ranks.
-        counted = all(fact.shown is ev.Shown.COUNTS for fact in absent)
-        self.sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
-        if doubted or not all(fact.certain for fact in absent) or (state.unseen and not counted):
-            self.sure = Confidence.LOW
-        self.waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
-            rank for rank in state.waiting if rank not in ranks
-        ]
-        loading = [rank for rank in ranks if rank in samples and samples[rank].doing is ev.Doing.DATA]
-        by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, ev.Stacked) if fact.worker}
-        self.workers = list(by_pid.values())[:MOST_QUOTES]
-        of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in self.workers)
-        frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
-        self.where = (*places(frames), *dict.fromkeys(of_workers))
-        self.busy = next((fact.busy for fact in absent if fact.busy is not None), None)
-
-    def summary(self) -> str:
-        ranks, waiters, them = self.ranks, self.waiters, verb(self.ranks, "it", "them")
-        wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
-        who = who_words(self.state, ranks)
-        if self.kind == "killed":
-            be = "may be" if self.sure is Confidence.LOW else verb(ranks, "is", "are")
-            return f"{who} {be} gone: NCCL's RAS considers {them} dead; {wait}"
-        at = ""
-        if self.where and self.kind == "stuck":
-            at = f"{verb(ranks, 'it is', 'they are')} {place_words(self.where[0])}, and "
-        elif (busy := self.busy) is not None:
-            at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
-        did, perhaps = {
-            "early-exit": ("exited before", "may have exited before"),
-            "missing": ("never joined", "may not have joined"),
-        }.get(self.kind, ("did not call", "may not have called"))
-        if self.late:
-            did, perhaps = "came too late to", "may have come too late to"
-            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
-        target = "init_process_group" if self.absent[0].in_init else self.absent[0].operation.words()
-        if self.sure is Confidence.LOW:
-            return f"{who} {perhaps} {target}; {at}{wait}"
-        return f"{who} {did} {target}; {at}{wait} for {them}"
-
-    def evidence(self, weaker: Sequence[ev.Absent]) -> Iterator[str]:
-        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
-        state, samples = self.state, self.samples
-        for rank in self.ranks:
-            if (sample := samples.get(rank)) is not None:
-                twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
-                place = place_words(innermost(sample.frames))
-                yield f"rank {rank} {_STATES[sample.doing]}, {place}{twice} ({quote(sample)})"
-        for worker in self.workers:
-            if (frame := innermost(worker.frames)) is not None and worker.who.pid is not None:
-                yield f"the worker of rank {worker.who.rank} with pid {worker.who.pid} is {place_words(frame)}"
-        yield from quotes(self.absent)
-        yield from quotes([self.busy] if self.busy is not None else [])
-        yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
-        yield from quotes(fact for fact in state.all(ev.Waiting) if fact.who.rank in self.waiters)
-        enqueued = {fact.who.rank: fact.frames for fact in state.all(ev.Waiting) if fact.frames}
-        stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
-        lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
-        for place, those in lines.items():
-            yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
-        reached = []
-        done: dict[tuple[int | None, str], int] = {}
-        for fact in state.all(ev.Reached):
-            key = (fact.who.rank, fact.group_words)
-            done[key] = max(done.get(key, 0), fact.completed or 0)
-        for fact in state.all(ev.Reached):
-            if fact.who.rank in self.ranks and fact.enqueued is not None:
-                if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
-                    continue  # another source says that the rank has completed it
-                group = f" of {fact.group_words}" if fact.group_words else ""
-                reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
-        yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
-        yield from steps_words(state)
-
-    def fix(self) -> str:
-        who = rank_list(self.ranks)
-        if self.kind == "killed":
-            return _FIND_END
-        if self.busy is not None and not self.where:
-            return _LET_IT_END
-        if self.late and not self.where:
-            return (
-                f"find out what {who} did before that call; if it may take so long, raise the limit: "
-                "`init_process_group(timeout=timedelta(hours=2))`"
-            )
-        if self.workers and (frame := innermost(self.workers[0].frames)) is not None:
-            return f"check what the DataLoader workers of {who} do {place_words(frame)}"
-        if self.where:
-            does = verb(self.ranks, "does", "do")
-            return f"check what {who} {does} {place_words(self.where[0])}, and why the other ranks do not"
-        its = "its" if len(self.ranks) == 1 else "their"
-        return (
-            f"find out what {who} did instead: {its} log and standard error; "
-            f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
-        )
 
 
 def find_absent(state: RunState) -> Ruling | None:
@@ -205,20 +71,17 @@ def find_absent(state: RunState) -> Ruling | None:
     unseen = [rank for rank in ranks if rank not in state.seen and rank not in sure]
     if unseen:
         reason = f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
-        return Ruling(reason=reason, collect=collect(state))
+        return Ruling(reason=reason, collect=words.collect(state))
     elsewhere = {ev.Doing.OWN, ev.Doing.DATA, ev.Doing.EXIT}
     ranks = [rank for rank in ranks if rank in samples and samples[rank].doing in elsewhere] or ranks
     those = [fact for rank, fact in absent if rank in ranks]
     if all(fact.moves for fact in those):
         at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
-        waits = f"others wait for {who_words(state, ranks)}, which moved between the samples ({at})"
-        return Ruling(reason=f"{waits}: it may just be slow, or in an endless loop", collect=(SAMPLE_AGAIN,))
+        waits = f"others wait for {words.who_words(state, ranks)}, which moved between the samples ({at})"
+        return Ruling(reason=f"{waits}: it may just be slow, or in an endless loop", collect=(words.SAMPLE_AGAIN,))
     weaker = [fact for rank, fact in roots if rank in others and not set(fact.waiters).isdisjoint(ranks)]
-    one = _Absence(state, ranks, those, doubted=bool(weaker))
-    problem = words.problem(
-        state, one.summary(), one.evidence(weaker), confidence=one.sure, ranks=ranks, where=one.where, fix=one.fix()
-    )  # fmt: skip
-    return Ruling(kind=one.kind, problem=problem)
+    absence = words.Absence(state, ranks, those, doubted=bool(weaker))
+    return Ruling(kind=absence.kind, problem=absence.problem(weaker))
 
 
 def _waits(state: RunState, rank: int, absent: ev.Absent, sample: ev.Stacked | None) -> bool:
@@ -257,7 +120,7 @@ def decide(state: RunState) -> Ruling:
         problem = words.failure(state, root, roots[1:], killed=killed)
         return Ruling(kind="killed" if killed else "crash", problem=problem)
     ruling = next(_rulings(state, roots), None)
-    return ruling or Ruling(reason=next(_reasons(state)), collect=collect(state))
+    return ruling or Ruling(reason=next(_reasons(state)), collect=words.collect(state))
 
 
 def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
@@ -312,7 +175,7 @@ def _network(state: RunState) -> Iterator[Ruling]:
     if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
         hosts, shown = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
         what = f"uses the address {shown}, which other hosts cannot reach: the wrong network interface"
-        summary, said, sure = f"NCCL on {name_list(hosts)} {what}", quotes([*own, *waits]), Confidence.MEDIUM
+        summary, said, sure = f"NCCL on {name_list(hosts)} {what}", words.quotes([*own, *waits]), Confidence.MEDIUM
         problem = words.problem(state, summary, said, confidence=sure, hosts=hosts, fix=_SET_INTERFACE)
         yield Ruling(kind="transport", problem=problem)
     if links:

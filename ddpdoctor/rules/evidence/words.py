@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import SHM_FIX, find_known
-from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, rank_list
+from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, rank_list, verb
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.state import last_samples, lost_by
 from ddpdoctor.rules.progress.states import place_words, to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
@@ -96,6 +96,16 @@ _STOPS = {
         "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
     ),
 }
+_STATES = {
+    ev.Doing.OWN: "is in its own code", ev.Doing.DATA: "waits for a DataLoader worker", ev.Doing.EXIT: "is exiting",
+    ev.Doing.INIT: "is in init_process_group", ev.Doing.DEVICE: "waits for its device",
+    ev.Doing.COLLECTIVE: "waits for others", ev.Doing.UNKNOWN: "is elsewhere",
+}  # fmt: skip
+_FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
+_LET_IT_END = (
+    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
+    "limit: `init_process_group(timeout=timedelta(hours=2))`"
+)
 
 
 def collect(state: RunState) -> tuple[str, ...]:
@@ -169,6 +179,123 @@ def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterab
         evidence.append(f"evidence from {some if state.unseen else f'all {state.world} ranks'}")
     fields: dict[str, Any] = {"hosts": state.hosts_of(ranks), **more}
     return Problem(summary=summary, ranks=ranks, evidence=tuple(evidence), **fields)
+
+
+class Absence:
+    """Ranks that did not come to where others wait, as ``absent`` says."""
+
+    def __init__(self, state: RunState, ranks: list[int], absent: Sequence[ev.Absent], *, doubted: bool) -> None:
+        self.state, self.ranks, self.absent = state, ranks, absent
+        self.samples = samples = last_samples(state.facts)
+        self.kind = "stuck"  # what became of them
+        exiting = all(rank in samples and samples[rank].doing is ev.Doing.EXIT for rank in ranks)
+        if exiting or all(state.of(rank, ev.Finished) for rank in ranks):
+            self.kind = "early-exit"
+        elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
+            self.kind = "killed"
+        elif all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks):
+            self.kind = "missing"
+        self.late = any(fact.late for fact in absent) and self.kind == "stuck"
+        # It is sure only if the absent rank is seen elsewhere in two samples, and not if ranks were not seen.
+        # RAS speaks for all ranks.
+        counted = all(fact.shown is ev.Shown.COUNTS for fact in absent)
+        self.sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
+        if doubted or not all(fact.certain for fact in absent) or (state.unseen and not counted):
+            self.sure = Confidence.LOW
+        self.waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
+            rank for rank in state.waiting if rank not in ranks
+        ]
+        loading = [rank for rank in ranks if rank in samples and samples[rank].doing is ev.Doing.DATA]
+        by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, ev.Stacked) if fact.worker}
+        self.workers = list(by_pid.values())[:MOST_QUOTES]
+        of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in self.workers)
+        frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
+        self.where = (*places(frames), *dict.fromkeys(of_workers))
+        self.busy = next((fact.busy for fact in absent if fact.busy is not None), None)
+
+    def problem(self, weaker: Sequence[ev.Absent]) -> Problem:
+        more: dict[str, Any] = {"confidence": self.sure, "where": self.where, "fix": self._fix()}
+        return problem(self.state, self._summary(), self._evidence(weaker), ranks=self.ranks, **more)
+
+    def _summary(self) -> str:
+        ranks, waiters, them = self.ranks, self.waiters, verb(self.ranks, "it", "them")
+        wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
+        who = who_words(self.state, ranks)
+        if self.kind == "killed":
+            be = "may be" if self.sure is Confidence.LOW else verb(ranks, "is", "are")
+            return f"{who} {be} gone: NCCL's RAS considers {them} dead; {wait}"
+        at = ""
+        if self.where and self.kind == "stuck":
+            at = f"{verb(ranks, 'it is', 'they are')} {place_words(self.where[0])}, and "
+        elif (busy := self.busy) is not None:
+            at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
+        did, perhaps = {
+            "early-exit": ("exited before", "may have exited before"),
+            "missing": ("never joined", "may not have joined"),
+        }.get(self.kind, ("did not call", "may not have called"))
+        if self.late:
+            did, perhaps = "came too late to", "may have come too late to"
+            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
+        target = "init_process_group" if self.absent[0].in_init else self.absent[0].operation.words()
+        if self.sure is Confidence.LOW:
+            return f"{who} {perhaps} {target}; {at}{wait}"
+        return f"{who} {did} {target}; {at}{wait} for {them}"
+
+    def _evidence(self, weaker: Sequence[ev.Absent]) -> Iterator[str]:
+        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+        state, samples = self.state, self.samples
+        for rank in self.ranks:
+            if (sample := samples.get(rank)) is not None:
+                twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
+                place = place_words(innermost(sample.frames))
+                yield f"rank {rank} {_STATES[sample.doing]}, {place}{twice} ({quote(sample)})"
+        for worker in self.workers:
+            if (frame := innermost(worker.frames)) is not None and worker.who.pid is not None:
+                yield f"the worker of rank {worker.who.rank} with pid {worker.who.pid} is {place_words(frame)}"
+        yield from quotes(self.absent)
+        yield from quotes([self.busy] if self.busy is not None else [])
+        yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
+        yield from quotes(fact for fact in state.all(ev.Waiting) if fact.who.rank in self.waiters)
+        enqueued = {fact.who.rank: fact.frames for fact in state.all(ev.Waiting) if fact.frames}
+        stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
+        lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
+        for place, those in lines.items():
+            yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
+        reached = []
+        done: dict[tuple[int | None, str], int] = {}
+        for fact in state.all(ev.Reached):
+            key = (fact.who.rank, fact.group_words)
+            done[key] = max(done.get(key, 0), fact.completed or 0)
+        for fact in state.all(ev.Reached):
+            if fact.who.rank in self.ranks and fact.enqueued is not None:
+                if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
+                    continue  # another source says that the rank has completed it
+                group = f" of {fact.group_words}" if fact.group_words else ""
+                reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
+        yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
+        yield from steps_words(state)
+
+    def _fix(self) -> str:
+        who = rank_list(self.ranks)
+        if self.kind == "killed":
+            return _FIND_END
+        if self.busy is not None and not self.where:
+            return _LET_IT_END
+        if self.late and not self.where:
+            return (
+                f"find out what {who} did before that call; if it may take so long, raise the limit: "
+                "`init_process_group(timeout=timedelta(hours=2))`"
+            )
+        if self.workers and (frame := innermost(self.workers[0].frames)) is not None:
+            return f"check what the DataLoader workers of {who} do {place_words(frame)}"
+        if self.where:
+            does = verb(self.ranks, "does", "do")
+            return f"check what {who} {does} {place_words(self.where[0])}, and why the other ranks do not"
+        its = "its" if len(self.ranks) == 1 else "their"
+        return (
+            f"find out what {who} did instead: {its} log and standard error; "
+            f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
+        )
 
 
 def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool) -> Problem:
