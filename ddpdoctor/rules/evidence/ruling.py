@@ -17,7 +17,7 @@ from ddpdoctor.model.known_errors import ONLY_LOCAL
 from ddpdoctor.model.words import name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.evidence import words
-from ddpdoctor.rules.evidence.calls import WAITS, innermost, ranked
+from ddpdoctor.rules.evidence.calls import WAITS, innermost
 from ddpdoctor.rules.evidence.state import Ruling, RunState, find_roots, last_samples, lost_by, precedes
 from ddpdoctor.rules.progress.states import place_words
 from ddpdoctor.rules.registry import also, rule
@@ -51,7 +51,7 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 
 def find_absent(state: RunState) -> Ruling | None:
     """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
-    absent = ranked(state.all(ev.Absent), ev.Absent)
+    absent = [(fact.who.rank, fact) for fact in state.all(ev.Absent) if fact.who.rank is not None]
     if not absent:
         return None
     samples = last_samples(state.facts)
@@ -129,7 +129,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     Of several ranks that aborted without a word, all but one are victims for sure, and the one may be elsewhere. An
     error whose line stands alone, and which may report any other, comes late.
     """
-    last = dict(ranked(state.all(ev.ProcessState), ev.ProcessState))
+    last = {fact.who.rank: fact for fact in state.all(ev.ProcessState) if fact.who.rank is not None}
     frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
     if frozen and len(frozen) < len(last):
         yield Ruling(kind="stopped", problem=words.frozen(state, frozen))
@@ -191,7 +191,7 @@ def _reasons(state: RunState) -> Iterator[str]:
         yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in hints if fact.kind == "told-to-dump")
     stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
-    ranks = sorted({rank for rank, _ in ranked(stuck, ev.Hint)})
+    ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
     failed = {fact.nature: fact for fact in reversed(state.all(ev.Failed))}
     yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
