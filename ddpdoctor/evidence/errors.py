@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import LineReader, origin_of, quote
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Absent,
-    Differ,
-    Exited,
-    Failed,
-    Hint,
-    Link,
-    Nature,
-    Operation,
-    Shown,
-    Size,
-    Trouble,
-    Waiting,
-    Who,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.known_errors import Accused, find_known, read_warning
 from ddpdoctor.model.words import dtype_name, group_alike, odd_ranks, op_type_name
@@ -31,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from ddpdoctor.evidence.lines import Line
-    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.known_errors import KnownError, NcclWarning
     from ddpdoctor.model.stacks import Frame
 
@@ -40,7 +24,7 @@ if TYPE_CHECKING:
 class Reading:
     """What an error's type, text and traceback say."""
 
-    nature: Nature
+    nature: ev.Nature
     # Ranks that the error names as lost or late. Ranks of the default group are global ranks.
     peers: tuple[int, ...] = ()
     peer_hosts: tuple[str, ...] = ()
@@ -120,26 +104,26 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     """Return what an error says. ``kind`` is the class of the exception with or without its module."""
     name = kind.rpartition(".")[2]
     if name in _STOPPED_TYPES or _STOPPED.search(message):
-        return Reading(nature=Nature.STOPPED)
+        return Reading(nature=ev.Nature.STOPPED)
     in_worker = bool(_WORKER.search(message))
     in_pipe = name in _PIPE_TYPES and bool(frames) and _PIPES.search(frames[-1].file)
     if name in _FOLLOWS_TYPES or in_pipe or _FOLLOWS.search(message):
-        return Reading(nature=Nature.FOLLOWS, in_worker=in_worker)
+        return Reading(nature=ev.Nature.FOLLOWS, in_worker=in_worker)
     if name in _MEMORY_TYPES or _MEMORY.search(message):
-        return Reading(nature=Nature.OWN, memory=True, in_worker=in_worker)
+        return Reading(nature=ev.Nature.OWN, memory=True, in_worker=in_worker)
     known = None
     if name in _TIMED_OUT_TYPES or _TIMED_OUT.search(message):
-        nature = Nature.TIMED_OUT
+        nature = ev.Nature.TIMED_OUT
     elif _PEER_LOST.search(message) and (
         name.startswith("Dist")
         or _DISTRIBUTED.search(message)
         or any(_OF_TORCH.search(frame.file) for frame in frames[-3:])
     ):
-        nature = Nature.PEER_LOST
+        nature = ev.Nature.PEER_LOST
     else:
         known = find_known(": ".join(filter(None, (name, message))))
-        nature = _NATURES.get(known.nature, Nature.OWN) if known is not None else Nature.OWN
-    if nature not in {Nature.PEER_LOST, Nature.TIMED_OUT}:
+        nature = _NATURES.get(known.nature, ev.Nature.OWN) if known is not None else ev.Nature.OWN
+    if nature not in {ev.Nature.PEER_LOST, ev.Nature.TIMED_OUT}:
         return Reading(nature=nature, in_worker=in_worker, known=known)
     # A "[Rank 2]" at the beginning of a message is the rank that reports the error.
     peers: dict[int, None] = {}
@@ -153,27 +137,27 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
 
 
 # What the table of known errors says of an error.
-_NATURES = {**{nature.value: nature for nature in Nature}, "link": Nature.PEER_LOST}
+_NATURES = {**{nature.value: nature for nature in ev.Nature}, "link": ev.Nature.PEER_LOST}
 
 
 def numbers(text: str) -> tuple[int, ...]:
     """Return the ranks in a list such as "1, 2". Impossible ranks are left out."""
-    return tuple(number for number in map(int, re.findall(r"\d{1,12}", text)) if number < MOST_RANKS)
+    return tuple(number for number in map(int, re.findall(r"\d{1,12}", text)) if number < ev.MOST_RANKS)
 
 
-def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
+def warned(text: str, place: str | None, common: dict[str, Any]) -> ev.Fact:
     """Return the fact that a warning reports. ``common``: who, spot, time and said of the fact."""
     warning = read_warning(text)
     known = find_known(text) if warning is None else None
     if known is not None and known.nature == "own":
-        return Failed(type="NCCL", message=text, nature=Nature.OWN, alone=True, **common)
+        return ev.Failed(type="NCCL", message=text, nature=ev.Nature.OWN, alone=True, **common)
     if warning is None or warning.accused is Accused.NOBODY:
         words = quote(f"NCCL warns{f' ({place})' if place else ''}: {text}") if warning is None else warning.words
-        return Hint(words=words, kind="nccl-warning", **common)
+        return ev.Hint(words=words, kind="nccl-warning", **common)
     return _fact(warning, text, common)
 
 
-def named_cause(text: str, common: dict[str, Any]) -> Fact | None:
+def named_cause(text: str, common: dict[str, Any]) -> ev.Fact | None:
     """Return the cause outside the writing process that NCCL's message names, or None."""
     warning = read_warning(text) if text else None
     if warning is None or warning.accused in {Accused.NOBODY, Accused.PROCESS, Accused.PEER}:
@@ -181,24 +165,24 @@ def named_cause(text: str, common: dict[str, Any]) -> Fact | None:
     return _fact(warning, text, common)
 
 
-def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> Fact:
+def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> ev.Fact:
     if warning.accused is Accused.PROCESS:
         memory = warning.kind == "memory"
         message = "out of memory" if memory else warning.named.get("error", warning.words)
-        return Failed(type="CUDA error", message=message, nature=Nature.OWN, memory=memory, **common)
+        return ev.Failed(type="CUDA error", message=message, nature=ev.Nature.OWN, memory=memory, **common)
     fix = warning.fix or (known.fix if (known := find_known(text)) is not None else "")
     if warning.accused is Accused.START:
         ranks = tuple(int(warning.named[name]) for name in ("rank", "other") if name in warning.named)
-        return Trouble(kind=warning.kind, problem=warning.words, fix=fix, ranks=ranks, **common)
+        return ev.Trouble(kind=warning.kind, problem=warning.words, fix=fix, ranks=ranks, **common)
     return link_of(replace(warning, fix=fix), common)
 
 
-def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
+def link_of(warning: NcclWarning, common: dict[str, Any]) -> ev.Link:
     named = warning.named
     local_rank = int(named["local_rank"]) if "local_rank" in named else None
     host = common["who"].host if local_rank is not None else named.get("host", "")
-    return Link(
-        to=Who(host=host, address=named.get("address", ""), local_rank=local_rank), problem=warning.words,
+    return ev.Link(
+        to=ev.Who(host=host, address=named.get("address", ""), local_rank=local_rank), problem=warning.words,
         fix=warning.fix, victim=warning.accused is Accused.PEER, local=warning.accused is Accused.HOST, **common,
     )  # fmt: skip
 
@@ -245,17 +229,13 @@ SIGNALS_BY_WORDS = {
     "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL", "Out Of Memory": "SIGKILL",
     "Terminated": "SIGTERM", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Quit": "SIGQUIT",
 }  # fmt: skip
-_GATE = (
-    "what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault",
-    "Child process with", "process rank ", "MPI_ABORT was", "Process name: [[", "RUNNING AT ", "KILLED BY SIGNAL",
-    "EXIT ", "Exit code:",
-)  # fmt: skip
 _OF_SHELLS = frozenset({6, 7, 9, 11, 15})
 _NEAR = 6
 _MOST = 4096
 _WATCHDOG = ("Watchdog caught", "atchdog thread terminated")  # ProcessGroupNCCL logs these before it ends the process
 
 
+@dataclass(slots=True, eq=False)
 class CrashReader(LineReader):
     """Finds processes that a C++ exception or a signal ended."""
 
@@ -264,15 +244,19 @@ class CrashReader(LineReader):
         b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"Killed", b"rror", b"MPI_ABORT was",
         b"Child process with", b"process rank ", b"Process name: [[", b"RUNNING AT ",
     )  # fmt: skip
+    begins = (
+        "what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault",
+        "Child process with", "process rank ", "MPI_ABORT was", "Process name: [[", "RUNNING AT ", "KILLED BY SIGNAL",
+        "EXIT ", "Exit code:",
+    )  # fmt: skip
+    # The type that was thrown last in each stream, and its line
+    _thrown: dict[Hashable, tuple[int, str]] = field(default_factory=dict)
+    # The line in which mpirun named the process that ended first, and what it said.
+    _first: tuple[int, dict[str, str]] = (-_NEAR, {})
 
-    def __init__(self) -> None:
-        self._thrown: dict[Hashable, tuple[int, str]] = {}  # the type that was thrown last in each stream, and its line
-        # The line in which mpirun named the process that ended first, and what it said.
-        self._first: tuple[int, dict[str, str]] = (-_NEAR, {})
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
-        if not any(words in text for words in _GATE):
+        if not any(words in text for words in self.begins):
             return ()
         if (terminate := _TERMINATE.search(text)) is not None:
             if len(self._thrown) > _MOST:
@@ -285,7 +269,7 @@ class CrashReader(LineReader):
             thrown = thrown if line.number - number <= _NEAR else ""
             said, short = classify(thrown, what["message"]).fields, thrown.rpartition("::")[2] or "C++ exception"
             said["memory"] |= short == "bad_alloc"
-            return [Failed(type=short, message=quote(what["message"]), **said, **origin_of(line))]
+            return [ev.Failed(type=short, message=quote(what["message"]), **said, **origin_of(line))]
         if (first := _FIRST.search(text)) is not None:
             self._first = (line.number, _named(first))
             return ()
@@ -296,43 +280,43 @@ class CrashReader(LineReader):
         return _signal(line)
 
 
-def _signal(line: Line) -> list[Fact]:
-    text, common = line.text, origin_of(line)
+def _signal(line: Line) -> list[ev.Fact]:
+    text = line.text
     if "Unexpected bus error encountered in worker" in text:
         problem = "a DataLoader worker ran out of shared memory"
         fix = (
             "give the container more (`--shm-size`, or an emptyDir of medium Memory at /dev/shm), or use fewer workers"
         )
-        return [Trouble(kind="shm", problem=problem, fix=fix, **common)]
+        return [ev.Trouble(kind="shm", problem=problem, fix=fix, **origin_of(line))]
     if "Segfault encountered" in text:
-        return [Exited(signal="SIGSEGV", **common)]
+        return [ev.Exited(signal="SIGSEGV", **origin_of(line))]
     found = next((found for pattern in _SIGNALED if (found := pattern.search(text)) is not None), None)
     named = _named(found) if found is not None else {}
     how = named.get("how") or named.get("killed")
     if how is None:
         return [_reported(line, named)] if found is not None else []
     pid = int(named["pid"]) if "pid" in named else line.who.pid
-    common["who"] = replace(line.who, host=named.get("host", line.who.host), pid=pid)
-    return [Exited(signal=SIGNALS_BY_WORDS[how], **common)]
+    who = replace(line.who, host=named.get("host", line.who.host), pid=pid)
+    return [ev.Exited(signal=SIGNALS_BY_WORDS[how], **origin_of(line, who))]
 
 
 def _named(found: re.Match[str]) -> dict[str, str]:
     return {name: value for name, value in found.groupdict().items() if value is not None}
 
 
-def _reported(line: Line, named: dict[str, str]) -> Exited:
+def _reported(line: Line, named: dict[str, str]) -> ev.Exited:
     """Return the end of the process that a launcher names. mpirun gives the process id 0 where it does not know it."""
-    rank, pid = int(named.get("rank", named.get("number", MOST_RANKS))), int(named.get("pid", 0))
+    rank, pid = int(named.get("rank", named.get("number", ev.MOST_RANKS))), int(named.get("pid", 0))
     who = replace(line.who, host=named.get("host", line.who.host), pid=pid or line.who.pid)
-    who = replace(who, rank=rank) if rank < MOST_RANKS else who
+    who = replace(who, rank=rank) if rank < ev.MOST_RANKS else who
     code = -int(named.get("signal", 0)) or int(named.get("code", 1))
     return exited(code, first=True, **origin_of(line, who))
 
 
-def exited(code: int, **fields: Any) -> Exited:
+def exited(code: int, **fields: Any) -> ev.Exited:
     """Return the end of a process with an exit code as Python has it, -9 for signal 9, or as a shell has it, 137."""
     number = -code if code < 0 else code - 128 if code - 128 in _OF_SHELLS else 0
-    return Exited(signal=signal_name(number), **fields) if number else Exited(code=code, **fields)
+    return ev.Exited(signal=signal_name(number), **fields) if number else ev.Exited(code=code, **fields)
 
 
 MARK = "mismatch between collectives"
@@ -384,7 +368,7 @@ STORE_MARKS = (
 )  # fmt: skip
 
 
-def _store_facts(line: Line) -> list[Fact]:
+def _store_facts(line: Line) -> list[ev.Fact]:
     text = line.text
     keys, asks = _KEYS.search(text) or _KEY.search(text), _ASKS_0.search(text)
     if keys is not None or asks is not None:
@@ -392,12 +376,12 @@ def _store_facts(line: Line) -> list[Fact]:
     common = origin_of(line)
     if (clients := _CLIENTS.search(text)) is not None:
         came, world = int(clients["came"]), int(clients["all"])
-        found: list[Fact] = [_waiting(float(clients["seconds"]), **common)]
-        if 0 < world < MOST_RANKS:
-            found.append(Size(ranks=world, **common))
+        found: list[ev.Fact] = [_waiting(float(clients["seconds"]), **common)]
+        if 0 < world < ev.MOST_RANKS:
+            found.append(ev.Size(ranks=world, **common))
         if came == 1 and world == 2:  # the server counts itself, and serves as rank 0
-            absent = {**common, "who": Who(rank=1)}
-            found.append(Absent(waiters=(0,), in_init=True, shown=Shown.WORDS, **absent))
+            absent = {**common, "who": ev.Who(rank=1)}
+            found.append(ev.Absent(waiters=(0,), in_init=True, shown=ev.Shown.WORDS, **absent))
         return found
     if (client := _CLIENT.search(text)) is not None:
         limit_s = int(client["limit"]) / (1 if client["unit"] == "s" else 1000)
@@ -406,21 +390,21 @@ def _store_facts(line: Line) -> list[Fact]:
             f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT name it on all "
             "hosts, and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
         )
-        return [_waiting(limit_s, **common), Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
+        return [_waiting(limit_s, **common), ev.Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
     if (unknown := _UNKNOWN_NAME.search(text)) is not None:  # the store's host has no address, or refuses
         host = unknown["host"]
         why = "its name is unknown there" if "gai error" in unknown["why"] else "it does not answer"
         problem = f"cannot connect to the job's store at {host}:{unknown['port']}: {why}"
         fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
-        return [Link(to=_host(host), problem=problem, fix=fix, **common)]
+        return [ev.Link(to=_host(host), problem=problem, fix=fix, **common)]
     if "failed on SocketImpl" in text:  # the store's server, in rank 0 or an agent, has ended
         if (lost := _LOST.search(text)) is None:
             return []
         remote = _REMOTE.search(lost["socket"])
         problem = "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
         fix = "look for what ended rank 0 and its launcher first"
-        to = replace(_host(remote["host"]) if remote is not None else Who(), rank=0)
-        return [Link(to=to, problem=problem, fix=fix, victim=True, **common)]
+        to = replace(_host(remote["host"]) if remote is not None else ev.Who(), rank=0)
+        return [ev.Link(to=to, problem=problem, fix=fix, victim=True, **common)]
     if "waitForInput" in text:
         return [_waiting(None, in_init=False, **common)] if "likely a timeout" in text else []
     in_use = _IN_USE.search(text)
@@ -431,37 +415,37 @@ def _store_facts(line: Line) -> list[Fact]:
         f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
         "another port: `torchrun --master-port`, MASTER_PORT"
     )
-    return [Trouble(kind="port", problem=f"port {port} is in use already", fix=fix, **common)]
+    return [ev.Trouble(kind="port", problem=f"port {port} is in use already", fix=fix, **common)]
 
 
-def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | None) -> list[Fact]:
+def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | None) -> list[ev.Fact]:
     """Read which ranks waited for a key, and which rank never set it."""
     common = origin_of(line)
     limit_s = int(keys["ms"]) / 1000 if keys is not None else None
     names = [key.strip() for key in keys["keys"].split(",")][:64] if keys is not None else []
     in_init = asks is not None or any("default_pg/" in name for name in names)
     waiting = _waiting(limit_s, in_init=in_init, **common)
-    found: list[Fact] = [waiting] if keys is not None or "imeout" in line.text else []
+    found: list[ev.Fact] = [waiting] if keys is not None or "imeout" in line.text else []
     waiters = (line.who.rank,) if line.who.rank is not None else ()
     ranks = {int(match["rank"]) for name in names if (match := _ADDRESS.match(name.rstrip("]'\". "))) is not None}
     ranks |= {0 for name in names if _UNIQUE_ID.match(name.rstrip("]'\". "))}
     certain = bool(ranks)
     if not ranks and asks is not None and asks["key"] == "0" and not names:
         ranks = {int(asks["rank"])}  # of a group that is not named: of the first one, most likely
-    said = {"waiters": waiters, "in_init": True, "certain": certain, "expected": bool(asks), "shown": Shown.WORDS}
-    ranks = {rank for rank in ranks if rank < MOST_RANKS and rank != line.who.rank}
-    return [*found, *(Absent(**{**common, **said, "who": Who(rank=rank)}) for rank in sorted(ranks))]
+    said = {"waiters": waiters, "in_init": True, "certain": certain, "expected": bool(asks), "shown": ev.Shown.WORDS}
+    ranks = {rank for rank in ranks if rank < ev.MOST_RANKS and rank != line.who.rank}
+    return [*found, *(ev.Absent(**{**common, **said, "who": ev.Who(rank=rank)}) for rank in sorted(ranks))]
 
 
-def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> Waiting:
-    return Waiting(
-        operation=Operation(), timed_out=timed_out, limit_s=limit_s, in_init=in_init, in_store=True, **common
+def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> ev.Waiting:
+    return ev.Waiting(
+        operation=ev.Operation(), timed_out=timed_out, limit_s=limit_s, in_init=in_init, in_store=True, **common
     )  # fmt: skip
 
 
-def _host(name: str) -> Who:
+def _host(name: str) -> ev.Who:
     is_address = bool(re.fullmatch(r"[\d.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", name))
-    return Who(address=name) if is_address else Who(host=name)
+    return ev.Who(address=name) if is_address else ev.Who(host=name)
 
 
 _NOT_PASSED = re.compile(
@@ -482,7 +466,84 @@ _CONSTRUCTOR = "DistributedDataParallel()"
 _MOST_PARAMETERS = 10**8  # Our choice: no model has more tensors. A victim reads memory that was never set.
 
 
-class CollectiveErrorReader:
+def _monitored_barrier(line: Line) -> list[ev.Fact]:
+    """Read which ranks a monitored barrier misses. Only rank 0 of the group reports it."""
+    operation = ev.Operation(op="monitored_barrier")
+    common = origin_of(line)
+    if (innocent := _INNOCENT.search(line.text)) is not None:
+        who = line.who if line.who.rank is not None else ev.Who(rank=int(innocent["rank"]))
+        return [ev.Waiting(operation=operation, timed_out=True, **{**common, "who": who})]
+    match = _NOT_PASSED.search(line.text)
+    if match is None:
+        return []
+    limit_s = int(match["ms"]) / 1000
+    rank = line.who.rank if line.who.rank is not None else int(match["rank"])
+    of_world = rank == int(match["rank"])  # else these are ranks of a smaller group
+    common["who"] = line.who if line.who.rank is not None else ev.Who(rank=rank, host=line.who.host, pid=line.who.pid)
+    waiting = ev.Waiting(operation=operation, timed_out=True, limit_s=limit_s, **common)
+    late = (
+        ev.Who(rank=number) if of_world else ev.Who(group="unknown", group_rank=number)
+        for number in numbers(match["ranks"])
+    )
+    absent = [
+        ev.Absent(operation=operation, waiters=(rank,), shown=ev.Shown.WORDS, **{**common, "who": who}) for who in late
+    ]  # fmt: skip
+    return [waiting, *absent]
+
+
+def _parameters(line: Line) -> list[ev.Fact]:
+    """Read how many parameters two ranks have. For a rank that ended, the number is 0 or random memory."""
+    match = _PARAMETERS.search(line.text)
+    if match is None or int(match["one"]) >= ev.MOST_RANKS or int(match["other"]) >= ev.MOST_RANKS:
+        return []
+    one, other = int(match["one"]), int(match["other"])
+    count, others = int(match["count"]), int(match["others"])
+    if not 0 < count < _MOST_PARAMETERS:
+        return []
+    if not 0 < others < _MOST_PARAMETERS:
+        message = "another rank had ended when the models were compared"
+        writer = line.who if line.who.rank is not None else ev.Who(rank=one, host=line.who.host, pid=line.who.pid)
+        common = origin_of(line, writer)
+        return [ev.Failed(type="RuntimeError", message=message, nature=ev.Nature.PEER_LOST, peers=(other,), **common)]
+    sides = tuple(
+        ((rank,), ev.Operation(op=_CONSTRUCTOR, group_words=f"a model with {size} parameters"))
+        for rank, size in ((one, count), (other, others))
+    )
+    return [_differ(line, sides, "number")]
+
+
+def _shapes(line: Line) -> list[ev.Fact]:
+    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than it expected."""
+    ranks = (line.who.rank,) if line.who.rank is not None else ()
+    others: tuple[int, ...] = ()
+    if (sizes := _SIZES.search(line.text)) is not None:
+        others, words = (int(sizes["other"]),), f"a model whose parameter {sizes['number']} has"
+        shape = tuple(map(int, re.findall(r"\d{1,18}", sizes["sizes"])))
+        own = ev.Operation(op=_CONSTRUCTOR, group_words=f"{words} this shape", shape=shape)
+        other = ev.Operation(op=_CONSTRUCTOR, group_words=f"{words} another shape")
+    elif (lengths := _LENGTHS.search(line.text)) is not None:
+        own = ev.Operation(op=f"a collective of {lengths['expected']} bytes")
+        other = ev.Operation(op=f"a collective of {lengths['sent']} bytes")
+    else:
+        return []
+    return [_differ(line, ((ranks, own), (others, other)), "shape")]
+
+
+def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], ev.Operation], ...], aspect: str) -> ev.Differ:
+    return ev.Differ(sides=sides, aspect=aspect, **origin_of(line, ev.Who()))
+
+
+_READERS = {
+    "onitoredBarrier": _monitored_barrier,
+    "DDP expects same model": _parameters,
+    "appears not to match": _shapes,
+    "op.preamble.length <= op.nbytes": _shapes,
+    **dict.fromkeys(STORE_MARKS, _store_facts),
+}
+
+
+@dataclass(slots=True, eq=False)
+class CollectiveErrorReader(LineReader):
     """Finds errors of collectives, of the store and of the rendezvous."""
 
     name = "errors of collectives"
@@ -490,20 +551,20 @@ class CollectiveErrorReader:
         b"rror", b"imeout", b"imed out", b"onitoredBarrier", b"server socket has failed", b"failed on SocketImpl",
         b"store based barrier", b"store-based barrier",
     )  # fmt: skip
+    begins = (MARK, *_READERS)
+    _holds: bool = False  # whether a fact waits for later lines that may add to it
+    # By rank. A barrier that all ranks passed in the end is left out.
+    _barriers: dict[int, list[ev.Fact]] = field(default_factory=dict)
+    # The calls of ranks that reported a mismatch, and below those of ranks that only others report.
+    _own: dict[int, ev.Operation] = field(default_factory=dict)
+    _others: dict[int, ev.Operation] = field(default_factory=dict)
+    _mismatch: Line | None = None  # the first line of a mismatch
 
-    def __init__(self) -> None:
-        self._holds = False  # whether a fact waits for later lines that may add to it
-        self._barriers: dict[int, list[Fact]] = {}  # By rank. A barrier that all ranks passed in the end is left out.
-        # The calls of ranks that reported a mismatch, and below those of ranks that only others report.
-        self._own: dict[int, Operation] = {}
-        self._others: dict[int, Operation] = {}
-        self._mismatch: Line | None = None  # the first line of a mismatch
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
         if self._holds and line.begins_run:
             return self.end()
-        mark = next((mark for mark in _MARKS if mark in text), None)
+        mark = next((mark for mark in self.begins if mark in text), None)
         if mark is None:
             return ()
         self._holds = self._holds or mark == MARK or mark in STORE_MARKS
@@ -512,9 +573,9 @@ class CollectiveErrorReader:
             return ()
         return self._barrier(line) if mark in STORE_MARKS and "barrier" in text else _READERS[mark](line)
 
-    def end(self) -> Iterable[Fact]:
+    def end(self) -> Iterable[ev.Fact]:
         line, ordered = self._mismatch, group_alike({**self._others, **self._own})
-        found: list[Fact] = []
+        found: list[ev.Fact] = []
         if line is not None and len(ordered) > 1:
             calls = [operation for operation, _ in ordered]
             aspects: dict[str, set[object]] = {  # the first in which they differ counts
@@ -523,7 +584,7 @@ class CollectiveErrorReader:
                 "shape": {(call.shape, call.numel_in, call.numel_out) for call in calls},
                 "dtype": {call.dtype for call in calls},
             }
-            found.append(Differ(
+            found.append(ev.Differ(
                 spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
                 sides=tuple((ranks, operation) for operation, ranks in ordered),
                 odd=odd_ranks([ranks for _, ranks in ordered]),
@@ -541,8 +602,8 @@ class CollectiveErrorReader:
             shapes = re.findall(r"\[([\d, ]*)\]", match["shape"] or "")
             shape = tuple(map(int, re.findall(r"\d{1,18}", shapes[0]))) if len(shapes) == 1 else None
             number = seq + 1 if 0 <= seq < 10**9 else None
-            calls.append((int(match["rank"]), Operation(op=op, seq=number, shape=shape, dtype=dtype)))
-        if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
+            calls.append((int(match["rank"]), ev.Operation(op=op, seq=number, shape=shape, dtype=dtype)))
+        if not calls or len(self._own) > _MOST_CALLS or any(rank >= ev.MOST_RANKS for rank, _ in calls):
             return
         self._mismatch = self._mismatch or line
         rank, operation = calls[0]
@@ -551,104 +612,29 @@ class CollectiveErrorReader:
             for other, theirs in calls[1:]:
                 self._others.setdefault(other, theirs)
 
-    def _barrier(self, line: Line) -> list[Fact]:
+    def _barrier(self, line: Line) -> list[ev.Fact]:
         """Read torch's barrier before 2.3: each rank counts itself and looks how many have come."""
         if (passed := _PASSED.search(line.text)) is not None:
             self._barriers.pop(int(passed["rank"]), None)
             return []
         match = _BARRIER.search(line.text)
-        if match is None or int(match["world"]) >= MOST_RANKS or int(match["rank"]) >= MOST_RANKS:
+        if match is None or int(match["world"]) >= ev.MOST_RANKS or int(match["rank"]) >= ev.MOST_RANKS:
             return []
         rank, world, count = int(match["rank"]), int(match["world"]), int(match["count"])
         common = origin_of(line, replace(line.who, rank=rank))
         late = match["how"].startswith("Timed out")
         parts = [int(part) for part in match["limit"].split(":") if part]  # "0:30:00"
         limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
-        facts: list[Fact] = [Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
+        facts: list[ev.Fact] = [ev.Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
         if count > world:
             problem = (
                 f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
             )
             fix = "give each job a MASTER_PORT of its own, and start each rank once"
-            facts.append(Trouble(kind="port", problem=problem, fix=fix, **{**common, "who": Who(host=line.who.host)}))
+            common["who"] = ev.Who(host=line.who.host)
+            facts.append(ev.Trouble(kind="port", problem=problem, fix=fix, **common))
         self._barriers.pop(rank, None)
-        if late or len(self._barriers) >= MOST_RANKS:
+        if late or len(self._barriers) >= ev.MOST_RANKS:
             return facts
         self._barriers[rank] = facts
         return []
-
-
-def _monitored_barrier(line: Line) -> list[Fact]:
-    """Read which ranks a monitored barrier misses. Only rank 0 of the group reports it."""
-    operation = Operation(op="monitored_barrier")
-    common = origin_of(line)
-    if (innocent := _INNOCENT.search(line.text)) is not None:
-        who = line.who if line.who.rank is not None else Who(rank=int(innocent["rank"]))
-        return [Waiting(operation=operation, timed_out=True, **{**common, "who": who})]
-    match = _NOT_PASSED.search(line.text)
-    if match is None:
-        return []
-    limit_s = int(match["ms"]) / 1000
-    rank = line.who.rank if line.who.rank is not None else int(match["rank"])
-    of_world = rank == int(match["rank"])  # else these are ranks of a smaller group
-    common["who"] = line.who if line.who.rank is not None else Who(rank=rank, host=line.who.host, pid=line.who.pid)
-    waiting = Waiting(operation=operation, timed_out=True, limit_s=limit_s, **common)
-    late = (
-        Who(rank=number) if of_world else Who(group="unknown", group_rank=number) for number in numbers(match["ranks"])
-    )
-    absent = [
-        Absent(operation=operation, waiters=(rank,), shown=Shown.WORDS, **{**common, "who": who}) for who in late
-    ]  # fmt: skip
-    return [waiting, *absent]
-
-
-def _parameters(line: Line) -> list[Fact]:
-    """Read how many parameters two ranks have. For a rank that ended, the number is 0 or random memory."""
-    match = _PARAMETERS.search(line.text)
-    if match is None or int(match["one"]) >= MOST_RANKS or int(match["other"]) >= MOST_RANKS:
-        return []
-    one, other = int(match["one"]), int(match["other"])
-    count, others = int(match["count"]), int(match["others"])
-    if not 0 < count < _MOST_PARAMETERS:
-        return []
-    if not 0 < others < _MOST_PARAMETERS:
-        message = "another rank had ended when the models were compared"
-        writer = line.who if line.who.rank is not None else Who(rank=one, host=line.who.host, pid=line.who.pid)
-        common = origin_of(line, writer)
-        return [Failed(type="RuntimeError", message=message, nature=Nature.PEER_LOST, peers=(other,), **common)]
-    sides = tuple(
-        ((rank,), Operation(op=_CONSTRUCTOR, group_words=f"a model with {size} parameters"))
-        for rank, size in ((one, count), (other, others))
-    )
-    return [_differ(line, sides, "number")]
-
-
-def _shapes(line: Line) -> list[Fact]:
-    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than it expected."""
-    ranks = (line.who.rank,) if line.who.rank is not None else ()
-    others: tuple[int, ...] = ()
-    if (sizes := _SIZES.search(line.text)) is not None:
-        others, words = (int(sizes["other"]),), f"a model whose parameter {sizes['number']} has"
-        shape = tuple(map(int, re.findall(r"\d{1,18}", sizes["sizes"])))
-        own = Operation(op=_CONSTRUCTOR, group_words=f"{words} this shape", shape=shape)
-        other = Operation(op=_CONSTRUCTOR, group_words=f"{words} another shape")
-    elif (lengths := _LENGTHS.search(line.text)) is not None:
-        own = Operation(op=f"a collective of {lengths['expected']} bytes")
-        other = Operation(op=f"a collective of {lengths['sent']} bytes")
-    else:
-        return []
-    return [_differ(line, ((ranks, own), (others, other)), "shape")]
-
-
-def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], Operation], ...], aspect: str) -> Differ:
-    return Differ(sides=sides, aspect=aspect, **origin_of(line, Who()))
-
-
-_READERS = {
-    "onitoredBarrier": _monitored_barrier,
-    "DDP expects same model": _parameters,
-    "appears not to match": _shapes,
-    "op.preamble.length <= op.nbytes": _shapes,
-    **dict.fromkeys(STORE_MARKS, _store_facts),
-}
-_MARKS = (MARK, *_READERS)

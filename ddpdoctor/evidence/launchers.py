@@ -15,26 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.evidence.errors import SIGNALS_BY_WORDS, classify, exited, numbers
 from ddpdoctor.evidence.lines import AGENTS, DocumentFormat, Found, LineReader, origin_of, quote
 from ddpdoctor.evidence.tracebacks import HEADER, RaisedText, failure_facts, read_traceback, traceback_facts
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Absent,
-    BusyRank,
-    Exited,
-    Failed,
-    Finished,
-    Hint,
-    Launched,
-    Moving,
-    Nature,
-    Operation,
-    Restarted,
-    Seen,
-    Spot,
-    Stopped,
-    Time,
-    Trouble,
-    Who,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.launch import expand_hosts
 
@@ -42,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
     from ddpdoctor.evidence.lines import Document, Line
-    from ddpdoctor.model.evidence import Fact
 
 
 class LaunchReader(LineReader):
@@ -51,11 +31,11 @@ class LaunchReader(LineReader):
     name = "launcher"
     triggers = (b"OMP_NUM_THREADS", b"NCCL version", b"Initializing distributed", b"elastic_operator")
 
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         if not line.begins_job:
             return ()
         several = any(words in line.text for words in AGENTS)
-        return (Launched(**{**line.says(), "said": ""}, starts_several=several),)
+        return (ev.Launched(**{**line.says(), "said": ""}, starts_several=several),)
 
 
 MOST_STREAMS = 4096  # our choice: the progress of so many writers is kept
@@ -150,19 +130,18 @@ class _Progress:
             self.recent = [*self.recent[1 - STEADY :], (key, line.number)]
 
 
-class FrameworkReader:
+@dataclass(slots=True, eq=False)
+class FrameworkReader(LineReader):
     """Reads progress and ends. Only the latest progress of each writer is kept."""
 
     name = "trainer"
     triggers = (b"exits with return code", b"Invalidate trace cache")
+    _several_nodes: bool | None = None
+    _last: dict[tuple[Any, ...], _Progress] = field(default_factory=dict)
+    _work: dict[tuple[Any, ...], ev.BusyRank] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
 
-    def __init__(self) -> None:
-        self._several_nodes: bool | None = None
-        self._last: dict[tuple[Any, ...], _Progress] = {}
-        self._work: dict[tuple[Any, ...], BusyRank] = {}
-        self._seen: set[int] = set()
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
         if line.begins_run:
             return self.end()
@@ -171,12 +150,12 @@ class FrameworkReader:
             return tuple(self._launcher(line))
         ends = any(words in text for words in _END_WORDS) and any(end.search(text) for end in _ENDS)
         if ends or _PROCESS_ENDS in text:
-            return (Finished(**line.says(), process_only=not ends),)
+            return (ev.Finished(**line.says(), process_only=not ends),)
         if "Invalidate trace cache" in text and (found := _TRACE.search(text)) is not None:
             words = (
                 f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
             )
-            return (Hint(**line.says(), words=words, kind="zero3-order"),)
+            return (ev.Hint(**line.says(), words=words, kind="zero3-order"),)
         if any(word in text for word in _WORDS):
             return self._progress(line)
         # A rank is there: its first plain line.
@@ -186,21 +165,21 @@ class FrameworkReader:
         if _NOT_PROGRESS.search(text) is not None:
             return ()
         self._seen.add(rank)
-        return (Seen(who=line.who, spot=line.spot(), time=line.time),)
+        return (ev.Seen(who=line.who, spot=line.spot(), time=line.time),)
 
-    def end(self) -> Iterable[Fact]:
-        found: list[Fact] = []
+    def end(self) -> Iterable[ev.Fact]:
+        found: list[ev.Fact] = []
         for one in self._last.values():
             steady_from = one.recent[0][1] if len(one.recent) >= STEADY else None
-            found.append(Moving(**one.line.says(), step=one.step, logged=True, steady_from=steady_from))
+            found.append(ev.Moving(**one.line.says(), step=one.step, logged=True, steady_from=steady_from))
         found += self._work.values()
         for one in self._last.values():
             if one.nonfinite is None or one.nonfinite_count < STEADY:
                 continue  # one bad step is not a fault: fp16 skips it
             line, step = one.nonfinite
             since = f", at the latest from step {step} on" if step is not None else ""
-            found.append(Trouble(
-                **line.says(Who()), kind="nonfinite",
+            found.append(ev.Trouble(
+                **line.says(ev.Who()), kind="nonfinite",
                 problem=f"the loss is NaN or infinite in the last {one.nonfinite_count} logged steps{since}",
                 fix="look at the data, learning rate and precision of the steps before it; `ddpdoctor wrap "
                 "--check-every 1` names the rank and the tensor that were first; if it is one rank, test its GPU",
@@ -225,13 +204,13 @@ class FrameworkReader:
             is_other = former is not None and share is not None and share < (former.share or 0)  # another rank's bar
             if not is_other and (former is not None or len(self._work) < MOST_STREAMS):
                 task = " ".join(found["task"].split()).strip(" :-|>.")[:_MOST_TASK]
-                self._work[line.stream] = BusyRank(**line.says(), task=quote(task), share=share)
+                self._work[line.stream] = ev.BusyRank(**line.says(), task=quote(task), share=share)
         elif former is not None and text.strip():
             is_step = any(pattern.search(text) for pattern in _PROGRESS)
             if former.share is None or is_step or _DONE.search(text) is not None or share == _FULL:
                 del self._work[line.stream]
 
-    def _progress(self, line: Line) -> Iterable[Fact]:
+    def _progress(self, line: Line) -> Iterable[ev.Fact]:
         """Take in a line about progress. If its step has fallen, a new run may have begun."""
         if line.stream not in self._last and len(self._last) >= MOST_STREAMS:
             return ()
@@ -242,30 +221,30 @@ class FrameworkReader:
         step = int(digits) if digits is not None and len(digits) < 12 else None
         former = self._last.get(line.stream)
         has_fallen = former is not None and (former.step or 0) > 2 * (step or 0) and step is not None
-        facts = (*self.end(), Launched(who=line.who, spot=line.spot(), by_step=True)) if has_fallen else ()
+        facts = (*self.end(), ev.Launched(who=line.who, spot=line.spot(), by_step=True)) if has_fallen else ()
         self._last.setdefault(line.stream, _Progress(line, step)).add(step, line)
         return facts
 
-    def _launcher(self, line: Line) -> Iterator[Fact]:
+    def _launcher(self, line: Line) -> Iterator[ev.Fact]:
         if (nodes := _NODES.search(line.text)) is not None:
             self._several_nodes = int(nodes[1]) > 1
         elif (found := _SPAWNED.search(line.text)) is not None:
-            yield Seen(who=self._who(line, found["command"], int(found["pid"])), spot=line.spot(), time=line.time)
+            yield ev.Seen(who=self._who(line, found["command"], int(found["pid"])), spot=line.spot(), time=line.time)
         elif (found := _EXITS.search(line.text)) is not None and (code := int(found["code"])):
             number = -code if code < 0 else code - 128
             signal = SIGNALS.get(number, "")
             # The launcher prints the command of the process that it started last, whichever failed.
             is_only = _ONLY_LOCAL_RANK.search(found["command"]) is not None
-            who = self._who(line, found["command"]) if is_only else Who(host=line.who.host)
+            who = self._who(line, found["command"]) if is_only else ev.Who(host=line.who.host)
             said = {**line.says(who), "said": f"a process of DeepSpeed's launcher exits with return code {code}"}
-            yield Exited(signal=signal, code=None if signal else code, by_launcher=signal == "SIGTERM", **said)
+            yield ev.Exited(signal=signal, code=None if signal else code, by_launcher=signal == "SIGTERM", **said)
 
-    def _who(self, line: Line, command: str, pid: int | None = None) -> Who:
+    def _who(self, line: Line, command: str, pid: int | None = None) -> ev.Who:
         """Return a process that the launcher started. If the log shows one node, the local rank is the rank."""
         found = _LOCAL_RANK.search(command)
         local_rank = int(found["local_rank"]) if found is not None else None
         rank = local_rank if self._several_nodes is False and not line.who.host else None
-        return Who(rank=rank, host=line.who.host, pid=pid, local_rank=local_rank)
+        return ev.Who(rank=rank, host=line.who.host, pid=pid, local_rank=local_rank)
 
 
 _MOST_STALLED = 4096
@@ -275,16 +254,16 @@ _STALLED_RANK = re.compile(r"(?:^|[\s>:])(?P<rank>\d{1,7}): ?\[(?P<names>[^\]]{1
 _MISSING_RANKS = re.compile(r"(?P<name>\S{1,200}) \[missing ranks: ?(?P<ranks>[\d, ]{1,2000})\]")
 
 
+@dataclass(slots=True, eq=False)
 class HorovodReader(LineReader):
     """Finds the ranks that the others wait for."""
 
     name = "Horovod"
     triggers = (b"Missing ranks:", b"Stalled ranks:", b"[missing ranks:")
+    begins = ("ranks:",)
+    _open: bool = False
 
-    def __init__(self) -> None:
-        self._open = False
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
         if "ranks:" in text:
             self._open = text.strip() in _STALLED_HEADS
@@ -298,9 +277,9 @@ class HorovodReader(LineReader):
             self._open = found is not None
             stalled = [] if found is None else [(int(found["rank"]), found["names"].partition(",")[0])]
         return [
-            Absent(
-                **{**line.says(Who(rank=rank)), "said": quote(f"{line.raw_prefix}{text}")},
-                operation=Operation(op=quote(tensor).removesuffix(" ...")), certain=False, expected=True,
+            ev.Absent(
+                **{**line.says(ev.Who(rank=rank)), "said": quote(f"{line.raw_prefix}{text}")},
+                operation=ev.Operation(op=quote(tensor).removesuffix(" ...")), certain=False, expected=True,
             )
             for rank, tensor in stalled
         ]  # fmt: skip
@@ -344,16 +323,15 @@ class _Table:
     block: _Block | None = None
 
 
-class TorchrunReader:
+@dataclass(slots=True, eq=False)
+class TorchrunReader(LineReader):
     """Finds what torchrun's agent says about its ranks."""
 
     name = "torchrun"
     triggers = (b"elastic", b"xitcode", b"rror")
+    _tables: dict[Hashable, _Table] = field(default_factory=dict)
 
-    def __init__(self) -> None:
-        self._tables: dict[Hashable, _Table] = {}
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
         table = self._tables.get(line.stream)
         if table is not None:
@@ -368,7 +346,7 @@ class TorchrunReader:
             self._open(line, _Table(root=title.startswith("Root Cause")))
         return facts
 
-    def end(self) -> Iterable[Fact]:
+    def end(self) -> Iterable[ev.Fact]:
         found = [fact for table in self._tables.values() for fact in _block_facts(table.block)]
         self._tables.clear()
         return found
@@ -379,7 +357,7 @@ class TorchrunReader:
         self._tables[line.stream] = table
         return table
 
-    def _read_table(self, line: Line, table: _Table) -> list[Fact]:
+    def _read_table(self, line: Line, table: _Table) -> list[ev.Fact]:
         text, block, stripped = line.text, table.block, line.text.strip()
         if _BLOCK.match(text) is not None:
             table.block = _Block(line, table.root)
@@ -413,27 +391,27 @@ class TorchrunReader:
         return True
 
 
-def _read_agent(line: Line) -> list[Fact]:
+def _read_agent(line: Line) -> list[ev.Fact]:
     text = line.text
     if (failed := _FAILED.search(text)) is not None:
         who = replace(line.who, local_rank=int(failed["local"]), pid=int(failed["pid"]))
         return [exited(int(failed["code"]), first=True, **origin_of(line, who))]
     if (stopped := _CLOSING.search(text)) is not None:
         who = replace(line.who, pid=int(stopped["pid"]))
-        return [Exited(signal=stopped["signal"], by_launcher=True, **origin_of(line, who))]
+        return [ev.Exited(signal=stopped["signal"], by_launcher=True, **origin_of(line, who))]
     common = origin_of(line)  # What concerns all ranks of a node
     if (death := _DEATH.search(text)) is not None:
         signal = death["signal"]
         name = signal_name(int(signal)) if signal.isdigit() else signal
-        return [Stopped(by=name if name in {"SIGHUP", "SIGINT"} else "signal", **common)]
+        return [ev.Stopped(by=name if name in {"SIGHUP", "SIGINT"} else "signal", **common)]
     if (restarts := _RESTARTS.search(text)) is not None:
-        return [Restarted(attempt=int(restarts["most"]) - int(restarts["left"]) + 1, **common)]
+        return [ev.Restarted(attempt=int(restarts["most"]) - int(restarts["left"]) + 1, **common)]
     if "new nodes from group_rank" in text and "will restart worker group" in text:
-        return [Restarted(**common)]
-    return [Finished(**common)] if "worker group successfully finished" in text else []
+        return [ev.Restarted(**common)]
+    return [ev.Finished(**common)] if "worker group successfully finished" in text else []
 
 
-def _block_facts(block: _Block | None) -> list[Fact]:
+def _block_facts(block: _Block | None) -> list[ev.Fact]:
     if block is None:
         return []
     code = _TABLE_CODE.search(block.fields.get("exitcode", ""))
@@ -441,7 +419,7 @@ def _block_facts(block: _Block | None) -> list[Fact]:
     named = block.fields.get("host", "")
     host = named if named and not named.startswith("localhost") else block.line.who.host
     who = replace(block.line.who, host=host, pid=int(code["pid"]) if code is not None else None)
-    if rank is not None and int(rank["rank"]) < MOST_RANKS:
+    if rank is not None and int(rank["rank"]) < ev.MOST_RANKS:
         who = replace(who, rank=int(rank["rank"]), local_rank=int(rank["local"]))
     time = _time_of(block.fields.get("time", ""), host or block.line.source)
     common: dict[str, Any] = {"who": who, "spot": block.line.spot(), "time": time}
@@ -450,7 +428,7 @@ def _block_facts(block: _Block | None) -> list[Fact]:
             return []
         first = " first on its node" if block.root else ""
         message = f"torchrun's table says that rank {who.rank} failed{first}, and is cut off before the exit status"
-        return [Failed(type="ChildFailedError", message=message, nature=Nature.FOLLOWS, said=message, **common)]
+        return [ev.Failed(type="ChildFailedError", message=message, nature=ev.Nature.FOLLOWS, said=message, **common)]
     exit_code = int(code["code"])
     said = quote(f"rank {who.rank} (local_rank: {who.local_rank}) exitcode: {block.fields['exitcode']}")
     by_launcher = exit_code == -15 and not block.root
@@ -458,7 +436,7 @@ def _block_facts(block: _Block | None) -> list[Fact]:
     return [*_message_facts("\n".join(block.message), common), ended]
 
 
-def _message_facts(message: str, common: dict[str, Any]) -> list[Fact]:
+def _message_facts(message: str, common: dict[str, Any]) -> list[ev.Fact]:
     """Return what a traceback or message says that torchrun took from an error file."""
     if HEADER in message and (text := read_traceback(message.splitlines())) is not None:
         return traceback_facts(text, common)
@@ -469,11 +447,11 @@ def _message_facts(message: str, common: dict[str, Any]) -> list[Fact]:
     return failure_facts(raised, (), classify(raised.type, raised.message), common)
 
 
-def _time_of(text: str, clock: str) -> Time | None:
+def _time_of(text: str, clock: str) -> ev.Time | None:
     """Return the time in a text: whole seconds, in the zone of the node."""
     match = _SECONDS.search(text)
     try:
-        return Time(seconds=timegm((*map(int, match.groups()), 0, 0, 0)), clock=clock) if match is not None else None
+        return ev.Time(seconds=timegm((*map(int, match.groups()), 0, 0, 0)), clock=clock) if match is not None else None
     except ValueError:
         return None
 
@@ -499,11 +477,11 @@ def _read_error_file(document: Document) -> Found:
     attempt = document.source.rpartition("/")[0].rpartition("/")[0] or document.source
     clock = f"{document.who.host or attempt}, epoch"
     digits = str(extra.get("timestamp"))
-    time = Time(seconds=int(digits), clock=clock) if digits.isdigit() and len(digits) < 12 else None
+    time = ev.Time(seconds=int(digits), clock=clock) if digits.isdigit() and len(digits) < 12 else None
     short = said.get("message", "") if isinstance(said, dict) else said
     callstack = extra.get("py_callstack", "")
     message = callstack if isinstance(callstack, str) and HEADER in callstack else short
-    common = {"who": document.who, "spot": Spot(source=document.source), "time": time}
+    common = {"who": document.who, "spot": ev.Spot(source=document.source), "time": time}
     return Found(facts=_message_facts(str(message), common), lines=document.body.count(b"\n") + 1)
 
 
@@ -541,25 +519,25 @@ _STOPPED = {
 }  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class SlurmReader(LineReader):
     """Reads the lines of srun and slurmstepd."""
 
     name = "Slurm"
     triggers = (b"slurmstepd: ", b"srun: error", b"Job step aborted", b"First task exited")
+    begins = ("srun: ", "slurmstepd")
+    _stopping: bool = False  # Whether Slurm is ending the step. It then also ends the remaining tasks.
 
-    def __init__(self) -> None:
-        self._stopping = False  # Whether Slurm is ending the step. It then also ends the remaining tasks.
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
-        if "srun: " not in text and "slurmstepd" not in text:
+        if not any(words in text for words in self.begins):
             self._stopping = self._stopping and not line.begins_run
             return ()
         facts = list(self._facts(line))
         self._stopping = self._stopping or any(words in text for words in _STEP_ENDS)
         return facts
 
-    def _facts(self, line: Line) -> Iterator[Fact]:
+    def _facts(self, line: Line) -> Iterator[ev.Fact]:
         text = line.text
         if (found := _SRUN_TASKS.search(text)) is not None:
             yield from self._tasks(found, line)
@@ -567,28 +545,28 @@ class SlurmReader(LineReader):
             found = _OOM_EVENT.search(text)
             where = f" in {found['step'].removeprefix('StepId=').removeprefix('step ')}" if found is not None else ""
             problem = f"Slurm's memory limit was reached{where}, and the kernel killed a process for it"
-            who = Who(host=line.who.host, address=line.who.address)
-            yield Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **line.says(who))
+            who = ev.Who(host=line.who.host, address=line.who.address)
+            yield ev.Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **line.says(who))
         elif (found := _CANCELLED.search(text)) is not None:
-            why, said = (found["why"] or "").strip(), line.says(Who())
+            why, said = (found["why"] or "").strip(), line.says(ev.Who())
             said["time"] = line.time or _time_of(found["time"], found["host"])
             if "NODE FAIL" in why:  # the host in the line runs the step's script: it is not the one that failed
                 problem = "Slurm ended the job because a node failed, which it does not name here"
                 fix = f"sacct -j {found['id'].partition('.')[0]} -o JobID,State,NodeList; {NODE_FIX}"
-                yield Trouble(kind="node-failure", problem=problem, fix=fix, **said)
+                yield ev.Trouble(kind="node-failure", problem=problem, fix=fix, **said)
             else:
                 by = next((words for text, words in _STOPPED.items() if text in why), "cancelled")
-                yield Stopped(by=by, **said)
+                yield ev.Stopped(by=by, **said)
         elif (found := _NODE_FAILURE.search(text)) is not None:
             try:
                 hosts = expand_hosts(found["hosts"].rstrip(",."))
             except ValueError:
                 hosts = (found["hosts"],)
             for host in hosts:
-                said = line.says(Who(host=host))
-                yield Trouble(kind="node-failure", problem="Slurm lost the node", fix=NODE_FIX, **said)
+                said = line.says(ev.Who(host=host))
+                yield ev.Trouble(kind="node-failure", problem="Slurm lost the node", fix=NODE_FIX, **said)
 
-    def _tasks(self, found: re.Match[str], line: Line) -> Iterator[Fact]:
+    def _tasks(self, found: re.Match[str], line: Line) -> Iterator[ev.Fact]:
         """Yield the end of each task. A task that a signal ends while Slurm ends the step is not at fault."""
         how, code = found["how"], int(found["code"]) if found["code"] else None
         signal = SIGNALS_BY_WORDS.get(how, "")
@@ -598,8 +576,8 @@ class SlurmReader(LineReader):
             return
         told = signal == "SIGTERM" or (signal == "SIGKILL" and self._stopping and how != "Out Of Memory")
         for task in _task_numbers(found["tasks"]):
-            said = line.says(Who(host=found["host"], task=task))
-            yield Exited(code=code, signal=signal, by_launcher=told, memory=how == "Out Of Memory", **said)
+            said = line.says(ev.Who(host=found["host"], task=task))
+            yield ev.Exited(code=code, signal=signal, by_launcher=told, memory=how == "Out Of Memory", **said)
 
 
 NODE_FIX = "sinfo -R and scontrol show node say why; exclude the node (sbatch --exclude) and start again"
@@ -621,18 +599,18 @@ _SACCT_HEAD = re.compile(r"^\s*JobID(?:Raw)?\b.*\bState\b")
 _STOPPED_STATES = {"TIMEOUT": "time limit", "PREEMPTED": "preemption", "REQUEUED": "requeue", "DEADLINE": "time limit"}
 
 
+@dataclass(slots=True, eq=False)
 class SacctReader(LineReader):
     """Reads the tables of ``sacct``."""
 
     name = "sacct"
     triggers = (b"ExitCode",)
+    begins = ("JobID",)
+    _names: list[str] = field(default_factory=list)
+    _places: list[tuple[int, int]] = field(default_factory=list)  # where the columns are, in a table without "|"
+    _reported: set[tuple[str, str]] = field(default_factory=set)
 
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._places: list[tuple[int, int]] = []  # where the columns are, in a table without "|"
-        self._reported: set[tuple[str, str]] = set()
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         if not self._names and "JobID" not in line.text:
             return ()
         text = line.raw_prefix + line.text  # the number of a job looks like a label
@@ -655,27 +633,27 @@ class SacctReader(LineReader):
         fact = _sacct_fact(job, fields.get("State", ""), fields.get("ExitCode", ""), common)
         key = (job, type(fact).__name__)
         # A step may end well in a job that does not.
-        if fact is None or key in self._reported or (dot and isinstance(fact, Finished)):
+        if fact is None or key in self._reported or (dot and isinstance(fact, ev.Finished)):
             return ()
         self._reported.add(key)
         return (fact,)
 
 
-def _sacct_fact(job: str, state: str, code: str, common: dict[str, Any]) -> Fact | None:
+def _sacct_fact(job: str, state: str, code: str, common: dict[str, Any]) -> ev.Fact | None:
     """Return what a state and an exit code such as "0:15" say: a status, and a signal."""
     stopped = next((words for name, words in _STOPPED_STATES.items() if state.startswith(name)), "")
     digits = code.partition(":")[2]
     signal = SIGNALS.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
     if state.startswith("OUT_OF_ME"):
         problem = f"Slurm says that job {job} ran out of memory"
-        return Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **common)
+        return ev.Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **common)
     if state.startswith("NODE_FAIL"):
         problem = f"Slurm says that a node of job {job} failed, which it does not name here"
-        return Trouble(kind="node-failure", problem=problem, fix=NODE_FIX, **common)
+        return ev.Trouble(kind="node-failure", problem=problem, fix=NODE_FIX, **common)
     if stopped:
-        return Stopped(by=stopped, **common)
+        return ev.Stopped(by=stopped, **common)
     if state.startswith("CANCELLED") or signal == "SIGTERM":
-        return Stopped(by="signal" if state.startswith("FAILED") else "cancelled", **common)
+        return ev.Stopped(by="signal" if state.startswith("FAILED") else "cancelled", **common)
     if state.startswith("FAILED") and signal:
-        return Exited(who=Who(), signal=signal, **common)
-    return Finished(**common) if state == "COMPLETED" and code.startswith("0:0") else None
+        return ev.Exited(who=ev.Who(), signal=signal, **common)
+    return ev.Finished(**common) if state == "COMPLETED" and code.startswith("0:0") else None

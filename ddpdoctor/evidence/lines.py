@@ -97,11 +97,9 @@ class LineReader(Protocol):
     """
 
     name: str  # the format in words: "NCCL watchdog"
-
-    @property
-    def triggers(self) -> tuple[bytes, ...]:
-        """Byte strings: a part of a log that contains none of them is of no interest to this reader."""
-        ...
+    # Without one of these texts no line begins what it reads. It gets no lines before the first that has one.
+    begins: tuple[str, ...] = ()
+    triggers: tuple[bytes, ...]  # a part of a log that contains none of them is of no interest to this reader
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line. It must be quick for lines of other formats."""
@@ -407,11 +405,11 @@ class LogSplitter:
         doubtful = self._learn(raws)
         for at, raw in enumerate(raws):
             writer = self.known
-            for part in (raw,) if "\r" not in raw else raw.split("\r"):
-                if "\r" in raw and not part.strip():
+            parts = raw.split("\r") if "\r" in raw else [raw]
+            for part in parts:
+                if len(parts) > 1 and not part.strip():
                     continue
-                is_info = wanted_info is not None and NCCL_INFO in part and _NCCL not in part
-                if is_info and wanted_info is not None and wanted_info.search(part) is None:
+                if wanted_info is not None and NCCL_INFO in part and _NCCL not in part and not wanted_info.search(part):
                     continue
                 line = self.split(part, number + at, writer)
                 writer = line.who  # a prefix stands once before all states of a bar
@@ -427,7 +425,7 @@ class LogSplitter:
         said: dict[str, Any] = {}
         time: Time | None = None
         origin: tuple[str, ...] = ()
-        at = self._end_of_number(text)
+        at = self._end_of_number(text) if self._numbering is not None else 0
         for _ in range(_MOST_PREFIXES):
             if (match := _match_prefix(text, at)) is not None:
                 fields = {name: value for name, value in match.groupdict().items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.kernel import XID
@@ -48,7 +49,8 @@ MEMORY_FIX = (
 )
 
 
-class KernelReader:
+@dataclass(slots=True, eq=False)
+class KernelReader(LineReader):
     """Reads lines of the kernel's log, in dmesg, syslog or journal form."""
 
     name = "kernel log"
@@ -56,12 +58,11 @@ class KernelReader:
         b"NVRM: ", b"device handle", b"ut of memory: Killed", b"oom-kill:", b": Unknown Error", b"amdgpu: ",
         b"GPU HANG", b"ngine reset", b") error received",
     )  # fmt: skip
-
-    def __init__(self) -> None:
-        # The host, the bus and the line of the GPU that a message over several lines names.
-        self._named: tuple[str, str, int] = ("", "", -_NEAR)
-        # Processes that the kernel chose to kill and has not yet reported as killed.
-        self._asked: dict[tuple[str, int], tuple[str, Line]] = {}
+    begins = ("NVRM", "amdgpu", "[drm]", "device handle", "AER: ", "out of memory: Kill", "Out of memory", "oom-kill:")
+    # The host, the bus and the line of the GPU that a message over several lines names.
+    _named: tuple[str, str, int] = ("", "", -_NEAR)
+    # Processes that the kernel chose to kill and has not yet reported as killed.
+    _asked: dict[tuple[str, int], tuple[str, Line]] = field(default_factory=dict)
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -154,15 +155,15 @@ _FIELD = re.compile(r"^\s*-?\s*(?P<name>[Rr]eason|Exit Code|exitCode):\s*(?P<val
 _ROW = re.compile(r"^(?P<pod>[a-z0-9][\w.-]{1,252})\s+\d+/\d+\s+(?:Init:)?(?P<status>OOMKilled|Evicted)\b")
 
 
+@dataclass(slots=True, eq=False)
 class KubernetesReader(LineReader):
     """Reads ``kubectl describe pod``, ``kubectl get pods`` and a pod's YAML."""
 
     name = "Kubernetes"
     triggers = (b"OOMKilled", b"Exit Code:", b"exitCode:")
-
-    def __init__(self) -> None:
-        self._pod = ""
-        self._reason = ""
+    begins = ("Name:", "eason:", "Exit Code:", "exitCode:", "OOMKilled", "Evicted")
+    _pod: str = ""
+    _reason: str = ""
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -292,19 +293,15 @@ _BOUNDS = re.compile(r"# Out of bounds values : (?P<count>\d+) (?P<result>OK|FAI
 _AVERAGE = re.compile(r"# Avg bus bandwidth\s*: (?P<busbw>[\d.]+)")
 
 
-class NcclTestsReader:
+@dataclass(slots=True, eq=False)
+class NcclTestsReader(LineReader):
     """Reads the tables of all programs of nccl-tests."""
 
     name = "nccl-tests"
     triggers = (b"# Collective test starting", b"# Using devices", b"# Out of bounds values", b"# Avg bus bandwidth")
-
-    def __init__(self) -> None:
-        self._begin("nccl-tests")
-
-    def _begin(self, program: str) -> None:
-        self._program = program
-        self._best: tuple[float, int] = (0.0, 0)
-        self._wrong: tuple[int, Line] | None = None
+    _program: str = "nccl-tests"
+    _best: tuple[float, int] = (0.0, 0)
+    _wrong: tuple[int, Line] | None = None
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -318,7 +315,7 @@ class NcclTestsReader:
             return ()
         elif (found := _PROGRAM.match(text)) is not None:
             facts = tuple(self.end())
-            self._begin(found["name"])
+            self._program, self._best = found["name"], (0.0, 0)
             return facts
         elif (found := _BOUNDS.match(text)) is not None:
             wrong, self._wrong = self._wrong, None

@@ -12,21 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import link_of, warned
-from ddpdoctor.evidence.lines import MOST_QUOTED, quote
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Called,
-    DataWay,
-    Hint,
-    NcclEdge,
-    NcclMember,
-    NcclPaths,
-    Operation,
-    Seen,
-    Size,
-    Waiting,
-    Who,
-)
+from ddpdoctor.evidence.lines import MOST_QUOTED, LineReader, quote
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.known_errors import MAPPED, read_warning
 from ddpdoctor.model.words import first_names
 
@@ -34,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.lines import Line
-    from ddpdoctor.model.evidence import Fact, Spot, Time
 
 MOST_PROCESSES = 65_536  # Our choice: more processes than any job has. Further processes are ignored.
 _INIT = re.compile(
@@ -54,8 +40,8 @@ class Communicator:
     key: str  # equal in all processes if the log says so, else ""
     rank: int
     ranks: int
-    spot: Spot
-    time: Time | None
+    spot: ev.Spot
+    time: ev.Time | None
     said: str
     ready: bool = False
 
@@ -64,8 +50,8 @@ class Communicator:
 class NcclProcess:
     """One process in the log."""
 
-    who: Who
-    spot: Spot
+    who: ev.Who
+    spot: ev.Spot
     interface: str = ""
     # By pointer. Destroyed communicators are removed.
     communicators: dict[str, Communicator] = field(default_factory=dict)
@@ -77,19 +63,19 @@ class NcclProcess:
     # What it says of its connections: fields of ``NcclPaths``. None: nothing.
     paths: dict[str, Any] | None = None
     # By own rank, peer and transport: NCCL's text, and the line.
-    edges: dict[tuple[int, int, DataWay], tuple[str, str]] = field(default_factory=dict)
+    edges: dict[tuple[int, int, ev.DataWay], tuple[str, str]] = field(default_factory=dict)
     # Lines for each of them and each direction.
-    counts: Counter[tuple[int, int, DataWay, str]] = field(default_factory=Counter)
+    counts: Counter[tuple[int, int, ev.DataWay, str]] = field(default_factory=Counter)
     order: dict[str, int] = field(default_factory=dict)  # the pointers of its communicators, as it used them first
     # The number of its last call in each of them, and how many of a group call it made under that number before.
     place: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class NcclProcesses:
     """All processes of one log."""
 
-    def __init__(self) -> None:
-        self._all: dict[tuple[str, int], NcclProcess] = {}
+    _all: dict[tuple[str, int], NcclProcess] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[NcclProcess]:
         return iter(self._all.values())
@@ -104,7 +90,7 @@ class NcclProcesses:
             found.who = replace(found.who, rank=line.who.rank)
         return found
 
-    def who(self, process: NcclProcess) -> Who:
+    def who(self, process: NcclProcess) -> ev.Who:
         """Return a process, with its global rank if that is known by now."""
         largest = process.largest
         if process.who.rank is not None or largest is None or not self._is_world(largest):
@@ -118,7 +104,7 @@ class NcclProcesses:
         others = [process.largest for process in self._all.values() if process.largest is not None]
         return all(other.ranks < one.ranks or other.key == one.key for other in others)
 
-    def tell(self) -> Iterator[Fact]:
+    def tell(self) -> Iterator[ev.Fact]:
         """Return the rank of each process, and which processes wait in the set-up of a communicator."""
         all_largest = [process.largest for process in self._all.values() if process.largest is not None]
         world = next((communicator.ranks for communicator in all_largest if self._is_world(communicator)), None)
@@ -127,14 +113,15 @@ class NcclProcesses:
             if not process.reported:
                 process.reported = True
                 spot, time = (largest.spot, largest.time) if largest else (process.spot, None)
-                yield Seen(who=who, spot=spot, time=time, said=largest.said if largest else "", gpu=process.bus)
+                yield ev.Seen(who=who, spot=spot, time=time, said=largest.said if largest else "", gpu=process.bus)
                 if world and largest is not None and largest.ranks == world:
-                    yield Size(spot=spot, ranks=world)
+                    yield ev.Size(spot=spot, ranks=world)
                     world = None
             for one in (communicator for communicator in process.communicators.values() if not communicator.ready):
                 words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")
-                operation = Operation(op="init", group=one.key, group_words=words)
-                yield Waiting(who=who, spot=one.spot, time=one.time, said=one.said, operation=operation, in_init=True)
+                operation = ev.Operation(op="init", group=one.key, group_words=words)
+                common: dict[str, Any] = {"spot": one.spot, "time": one.time, "said": one.said}
+                yield ev.Waiting(who=who, operation=operation, in_init=True, **common)
 
 
 def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
@@ -149,7 +136,7 @@ def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
         process.communicators.pop(pointer, None)
         return
     rank, ranks = int(found["rank"]), int(found["ranks"])
-    if not rank < ranks <= MOST_RANKS:
+    if not rank < ranks <= ev.MOST_RANKS:
         return
     key = f"comm {found['id']}" if found["id"] else ""
     one = Communicator(key=key, rank=rank, ranks=ranks, spot=line.spot(), time=line.time, said=quote(line.text))
@@ -188,7 +175,8 @@ class _Made:
     process: NcclProcess
     call: tuple[str, int, int, int, int]  # operation, count, dtype, reduction, root
     number: int
-    spot: Spot
+    source: str
+    line: int
     said: str  # The line. Only a call that is shown becomes a fact.
 
 
@@ -200,11 +188,11 @@ class _Track:
     last: dict[int, deque[_Made]] = field(default_factory=dict)  # by process
 
 
+@dataclass(slots=True)
 class Calls:
     """All calls of one log."""
 
-    def __init__(self) -> None:
-        self._tracks: dict[str, _Track] = {}
+    _tracks: dict[str, _Track] = field(default_factory=dict)
 
     def read(self, process: NcclProcess, text: str, line: Line) -> None:
         found = _CALL.search(text)
@@ -227,7 +215,7 @@ class Calls:
         former, place = process.place.get(pointer, (-1, 0))
         place = place + 1 if former == number else 0
         process.place[pointer] = (number, place)
-        made = _Made(process, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
+        made = _Made(process, call, number, line.source, line.number, line.text[: 2 * MOST_QUOTED])
         track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
         # A call is kept until all ranks have made it, and dropped if all made the same.
         entry = track.open.setdefault((number, place), {})
@@ -238,7 +226,7 @@ class Calls:
             oldest = next((key for key, those in track.open.items() if not _differ(those)), None)
             track.open.pop(oldest if oldest is not None else max(track.open))
 
-    def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
+    def tell(self, processes: NcclProcesses) -> Iterator[ev.Fact]:
         """Return the first calls that differ, and the last calls of each process."""
         shown = 0
         for track in self._tracks.values():
@@ -249,12 +237,13 @@ class Calls:
                 if shown < MOST_SHOWN:
                     shown += 1
                     op, count, dtype, _, _ = made.call
-                    operation = Operation(
+                    operation = ev.Operation(
                         op=op, group=track.group, group_words=words, seq=made.number, numel_in=count,
                         dtype=_DTYPES[dtype] if dtype < len(_DTYPES) else "",
                     )  # fmt: skip
                     who = processes.who(made.process)
-                    yield Called(who=who, spot=made.spot, said=quote(made.said), operation=operation)
+                    spot = ev.Spot(source=made.source, line=made.line)
+                    yield ev.Called(who=who, spot=spot, said=quote(made.said), operation=operation)
 
 
 def _differ(entry: dict[int, _Made]) -> bool:
@@ -267,7 +256,7 @@ MOST_HOSTS = 4096
 MOST_NAMED = 4  # how many hosts a note names
 
 
-def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
+def interface_notes(processes: NcclProcesses) -> Iterator[ev.Fact]:
     """Say which interface each host uses, and whether it can lead to other hosts."""
     from ddpdoctor.rules.network import is_bridge, is_tunnel
 
@@ -287,7 +276,7 @@ def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
         elif is_tunnel(name):
             words += ", which is a VPN's"
             kind = "suspicious-interface"
-        yield Hint(who=Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
+        yield ev.Hint(who=ev.Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
 
 
 # Our choice, for each process: rings and trees need a few, and point-to-point operations one for each peer.
@@ -315,8 +304,8 @@ _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 # By how NCCL's words for a transport begin.
 _WAYS = {
-    "P2P/indirect": DataWay.INDIRECT, "P2P": DataWay.P2P, "SHM": DataWay.SHM, "NET/Socket": DataWay.TCP,
-    "NET/": DataWay.NET,
+    "P2P/indirect": ev.DataWay.INDIRECT, "P2P": ev.DataWay.P2P, "SHM": ev.DataWay.SHM, "NET/Socket": ev.DataWay.TCP,
+    "NET/": ev.DataWay.NET,
 }  # fmt: skip
 
 
@@ -325,7 +314,7 @@ def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
     if (found := _CHANNEL.search(text)) is not None:
         words = found["way"].partition(" comm ")[0].strip()
         way = next((way for beginning, way in _WAYS.items() if words.startswith(beginning)), None)
-        way = DataWay.GDRDMA if way is DataWay.NET and "/GDRDMA" in words else way
+        way = ev.DataWay.GDRDMA if way is ev.DataWay.NET and "/GDRDMA" in words else way
         ends = int(found["source"]), int(found["target"])
         own, peer = reversed(ends) if found["side"] == "receive" else ends
         if way is not None and ((own, peer, way) in process.edges or len(process.edges) < MOST_EDGES):
@@ -352,21 +341,21 @@ def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
         chosen[name] = chosen.get(name, 0) + 1
 
 
-def _tell_connections(processes: NcclProcesses) -> Iterator[NcclPaths]:
+def _tell_connections(processes: NcclProcesses) -> Iterator[ev.NcclPaths]:
     for process in processes:
         if process.paths is None:
             continue
         members = process.members.items()
         edges = (
-            NcclEdge(
+            ev.NcclEdge(
                 own=own, peer=peer, way=way, text=text, said=said,
                 channels=max(process.counts[own, peer, way, side] for side in ("send", "receive")),
             )
             for (own, peer, way), (text, said) in process.edges.items()
         )  # fmt: skip
-        yield NcclPaths(
+        yield ev.NcclPaths(
             who=processes.who(process), spot=process.spot, edges=tuple(edges), **process.paths,
-            members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
+            members=tuple(ev.NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
         )  # fmt: skip
 
 
@@ -389,24 +378,20 @@ _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL fail
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
 
 
-class NcclLogReader:
+@dataclass(slots=True, eq=False)
+class NcclLogReader(LineReader):
     """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
 
     name = "NCCL log"
     triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
+    _processes: NcclProcesses = field(default_factory=NcclProcesses)
+    _version: ev.Hint | None = None
+    _calls: Calls = field(default_factory=Calls)
+    _warned: set[tuple[str, int]] = field(default_factory=set)
+    _way_up: dict[tuple[str, int], tuple[int, Line]] = field(default_factory=dict)
+    _ended: bool = False
 
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._processes = NcclProcesses()
-        self._version: Hint | None = None
-        self._calls = Calls()
-        self._warned: set[tuple[str, int]] = set()
-        self._way_up: dict[tuple[str, int], tuple[int, Line]] = {}
-        self._ended = False
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         """Return what a warning says. All else comes when the log, or a run in it, ends."""
         text = line.text
         if "NCCL" not in text:
@@ -422,14 +407,15 @@ class NcclLogReader:
             return ()
         facts = list(self.end()) if self._ended else []
         words = f"NCCL {found['nccl']}" + (f", built for CUDA {found['cuda']}" if found["cuda"] else "")
-        self._version = Hint(words=words, kind="nccl-version", **line.says())
+        self._version = ev.Hint(words=words, kind="nccl-version", **line.says())
         return facts
 
-    def end(self) -> Iterable[Fact]:
+    def end(self) -> Iterable[ev.Fact]:
         facts = [*self._processes.tell(), *self._calls.tell(self._processes), *self._failed_silently()]
         facts += [] if self._version is None else [self._version]
         facts += [*_tell_connections(self._processes), *interface_notes(self._processes)]
-        self._begin()
+        self._processes, self._version, self._calls = NcclProcesses(), None, Calls()
+        self._warned, self._way_up, self._ended = set(), {}, False
         return facts
 
     def _info(self, line: Line) -> None:
@@ -453,7 +439,7 @@ class NcclLogReader:
         else:
             _read_connection(process, text, line)
 
-    def _warning(self, line: Line) -> list[Fact]:
+    def _warning(self, line: Line) -> list[ev.Fact]:
         found = _HEAD.search(line.text)
         if found is None:  # the head was cut off, or belongs to another writer
             bare = _WARN.search(line.text)
@@ -464,16 +450,16 @@ class NcclLogReader:
         who = self._processes.who(process) if process is not None else replace(line.who, host=host, pid=pid)
         return [warned(found["text"], found["place"], line.says(who))]
 
-    def _failed_silently(self) -> Iterator[Fact]:
+    def _failed_silently(self) -> Iterator[ev.Fact]:
         """Yield the failures of processes whose lines only pass on an error code, without the warning itself."""
         for (host, pid), (code, line) in self._way_up.items():
             if (host, pid) in self._warned:
                 continue
             process = self._processes.get(host, pid, line)
-            who = self._processes.who(process) if process is not None else Who(host=host, pid=pid)
+            who = self._processes.who(process) if process is not None else ev.Who(host=host, pid=pid)
             if code == _REMOTE:
                 warning = read_warning("Connection closed by remote peer")
                 assert warning is not None
                 yield link_of(warning, line.says(who))
             elif code in _WAY_UP_WORDS:
-                yield Hint(words=_WAY_UP_WORDS[code], kind="nccl-warning", **line.says(who))
+                yield ev.Hint(words=_WAY_UP_WORDS[code], kind="nccl-warning", **line.says(who))

@@ -15,28 +15,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import DocumentFormat, Found, quote
+from ddpdoctor.evidence.lines import DocumentFormat, Found, LineReader, quote
 from ddpdoctor.evidence.nccl_log import COLLECTIVES
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Absent,
-    Differ,
-    Failed,
-    Finished,
-    Hint,
-    Inside,
-    Link,
-    Moving,
-    Nature,
-    Operation,
-    Reached,
-    Shown,
-    Size,
-    Spot,
-    Trouble,
-    Waiting,
-    Who,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.launch import parse_address
 from ddpdoctor.model.words import grouped, odd_ranks, rank_list
 
@@ -44,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.lines import Document, Line
-    from ddpdoctor.model.evidence import Fact, Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +34,10 @@ class RasProcess:
     pid: int
     node: str  # its name or its address
 
-    def who(self, **place: Any) -> Who:
+    def who(self, **place: Any) -> ev.Who:
         if parse_address(self.node) is None:
-            return Who(host=self.node, pid=self.pid, **place)
-        return Who(address=self.node, pid=self.pid, **place)
+            return ev.Who(host=self.node, pid=self.pid, **place)
+        return ev.Who(address=self.node, pid=self.pid, **place)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +48,7 @@ class Counted:
     number: int  # how many operations they have launched
     status: str = ""
     count: int  # the number of ranks
-    spot: Spot
+    spot: ev.Spot
     said: str
     # The ranks that RAS names. It only names the smaller side.
     ranks: dict[int, RasProcess | None] = field(default_factory=dict)
@@ -88,7 +68,7 @@ class RasCommunicator:
     counted: list[Counted] = field(default_factory=list)
     statuses: list[Counted] = field(default_factory=list)
     errors: list[Counted] = field(default_factory=list)
-    missing: dict[int, tuple[RasProcess | None, Spot, str]] = field(default_factory=dict)
+    missing: dict[int, tuple[RasProcess | None, ev.Spot, str]] = field(default_factory=dict)
     processes: dict[int, RasProcess | None] = field(default_factory=dict)
     counts: dict[int, dict[str, int]] = field(default_factory=dict)  # from JSON: by rank and operation
     unready: list[int] = field(default_factory=list)
@@ -98,8 +78,8 @@ class RasCommunicator:
 class RasReport:
     """One report."""
 
-    spot: Spot
-    time: Time | None
+    spot: ev.Spot
+    time: ev.Time | None
     begun: bool = False  # whether the head of the report is over
     exact: bool = False  # whether the report is JSON, which has the counts of every rank
     gpus: int | None = None
@@ -107,7 +87,7 @@ class RasReport:
     groups: dict[int, tuple[int, int, str, str]] = field(default_factory=dict)
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
     # Processes that do not answer, whether RAS considers them dead, and the lines.
-    lost: list[tuple[RasProcess, bool, Spot, str]] = field(default_factory=list)
+    lost: list[tuple[RasProcess, bool, ev.Spot, str]] = field(default_factory=list)
     # What indented lines of its text belong to: "INCOMPLETE", "DEAD" or a communicator's error, the communicator, the
     # operation, and the state that the next ranks share.
     block: str = ""
@@ -119,12 +99,12 @@ class RasReport:
         return self.communicators.setdefault(name, RasCommunicator(key=f"comm {name}", group=group))
 
 
+@dataclass(slots=True)
 class RasReports:
     """The reports of one file: the last one counts, and the one before it says whether the job moved."""
 
-    def __init__(self) -> None:
-        self._former: RasReport | None = None
-        self._last: RasReport | None = None
+    _former: RasReport | None = None
+    _last: RasReport | None = None
 
     def add(self, report: RasReport) -> None:
         for comm in report.communicators.values():
@@ -141,13 +121,13 @@ class RasReports:
                     comm.counted.append(side)
         self._former, self._last = self._last, report
 
-    def judge(self) -> Iterator[Fact]:
+    def judge(self) -> Iterator[ev.Fact]:
         last, former = self._last, self._former
         if last is None:
             return
         sizes = [comm.size for comm in last.communicators.values() if comm.size]
         largest = max([*sizes, *(ranks for ranks, _, _, _ in last.groups.values())], default=None)
-        world = largest if largest is not None and largest == last.gpus and largest <= MOST_RANKS else None
+        world = largest if largest is not None and largest == last.gpus and largest <= ev.MOST_RANKS else None
         global_ranks: dict[RasProcess, int] = {}
         for comm in last.communicators.values():
             if comm.size == world:
@@ -155,18 +135,18 @@ class RasReports:
                 named = (*comm.processes.items(), *absent)
                 global_ranks = {process: rank for rank, process in named if process is not None}
         if world is not None:
-            yield Size(spot=last.spot, time=last.time, ranks=world)
+            yield ev.Size(spot=last.spot, time=last.time, ranks=world)
         moves = former is not None and _moved(former, last)
         if moves:
-            yield Moving(spot=last.spot, time=last.time, said="the counts of operations grew between two reports")
+            yield ev.Moving(spot=last.spot, time=last.time, said="the counts of operations grew between two reports")
         comms = last.communicators.values()
         for ranks, count, errors, status in last.groups.values():
             words = f"RAS: {count} communicator{'s' * (count > 1)} of {ranks} ranks: {status}, {errors}"
-            yield Hint(spot=last.spot, words=words, kind="ras")
+            yield ev.Hint(spot=last.spot, words=words, kind="ras")
         if last.exact and comms:
             equal = not any(comm.counted or comm.missing for comm in comms)
             words = "all ranks have launched as many operations" if equal else "ranks differ in what they have launched"
-            yield Hint(spot=last.spot, words=f"RAS: {len(comms)} communicators; {words}", kind="ras")
+            yield ev.Hint(spot=last.spot, words=f"RAS: {len(comms)} communicators; {words}", kind="ras")
         # Processes that do not answer, unless a communicator names their rank
         missing = [process for comm in comms for process, _, _ in comm.missing.values()]
         is_only_one = len(last.lost) == 1 == len({rank for comm in comms for rank in comm.missing})
@@ -174,7 +154,7 @@ class RasReports:
             if process not in missing and not is_only_one:  # "The missing rank: 21" is the only one
                 who = process.who(rank=global_ranks.get(process))
                 words = f"{said} (considered dead)" if dead else said
-                yield Absent(who=who, spot=spot, said=words, shown=Shown.COUNTS, dead=dead)
+                yield ev.Absent(who=who, spot=spot, said=words, shown=ev.Shown.COUNTS, dead=dead)
         for name, comm in last.communicators.items():
             before = former.communicators.get(name) if former is not None else None
             yield from _Comm(last, comm, before, comm.size == world, global_ranks).judge(moves=moves)
@@ -188,46 +168,46 @@ class _Comm:
     _is_world: bool
     _ranks: dict[RasProcess, int]  # the ranks of processes in the job
 
-    def judge(self, *, moves: bool) -> Iterator[Fact]:
+    def judge(self, *, moves: bool) -> Iterator[ev.Fact]:
         comm = self._comm
         if comm.size and any(rank >= comm.size for state in comm.counted + comm.statuses for rank in state.ranks):
             words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
-            yield Hint(spot=self._report.spot, words=words, kind="damaged")
+            yield ev.Hint(spot=self._report.spot, words=words, kind="damaged")
             return
         yield from self._missing()
         for error in comm.errors:
             own = "CUDA" in error.status
-            nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in error.status else Nature.FOLLOWS
+            nature = ev.Nature.OWN if own else ev.Nature.PEER_LOST if "Remote" in error.status else ev.Nature.FOLLOWS
             for rank, process in error.ranks.items():
                 who = self._who(rank, process)
-                yield Failed(who=who, type="NCCL error", message=error.status, nature=nature, **error.shown)
+                yield ev.Failed(who=who, type="NCCL error", message=error.status, nature=nature, **error.shown)
         yield from self._statuses()
         if not moves:
             yield from self._counts()
 
-    def _who(self, rank: int, process: RasProcess | None = None) -> Who:
+    def _who(self, rank: int, process: RasProcess | None = None) -> ev.Who:
         process = process or self._comm.processes.get(rank)
         known = rank if self._is_world else self._ranks.get(process) if process is not None else None
         place: dict[str, Any] = {"rank": known} if known is not None else {"group": self._comm.key, "group_rank": rank}
-        return process.who(**place) if process is not None else Who(**place)
+        return process.who(**place) if process is not None else ev.Who(**place)
 
-    def _operation(self, op: str, number: int | None) -> Operation:
+    def _operation(self, op: str, number: int | None) -> ev.Operation:
         """Return an operation, which NCCL 2.24 and 2.25 do not name. Its group is not torch's: numbers are NCCL's."""
         words = "all ranks" if self._is_world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
-        return Operation(op=COLLECTIVES.get(op, ""), group=self._comm.key, group_words=words, seq=number)
+        return ev.Operation(op=COLLECTIVES.get(op, ""), group=self._comm.key, group_words=words, seq=number)
 
-    def _missing(self) -> Iterator[Fact]:
+    def _missing(self) -> Iterator[ev.Fact]:
         dead = {process for process, is_dead, _, _ in self._report.lost if is_dead}
         for rank, (process, spot, said) in self._comm.missing.items():
             words = f"{said} (considered dead)" if process in dead and "dead" not in said else said
             is_dead = "dead" in words or (len(self._comm.missing) == 1 == len(dead) == len(self._report.lost))
-            yield Absent(
+            yield ev.Absent(
                 who=self._who(rank, process), spot=spot, said=words, operation=self._operation("", None),
-                waiters=self._others([rank, *self._comm.missing]), shown=Shown.COUNTS, dead=is_dead,
+                waiters=self._others([rank, *self._comm.missing]), shown=ev.Shown.COUNTS, dead=is_dead,
                 certain="has not this communicator" not in said,
             )  # fmt: skip
 
-    def _statuses(self) -> Iterator[Fact]:
+    def _statuses(self) -> Iterator[ev.Fact]:
         most = max((state.count for state in self._comm.statuses), default=0)
         for state in self._comm.statuses:
             if state.count == most:
@@ -235,21 +215,21 @@ class _Comm:
             for rank, process in state.ranks.items():
                 who = self._who(rank, process)
                 if state.status == "FINALIZE":
-                    yield Finished(who=who, **state.shown)
+                    yield ev.Finished(who=who, **state.shown)
                 if state.status in {"FINALIZE", "NOCOMM", "INIT"}:
-                    yield Absent(
+                    yield ev.Absent(
                         who=who, operation=self._operation("", None), in_init=state.status != "FINALIZE", certain=False,
-                        expected=True, shown=Shown.COUNTS, **state.shown,
+                        expected=True, shown=ev.Shown.COUNTS, **state.shown,
                     )  # fmt: skip
                 else:
-                    yield Hint(who=who, words=state.said, kind="ras-status", **state.shown)
+                    yield ev.Hint(who=who, words=state.said, kind="ras-status", **state.shown)
         for rank in self._comm.unready:
-            yield Waiting(
+            yield ev.Waiting(
                 who=self._who(rank), spot=self._report.spot, operation=self._operation("", None), in_init=True,
                 said=f"rank {rank} is still setting up its communicator",
             )  # fmt: skip
 
-    def _counts(self) -> Iterator[Fact]:
+    def _counts(self) -> Iterator[ev.Fact]:
         comm = self._comm
         # The sides of each operation, furthest behind first, with all ranks whose names are known
         sides = grouped((count.op, count) for count in comm.counted)
@@ -272,19 +252,19 @@ class _Comm:
         if not behind:
             yield from self._inside()
 
-    def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[Fact]:
+    def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[ev.Fact]:
         low, high = those[0], those[-1]
         total = sum(count.count for count in those)
         both_said = low.said if low.said == high.said else f"{low.said}; {high.said}"
         if 2 * low.count > total:  # a few ranks are ahead and wait; RAS does not show which of the others is at fault
             operation = self._operation(op, high.number)
             for rank, process in high.ranks.items():
-                yield Waiting(who=self._who(rank, process), spot=high.spot, said=both_said, operation=operation)
+                yield ev.Waiting(who=self._who(rank, process), spot=high.spot, said=both_said, operation=operation)
             words = (
                 f"{rank_list(high.ranks) if high.ranks else high.count} of a communicator launched {op} {high.number}, "
                 f"and {low.count} others did not: those that RAS names are ahead, not at fault"
             )
-            yield Hint(words=words, kind="ras-ahead", **high.shown)
+            yield ev.Hint(words=words, kind="ras-ahead", **high.shown)
             return
         before = self._former.counted if self._former is not None else []
         stood = min((count.number for count in before if count.op == op), default=None) == low.number
@@ -296,16 +276,16 @@ class _Comm:
             named.add(rank)
             who, operation = self._who(rank, process), self._operation(op, low.number + 1)
             group, words = f"{operation.group} {op}", operation.group_words
-            yield Reached(who=who, group=group, group_words=words, enqueued=low.number, **low.shown)
-            yield Absent(
+            yield ev.Reached(who=who, group=group, group_words=words, enqueued=low.number, **low.shown)
+            yield ev.Absent(
                 who=who, spot=low.spot, said=both_said, operation=operation, waiters=waiters, certain=sure,
-                shown=Shown.COUNTS,
+                shown=ev.Shown.COUNTS,
             )  # fmt: skip
         if not low.ranks:
             words = f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does"
-            yield Hint(words=words, kind="ras-unnamed", **low.shown)
+            yield ev.Hint(words=words, kind="ras-unnamed", **low.shown)
 
-    def _differ(self, behind: dict[str, list[Counted]]) -> Differ | None:
+    def _differ(self, behind: dict[str, list[Counted]]) -> ev.Differ | None:
         """Return that ranks called different operations: behind in one, and ahead in another by as many."""
         ops = list(behind)
         for at, one in enumerate(ops):
@@ -321,13 +301,13 @@ class _Comm:
                     sides.sort(key=lambda side: -len(side[0]))
                     if not all(ranks for ranks, _ in sides):
                         return None
-                    return Differ(
+                    return ev.Differ(
                         spot=few[0].spot, said=f"{few[0].said}; {many[0].said}", sides=tuple(sides),
                         odd=odd_ranks([ranks for ranks, _ in sides]), aspect="operation", settled=True,
                     )  # fmt: skip
         return None
 
-    def _inside(self) -> Iterator[Fact]:
+    def _inside(self) -> Iterator[ev.Fact]:
         """Say that all ranks have launched the same, and nothing moved from one report to the next."""
         former, comm = self._former, self._comm
         if former is None or not comm.counts or comm.missing or len(comm.counts) != comm.size:
@@ -336,7 +316,7 @@ class _Comm:
             ranks = tuple(sorted(rank for rank in (self._who(count).rank for count in comm.counts) if rank is not None))
             if len(ranks) == comm.size:
                 said = "all ranks have launched as many operations, and none more in the second report"
-                yield Inside(spot=self._report.spot, said=said, operation=self._operation("", None), ranks=ranks)
+                yield ev.Inside(spot=self._report.spot, said=said, operation=self._operation("", None), ranks=ranks)
 
     def _global(self, side: Counted) -> tuple[int, ...]:
         ranks = [self._who(rank, process).rank for rank, process in side.ranks.items()]
@@ -402,17 +382,20 @@ _MOST_DIAGNOSED = 256
 _NO_COMMA = re.compile(r"(?<=[\d\"el\]}])(?P<blank>\s+)(?=\"[^\"\n]{1,80}\"\s*:)|(?<=})(?P<gap>\s*)(?={)")
 
 
-class RasReader:
+@dataclass(slots=True, eq=False)
+class RasReader(LineReader):
     """Finds RAS's text in logs and files."""
 
     name = "NCCL RAS report"
     triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process", b"NCCL DIAG")
+    begins = ("NCCL DIAG [", "PEER_DEAD: ", "Job summary", "Communicators...")
+    _report: RasReport | None = None
+    _reports: RasReports = field(default_factory=RasReports)
+    _deaths: list[ev.Fact] = field(default_factory=list)
+    # What NCCL's diagnostics say, and how many ranks the communicator has that it is about.
+    _diagnosed: list[tuple[int, ev.Fact]] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self._report: RasReport | None = None
-        self._begin()
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         """Take in a line. Facts come at the end of the log, because a second report says whether the job moved."""
         text = line.text
         report = self._report
@@ -422,7 +405,7 @@ class RasReader:
             found = _PROCESS.search(text)
             if found is not None and len(self._deaths) < MOST_PROCESSES:
                 who = RasProcess(pid=int(found["pid"]), node=found["node"]).who()
-                self._deaths.append(Absent(**line.says(who), shown=Shown.COUNTS, dead=True))
+                self._deaths.append(ev.Absent(**line.says(who), shown=ev.Shown.COUNTS, dead=True))
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
             self._report = RasReport(spot=line.spot(), time=line.time, begun=text.startswith("C"))
@@ -430,7 +413,7 @@ class RasReader:
             _take(report, text, line)
         return ()
 
-    def end(self) -> Iterable[Fact]:
+    def end(self) -> Iterable[ev.Fact]:
         self._finish()
         # Ranks of the largest communicator that the diagnostics speak of are taken for those of the job.
         most = max((size for size, _ in self._diagnosed), default=0)
@@ -439,14 +422,8 @@ class RasReader:
             for size, fact in self._diagnosed
         ]
         facts = [*self._reports.judge(), *self._deaths, *diagnosed]
-        self._begin()
+        self._reports, self._deaths, self._diagnosed = RasReports(), [], []
         return facts
-
-    def _begin(self) -> None:
-        self._reports = RasReports()
-        self._deaths: list[Fact] = []
-        # What NCCL's diagnostics say, and how many ranks the communicator has that it is about.
-        self._diagnosed: list[tuple[int, Fact]] = []
 
     def _finish(self) -> None:
         if self._report is not None:
@@ -460,27 +437,28 @@ class RasReader:
             return
         text = found["text"].strip()
         common: dict[str, Any] = {"spot": line.spot(), "time": line.time, "said": quote(text)}
-        host = Who(host=found["host"] or "")
+        host = ev.Who(host=found["host"] or "")
         on = _ON_RANKS.search(text)
         ranks = [int(rank) for rank in re.findall(r"\d+", on["ranks"])[:MOST_PROCESSES]] if on is not None else []
         if found["tag"] == "OK" or _VALUE.match(text):
-            facts: list[Fact] = [] if _VALUE.match(text) else [_note(text, common)]
+            facts: list[ev.Fact] = [] if _VALUE.match(text) else [_note(text, common)]
         elif (edge := _EDGE.search(text)) is not None:
             path = f" over {edge['path']}" if edge["path"] else ""
             problem = (
                 f"NCCL's check of GPU {edge['gpu']} (rank {edge['src']}) to GPU {edge['other']} (rank {edge['dst']})"
                 f"{path} failed: {edge['what']}"
             )
-            facts = [Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
+            facts = [ev.Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
         elif (edges := _EDGES.search(text)) is not None and int(edges["passed"]) < int(edges["all"]):
             problem = f"only {edges['passed']} of {edges['all']} paths between GPUs passed NCCL's check"
-            facts = [Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
+            facts = [ev.Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
         elif text.startswith("ECC: uncorrected") and ranks:
             problem = "the GPU has uncorrected memory errors (ECC), as NCCL's diagnostics say"
-            facts = [Trouble(who=Who(rank=rank), kind="xid", problem=problem, fix=_RESET, **common) for rank in ranks]
+            common = {**common, "kind": "xid", "problem": problem, "fix": _RESET}
+            facts = [ev.Trouble(who=ev.Who(rank=rank), **common) for rank in ranks]
         elif text.startswith(("NVLink: inactive", "XGMI: inactive")) and ranks:
             problem = f"links between GPUs are inactive on {rank_list(ranks)}, as NCCL's diagnostics say"
-            facts = [Link(who=host, problem=problem, fix="check them: `nvidia-smi nvlink -s`, `dmesg -T`", **common)]
+            facts = [ev.Link(who=host, problem=problem, fix="check them: `nvidia-smi nvlink -s`, `dmesg -T`", **common)]
         elif (differs := _DIFFERS.search(text)) is not None:
             facts = [_note(f"{differs['name']} differs between ranks", common)]
         else:
@@ -496,8 +474,8 @@ _CHECK_P2P = (
 _RESET = "drain the node; reset or replace the GPU: `nvidia-smi -q -d ECC`, `nvidia-smi --gpu-reset`"
 
 
-def _note(text: str, common: dict[str, Any]) -> Hint:
-    return Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
+def _note(text: str, common: dict[str, Any]) -> ev.Hint:
+    return ev.Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
 
 
 def _take(report: RasReport, text: str, line: Line) -> None:
@@ -547,7 +525,7 @@ def _take_details(report: RasReport, words: str, line: Line) -> None:
 
 
 def _add_side(
-    comm: RasCommunicator, op: str, found: re.Match[str], count: int, spot: Spot, said: str
+    comm: RasCommunicator, op: str, found: re.Match[str], count: int, spot: ev.Spot, said: str
 ) -> Counted:  # fmt: skip
     status = found["status"] or found["error"] or ""
     side = Counted(op=op, number=int(found["number"] or 0), status=status, count=count, spot=spot, said=said)
@@ -564,7 +542,7 @@ def _read_json(document: Document) -> Found:
         decoder, at = json.JSONDecoder(), text.find("{")
         while at >= 0:
             body, end = decoder.raw_decode(text, at)
-            report = _of_json(body, Spot(source=document.source, line=text.count("\n", 0, at) + 1))
+            report = _of_json(body, ev.Spot(source=document.source, line=text.count("\n", 0, at) + 1))
             if report is not None:
                 reports.add(report)
             at = text.find("{", end)
@@ -582,7 +560,7 @@ RAS_JSON = DocumentFormat(
 )
 
 
-def _of_json(body: Any, spot: Spot) -> RasReport | None:
+def _of_json(body: Any, spot: ev.Spot) -> RasReport | None:
     """Return a report, or None if it is not one. Values of the wrong type are left out."""
     if not isinstance(body, dict) or not isinstance(body.get("communicators"), list):
         return None

@@ -15,23 +15,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
 from ddpdoctor.evidence.lines import Document, Funnel, LogSplitter
 from ddpdoctor.evidence.nccl_log import WANTED_INFO, NcclLogReader
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
-from ddpdoctor.model.evidence import (
-    Evidence,
-    EvidenceRun,
-    Exited,
-    Failed,
-    Finished,
-    Launched,
-    Moving,
-    Reached,
-    Read,
-    Restarted,
-    Size,
-    Stacked,
-    Stopped,
-    Waiting,
-)
 from ddpdoctor.model.words import count_of, first_names, grouped, rank_list
 
 if TYPE_CHECKING:
@@ -40,7 +25,6 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.files import EvidenceFile, FileContent
     from ddpdoctor.evidence.lines import DocumentFormat, LineReader
     from ddpdoctor.model.attached import JobIdentity
-    from ddpdoctor.model.evidence import Fact, FlightDump, Time
 
 
 @cache
@@ -78,9 +62,9 @@ def line_readers() -> tuple[LineReader, ...]:
     from ddpdoctor.evidence.watchdog import WatchdogReader
 
     return (
-        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), NcclTestsReader(),
-        FrameworkReader(), HorovodReader(), FaulthandlerReader(), LaunchReader(),
+        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), FaulthandlerReader(),
+        NcclLogReader(), RasReader(), KernelReader(), KubernetesReader(), NcclTestsReader(), TorchrunReader(),
+        SlurmReader(), SacctReader(), FrameworkReader(), HorovodReader(), LaunchReader(),
     )  # fmt: skip
 
 
@@ -126,7 +110,7 @@ def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: 
 LONG_AGO_S = 3600
 
 
-def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[str, str]]:
+def choose_dumps(dumps: Sequence[ev.FlightDump]) -> tuple[list[ev.FlightDump], dict[str, str]]:
     """Return the dumps of the newest job, and for each other file the reason why it is left out."""
     left_out: dict[str, str] = {}
     # Those without calls, and those whose last calls are about as recent as the others'
@@ -146,7 +130,7 @@ def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[st
     for size, others in sizes.items():
         for dump in others if size != most else ():
             left_out[dump.spot.source] = f"left out: of a job of {size} ranks, and the others of one of {most}"
-    kept: list[FlightDump] = []
+    kept: list[ev.FlightDump] = []
     for rank, those in grouped((dump.rank, dump) for dump in recent if dump.spot.source not in left_out).items():
         newest = max(those, key=lambda dump: (_last_ns(dump), dump.has_frames))
         kept += those if rank is None else [newest]
@@ -160,13 +144,13 @@ def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[st
     return kept, left_out
 
 
-def _last_ns(dump: FlightDump) -> int:
+def _last_ns(dump: ev.FlightDump) -> int:
     return dump.last_ns or 0
 
 
-_ENDS = (Failed, Exited, Stopped, Finished)
+_ENDS = (ev.Failed, ev.Exited, ev.Stopped, ev.Finished)
 # Facts of which a job is made. Others may tell of machines, before and after it.
-_OF_RANKS = (*_ENDS, Launched, Restarted, Waiting, Reached, Moving)
+_OF_RANKS = (*_ENDS, ev.Launched, ev.Restarted, ev.Waiting, ev.Reached, ev.Moving)
 _SLURM = re.compile(r"slurm-(\d+)")
 # Our choice: what is further apart in time is of two jobs. Clocks of one job may be in different time zones.
 _DAY_S = 86_400
@@ -182,8 +166,8 @@ class Part:
     source: str
     attempt: int | None
     modified: float | None
-    facts: list[Fact] = field(default_factory=list)
-    dumps: list[FlightDump] = field(default_factory=list)
+    facts: list[ev.Fact] = field(default_factory=list)
+    dumps: list[ev.FlightDump] = field(default_factory=list)
     attached: AttachedJob | AskedNodes | None = None
     # The first and the last time in its lines, in seconds since the epoch, if they have dates.
     span: tuple[float, float] | None = None
@@ -231,27 +215,29 @@ class _Job:
         return gap_s > _DAY_S or (gap_s > _HOUR_S and is_other_world)
 
 
-def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[str, str]]:
+def gather_runs(parts: Sequence[Part]) -> tuple[tuple[ev.EvidenceRun, ...], dict[str, str]]:
     """Return the runs, the last one last, and why whole files were left out of all runs.
 
     They are counted from the ends of files: a file with one run belongs to the last run.
     """
     folders = {part.source: part.attached for part in parts if part.attached is not None}
-    left_out = leave_out_folders(folders, [part.source for part in parts])
+    left_out = leave_out_folders(folders, [part.source for part in parts]) if folders else {}
     parts = [part for part in parts if part.source not in left_out]
     last_attempt = max((part.attempt or 0 for part in parts), default=0)
     jobs = _jobs(parts)
-    runs: list[EvidenceRun] = []
+    runs: list[ev.EvidenceRun] = []
     for job in jobs:
         by_attempt = grouped((last_attempt if part.attempt is None else part.attempt, part) for part in job.parts)
         for attempt, those in sorted(by_attempt.items()):
             pieces = [_split(part.facts) for part in those]
             for back in range(max(map(len, pieces)), 0, -1):
                 facts = [fact for piece in pieces if len(piece) >= back for fact in piece[-back]]
-                dumps, others = choose_dumps([dump for part in those for dump in part.dumps if back == 1])
-                left_out |= others
+                dumps = [dump for part in those for dump in part.dumps if back == 1]
+                if dumps:
+                    dumps, others = choose_dumps(dumps)
+                    left_out |= others
                 name = _name(job, attempt, facts, of_jobs=len(jobs), last_attempt=last_attempt)
-                runs.append(EvidenceRun(facts=tuple(facts), dumps=tuple(dumps), number=len(runs), name=name))
+                runs.append(ev.EvidenceRun(facts=tuple(facts), dumps=tuple(dumps), number=len(runs), name=name))
     return tuple(runs), left_out
 
 
@@ -309,13 +295,13 @@ def _gap(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 
 def _world(part: Part) -> int | None:
-    return max((fact.ranks for fact in part.facts if isinstance(fact, Size) and not fact.group), default=None)
+    return max((fact.ranks for fact in part.facts if isinstance(fact, ev.Size) and not fact.group), default=None)
 
 
-def _split(facts: Sequence[Fact]) -> list[list[Fact]]:
-    pieces: list[list[Fact]] = [[]]
+def _split(facts: Sequence[ev.Fact]) -> list[list[ev.Fact]]:
+    pieces: list[list[ev.Fact]] = [[]]
     ended = False
-    last: Time | None = None
+    last: ev.Time | None = None
     for fact in facts:
         is_later = (
             last is not None
@@ -323,16 +309,16 @@ def _split(facts: Sequence[Fact]) -> list[list[Fact]]:
             and fact.time.clock == last.clock
             and fact.time.seconds - last.seconds > _DAY_S
         )
-        if isinstance(fact, Restarted) or (ended and (isinstance(fact, Launched) or is_later)):
+        if isinstance(fact, ev.Restarted) or (ended and (isinstance(fact, ev.Launched) or is_later)):
             pieces.append([])
             ended = False
         pieces[-1].append(fact)
         last = fact.time or last
-        ended = ended or isinstance(fact, _ENDS) or (isinstance(fact, Waiting) and fact.timed_out)
+        ended = ended or isinstance(fact, _ENDS) or (isinstance(fact, ev.Waiting) and fact.timed_out)
     return pieces
 
 
-def _name(job: _Job, attempt: int, facts: Sequence[Fact], *, of_jobs: int, last_attempt: int) -> str:
+def _name(job: _Job, attempt: int, facts: Sequence[ev.Fact], *, of_jobs: int, last_attempt: int) -> str:
     words = []
     if of_jobs > 1:
         words.append(
@@ -358,12 +344,12 @@ _SAME_NAME = {"SLURM_JOBID": "SLURM_JOB_ID", "RDZV_ID": "RUN_ID"}
 _DIGITS = re.compile(r"\d+")
 
 
-def _likeness(fact: Fact) -> tuple[object, ...]:
+def _likeness(fact: ev.Fact) -> tuple[object, ...]:
     """Return what facts have in common that differ in numbers only."""
     return (type(fact), fact.who, _DIGITS.sub("", fact.said))
 
 
-def read_evidence(paths: Sequence[str]) -> Evidence:
+def read_evidence(paths: Sequence[str]) -> ev.Evidence:
     """Read logs, dumps and stacks. "-" is standard input. Raises UserError if a path does not exist."""
     pairs = list(_read_files(list(find_files(paths))))
     parts, read = [part for part, _ in pairs if part is not None], [what for _, what in pairs]
@@ -372,10 +358,10 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     read = [replace(one, left_out=left_out[one.source]) if one.source in left_out else one for one in read]
     seen = (part.attached for part in parts if part.source not in left_out)
     attached = tuple(job for job in seen if isinstance(job, AttachedJob))
-    return Evidence(runs=runs, read=tuple(read), attached=attached, counts=counts)
+    return ev.Evidence(runs=runs, read=tuple(read), attached=attached, counts=counts)
 
 
-def _read_files(files: Sequence[EvidenceFile]) -> Iterator[tuple[Part | None, Read]]:
+def _read_files(files: Sequence[EvidenceFile]) -> Iterator[tuple[Part | None, ev.Read]]:
     """Read the files in order, on all cores if there are many."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     if len(files) < MANY_FILES or cores == 1 or any(file.path is None for file in files):
@@ -388,10 +374,10 @@ def _read_files(files: Sequence[EvidenceFile]) -> Iterator[tuple[Part | None, Re
         yield from pool.map(_read_file, files, chunksize=8)
 
 
-def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
+def _read_file(file: EvidenceFile) -> tuple[Part | None, ev.Read]:
     """Read one file. Whatever fails in it costs this file, and the others are read."""
     if file.problem:
-        return None, Read(source=file.name, formats=(), problem=file.problem)
+        return None, ev.Read(source=file.name, formats=(), problem=file.problem)
     try:
         stream, head, modified = open_file(file)
         with stream:
@@ -403,33 +389,34 @@ def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
                 return _read_log(file, stream, head, part)
             stream.look_for_damage()
             problem = stream.problem or ("" if head else "empty")
-            return None, Read(source=file.name, formats=(), bytes=len(head), problem=problem)
+            return None, ev.Read(source=file.name, formats=(), bytes=len(head), problem=problem)
     except OSError as error:
         problem = error.strerror or str(error)
     except Exception as error:  # noqa: BLE001 - the wall around a reader of foreign files
         problem = f"ddpdoctor cannot read it: {type(error).__name__}: {error}"
-    return None, Read(source=file.name, formats=(), problem=problem)
+    return None, ev.Read(source=file.name, formats=(), problem=problem)
 
 
 def _read_document(
     reader: DocumentFormat, file: EvidenceFile, stream: FileContent, head: bytes, part: Part
-) -> tuple[Part, Read]:
+) -> tuple[Part, ev.Read]:
     body = head + stream.fill(MOST_BYTES - len(head))
     cut = (len(body) == MOST_BYTES and bool(stream.read(1))) or bool(stream.problem)
     found = reader.read(Document(source=file.name, path=file.path, body=body, cut=cut, who=file.who))
     part.facts, part.dumps, part.attached = found.facts, found.dumps, found.attached
     problem = stream.problem or found.problem
     if found.log_from is None:
-        return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
+        size, formats = len(body), (reader.name,)
+        return part, ev.Read(source=file.name, formats=formats, lines=found.lines, bytes=size, problem=problem)
     stream.put_back(body)
     log, first = _Log(file), found.log_from
     log.formats[reader.name] = None
     what = log.read(stream, b"")
-    part.facts += [fact for fact in log.facts if not (isinstance(fact, Stacked) and (fact.spot.line or 0) < first)]
+    part.facts += [fact for fact in log.facts if not (isinstance(fact, ev.Stacked) and (fact.spot.line or 0) < first)]
     return part, replace(what, problem=what.problem or problem)
 
 
-def _read_log(file: EvidenceFile, stream: FileContent, head: bytes, part: Part) -> tuple[Part | None, Read]:
+def _read_log(file: EvidenceFile, stream: FileContent, head: bytes, part: Part) -> tuple[Part | None, ev.Read]:
     log = _Log(file)
     what = log.read(stream, head)
     if log.denies_name():
@@ -445,22 +432,22 @@ class _Log:
     """A stream of lines. Only the blocks around triggers are read line by line, and the first and the last block."""
 
     def __init__(self, file: EvidenceFile) -> None:
-        readers = line_readers()
-        self.facts: list[Fact] = []
+        self._readers = readers = line_readers()
+        self.facts: list[ev.Fact] = []
         self.formats: dict[str, None] = {}
         self.names: set[tuple[str, str]] = set()
         self.lines = 0
         self.bytes = 0
         self.splitter = LogSplitter(file.name, file.who)
-        self._readers = readers
         self._info_readers = [reader for reader in readers if b"NCCL INFO" in reader.triggers]
+        self._awake = [reader for reader in readers if not reader.begins]
         self._funnel = Funnel(readers)
         self._counts: Counter[object] = Counter()
         self._ended = False  # whether the processes of a run have ended
         # Whether the previous block was read line by line. A fact may begin there and end in this block.
         self._goes_on = True
 
-    def read(self, stream: FileContent, head: bytes) -> Read:
+    def read(self, stream: FileContent, head: bytes) -> ev.Read:
         """Read it to its end."""
         rest = b""
         block = head or stream.read(BLOCK_BYTES)
@@ -474,28 +461,27 @@ class _Log:
             block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
-        for name, facts in [(reader.name, [*reader.end()]) for reader in self._readers]:
-            self._keep(name, facts)
+        self._keep([(reader.name, fact) for reader in self._awake for fact in reader.end()])
         problem = stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
         source, formats = self.splitter.source, tuple(self.formats)
-        return Read(source=source, formats=formats, lines=self.lines, bytes=self.bytes, problem=problem)
+        return ev.Read(source=source, formats=formats, lines=self.lines, bytes=self.bytes, problem=problem)
 
-    def _keep(self, name: str, facts: Iterable[Fact]) -> None:
-        """Keep what a reader of this name found, but not endless repetitions."""
-        for fact in facts:
-            if isinstance(fact, Launched) and fact.by_step and not self._ended:
+    def _keep(self, found: Iterable[tuple[str, ev.Fact]]) -> None:
+        """Keep what readers of these names found, but not endless repetitions."""
+        for name, fact in found:
+            if isinstance(fact, ev.Launched) and fact.by_step and not self._ended:
                 continue
             self.formats[name] = None
-            has_timed_out = isinstance(fact, Waiting) and fact.timed_out
-            self._ended = self._ended or has_timed_out or isinstance(fact, Exited | Stopped | Finished)
-            if isinstance(fact, Launched | Restarted):
+            has_timed_out = isinstance(fact, ev.Waiting) and fact.timed_out
+            self._ended = self._ended or has_timed_out or isinstance(fact, ev.Exited | ev.Stopped | ev.Finished)
+            if isinstance(fact, ev.Launched | ev.Restarted):
                 self._counts.clear()
                 self._ended = False
             key = _likeness(fact)
             self._counts[key] += 1
             if self._counts[key] <= MOST_ALIKE:
                 self.facts.append(fact)
-            elif isinstance(fact, Moving | Reached):  # the newest progress replaces the one before it
+            elif isinstance(fact, ev.Moving | ev.Reached):  # the newest progress replaces the one before it
                 former = (at for at in range(len(self.facts) - 1, -1, -1) if _likeness(self.facts[at]) == key)
                 self.facts[next(former)] = fact
 
@@ -504,7 +490,7 @@ class _Log:
         rank = self.splitter.known.rank
         if rank is None:
             return False
-        own = (fact.who for fact in self.facts if isinstance(fact, Failed | Exited | Waiting | Reached))
+        own = (fact.who for fact in self.facts if isinstance(fact, ev.Failed | ev.Exited | ev.Waiting | ev.Reached))
         said = {who.rank for who in own} | {who.group_rank for who in own if not who.group} | self.splitter.ranks
         return bool(said - {None, rank})
 
@@ -518,8 +504,11 @@ class _Log:
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
-        for line in self.splitter.lines(text, self.lines + 1, WANTED_INFO):
-            for reader in self._info_readers if line.is_nccl_info else self._readers:
-                if facts := reader.read(line):
-                    self._keep(reader.name, facts)
+        lines = [*self.splitter.lines(text, self.lines + 1, WANTED_INFO)]
+        said = "\n".join(line.text for line in lines if not line.is_nccl_info)
+        self._awake = [
+            reader for reader in self._readers if reader in self._awake or any(words in said for words in reader.begins)
+        ]
+        readers = ((line, self._info_readers if line.is_nccl_info else self._awake) for line in lines)
+        self._keep([(reader.name, fact) for line, those in readers for reader in those for fact in reader.read(line)])
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))

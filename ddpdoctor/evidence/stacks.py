@@ -10,24 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import DocumentFormat, Found, origin_of, split_line
+from ddpdoctor.evidence.lines import DocumentFormat, Found, LineReader, origin_of, split_line
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.attached import FORMAT, AskedNodes, AttachedJob, Movement, RankLook, SeenRank
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Doing,
-    Exited,
-    Hint,
-    Moving,
-    Operation,
-    ProcessState,
-    Refused,
-    Seen,
-    Size,
-    Spot,
-    Stacked,
-    Who,
-)
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.recorder.storage.ring_layout import is_library_path
 
@@ -36,7 +22,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.evidence.lines import Document, Line
     from ddpdoctor.model.attached import Refusal
-    from ddpdoctor.model.evidence import Fact
 
 # The standard library, a torch that is run from its sources, launchers, and ddpdoctor.
 _LIBRARY = re.compile(
@@ -97,38 +82,38 @@ def is_worker(stack: Sequence[Frame]) -> bool:
     return any(frame.function.endswith(_WORKER) for frame in stack)
 
 
-def doing_of(stack: Sequence[Frame]) -> Doing:
+def doing_of(stack: Sequence[Frame]) -> ev.Doing:
     """Return what a rank does, by its frames from the innermost to the innermost of the user's code."""
-    found = Doing.UNKNOWN if not stack else Doing.OWN
+    found = ev.Doing.UNKNOWN if not stack else ev.Doing.OWN
     for frame in reversed(stack):
         if frame.user:
             break
         name = frame.function.rsplit(".", 1)[-1]
         if name in _INIT:
-            return Doing.INIT
+            return ev.Doing.INIT
         if name in _EXIT and _is_in(frame, ("threading.py", "multiprocessing/", "torch/distributed/", "concurrent/")):
-            return Doing.EXIT
-        if found is not Doing.OWN:
+            return ev.Doing.EXIT
+        if found is not ev.Doing.OWN:
             continue
         if name in _LOADER and "dataloader" in frame.file:
-            found = Doing.DATA
+            found = ev.Doing.DATA
         elif any(words in frame.function for words in _DEVICE) or (
             name == "synchronize" and "torch/cuda" in frame.file
         ):
-            found = Doing.DEVICE
+            found = ev.Doing.DEVICE
         elif any(words in frame.function for words in _COLLECTIVE_NAMES) or _is_in(frame, _COLLECTIVE_FILES):
-            found = Doing.COLLECTIVE
+            found = ev.Doing.COLLECTIVE
     return found
 
 
-def operation_of(stack: Sequence[Frame]) -> Operation | None:
+def operation_of(stack: Sequence[Frame]) -> ev.Operation | None:
     """Return the operation that the frames name: the function of torch.distributed that the user called."""
     for frame in stack:
         name = frame.function.rsplit(".", 1)[-1]
         if _C10D in frame.file.replace("\\", "/") and name not in {"wrapper", "_wait"} and not name.startswith("_"):
-            return Operation(op=name)
+            return ev.Operation(op=name)
     if any(frame.function.rsplit(".", 1)[-1] == _BACKWARD for frame in stack):
-        return Operation(op="backward")
+        return ev.Operation(op="backward")
     return None
 
 
@@ -160,31 +145,31 @@ class _Dump:
     threads: list[list[Frame]] = field(default_factory=list)
     current: list[Frame] = field(default_factory=list)
 
-    def done(self) -> list[Fact]:
+    def done(self) -> list[ev.Fact]:
         common = origin_of(self.line)
         if self.fatal:
             signal, frames = _SIGNALS.get(self.fatal, ""), tuple(reversed(self.current))
-            return [Exited(signal=signal, frames=frames, **common)] if signal else []
+            return [ev.Exited(signal=signal, frames=frames, **common)] if signal else []
         stacks = [tuple(reversed(thread)) for thread in self.threads if thread]
         main = next((stack for stack in stacks if stack[0].function == "<module>"), tuple(reversed(self.current)))
         return [] if not main or is_agent(main) else [_stacked(main, **common)]
 
 
-def _stacked(stack: tuple[Frame, ...], *, worker: bool = False, **common: Any) -> Stacked:
+def _stacked(stack: tuple[Frame, ...], *, worker: bool = False, **common: Any) -> ev.Stacked:
     doing, operation, worker = doing_of(stack), operation_of(stack), worker or is_worker(stack)
-    return Stacked(doing=doing, frames=stack, operation=operation, worker=worker, **common)
+    return ev.Stacked(doing=doing, frames=stack, operation=operation, worker=worker, **common)
 
 
-class FaulthandlerReader:
+@dataclass(slots=True, eq=False)
+class FaulthandlerReader(LineReader):
     """Finds where a rank was when a signal ended it, and the stacks that it wrote while it ran."""
 
     name = "faulthandler"
     triggers = (b"Fatal Python error: ", b"Thread 0x", b"Timeout (")
+    begins = ("Fatal Python error: ", "most recent call first")
+    _open: dict[Hashable, _Dump] = field(default_factory=dict)
 
-    def __init__(self) -> None:
-        self._open: dict[Hashable, _Dump] = {}
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
         if "Fatal Python error: " in text and (fatal := _FATAL.search(text)) is not None:
             found = self.end() if len(self._open) >= _MOST_OPEN else self._close(line.stream)
@@ -206,12 +191,12 @@ class FaulthandlerReader:
             dump.threads[-1].append(foreign_frame(frame["file"], int(frame["line"]), frame["function"]))
         return ()
 
-    def end(self) -> Iterable[Fact]:
+    def end(self) -> Iterable[ev.Fact]:
         found = [fact for dump in self._open.values() for fact in dump.done()]
         self._open.clear()
         return found
 
-    def _close(self, stream: Hashable) -> list[Fact]:
+    def _close(self, stream: Hashable) -> list[ev.Fact]:
         dump = self._open.pop(stream, None)
         return [] if dump is None else dump.done()
 
@@ -262,7 +247,7 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Process:
-    who: Who
+    who: ev.Who
     line: int
     threads: list[_Thread] = field(default_factory=list)
     parent: int | None = None
@@ -296,7 +281,7 @@ def _holds_stacks(head: bytes) -> bool:
 def _read_stacks(document: Document) -> Found:
     """Return the main thread of each process, and what else is said about ranks."""
     processes: list[_Process] = []
-    facts: list[Fact] = []
+    facts: list[ev.Fact] = []
     current, label, last = _Process(document.who, 1), document.who, 0
     text = io.TextIOWrapper(io.BytesIO(document.body), "utf-8", "replace", newline="\n")
     for number, raw in enumerate(text, 1):
@@ -305,7 +290,7 @@ def _read_stacks(document: Document) -> Found:
         line = split_line(raw, number, document.source, document.who).text.rstrip()
         if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
             host = (match[2] or "") if match.re is _RANK_BLOCK else ""
-            rank = int(match[1]) if int(match[1][:9]) < MOST_RANKS else None
+            rank = int(match[1]) if int(match[1][:9]) < ev.MOST_RANKS else None
             label = replace(document.who, rank=rank, host="" if host in {"localhost", "127.0.0.1"} else host)
             processes += [current] if current.threads else []
             current = _Process(label, number)
@@ -315,12 +300,12 @@ def _read_stacks(document: Document) -> Found:
             processes += [current] if current.threads else []
             current = _Process(who, number)
         elif match := _ANSWERED.match(line):
-            facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
+            facts.append(ev.Size(spot=ev.Spot(source=document.source, line=number), ranks=int(match[1])))
         elif match := _LACKING.match(line):
             rank, why = int(match[1]), "its GIL is held" if match[2] == "Timeout" else "it is dead"
             words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
-            spot = Spot(source=document.source, line=number)
-            facts.append(Hint(who=Who(rank=rank), spot=spot, words=words, kind="no-answer"))
+            spot = ev.Spot(source=document.source, line=number)
+            facts.append(ev.Hint(who=ev.Who(rank=rank), spot=spot, words=words, kind="no-answer"))
         elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
             current.parent = int(line[15:].partition(":")[0])
         elif not _read_line(current, line):
@@ -350,7 +335,7 @@ JSON_STACKS = DocumentFormat(
 )
 
 
-def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
+def stacks_of_json(threads: list[dict[str, Any]], who: ev.Who, source: str) -> list[ev.Stacked]:
     """Return the main threads' stacks in py-spy's JSON. Raises ValueError, KeyError, TypeError or AttributeError."""
     by_pid: dict[int, _Process] = {}
     for one in threads:
@@ -384,7 +369,7 @@ def _read_line(process: _Process, line: str) -> bool:
     return match is not None
 
 
-def _facts_of(processes: Iterable[_Process], source: str) -> list[Stacked]:
+def _facts_of(processes: Iterable[_Process], source: str) -> list[ev.Stacked]:
     """Return the stacks of ranks' main threads. A process without a name of its own is numbered by its pid."""
     pairs = [(process, process.main_thread()) for process in processes]
     pids = {process.who.pid for process, thread in pairs if thread is None or not is_agent(thread.stack)}
@@ -398,7 +383,7 @@ def _facts_of(processes: Iterable[_Process], source: str) -> list[Stacked]:
         _stacked(
             thread.stack, worker=process.parent is not None and process.parent in pids, state=thread.state,
             who=replace(process.who, rank=ranks.get(process.who.pid or -1, process.who.rank)),
-            spot=Spot(source=source, line=process.line),
+            spot=ev.Spot(source=source, line=process.line),
         )
         for process, thread in mains
     ]  # fmt: skip
@@ -414,14 +399,14 @@ def _read_record(document: Document) -> Found:
         plain = json.loads(document.body)
         record = _RECORDS.get(plain.get("kind"))
         read = decode(record, plain) if record is not None else None
-        spot = Spot(source=document.source)
-        facts: list[Fact] = []
+        spot = ev.Spot(source=document.source)
+        facts: list[ev.Fact] = []
         if isinstance(read, AttachedJob):
             facts = [*_of_job(read, spot)]
         elif isinstance(read, RankLook):
             facts = [*_of_look(read, spot)]
         elif isinstance(read, AskedNodes):
-            facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
+            facts = [_refused(refusal, ev.Who(), spot) for refusal in read.unseen()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
         return Found(problem=f"damaged ({type(error).__name__})")
     return Found(facts=facts, attached=read if isinstance(read, AttachedJob | AskedNodes) else None)
@@ -435,26 +420,26 @@ ATTACH = DocumentFormat(
 )
 
 
-def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
+def _of_job(job: AttachedJob, spot: ev.Spot) -> Iterator[ev.Fact]:
     if job.world_size is not None:
-        yield Size(spot=spot, ranks=job.world_size)
+        yield ev.Size(spot=spot, ranks=job.world_size)
     for rank in job.ranks:
-        yield Seen(who=_who(rank, job.host), spot=spot)
+        yield ev.Seen(who=_who(rank, job.host), spot=spot)
     if job.movement is Movement.MOVING:
         # Not only by its stacks: a rank may be seen at one line twice, in two different steps.
         for rank in job.ranks:
-            yield Moving(who=_who(rank, job.host), spot=spot)
+            yield ev.Moving(who=_who(rank, job.host), spot=spot)
     for folder in {_OF_NODE.sub("", rank.wrap_folder) for rank in job.ranks if rank.wrap_folder is not None}:
-        yield Hint(spot=spot, words=f"the job runs under `ddpdoctor wrap`; its run folder is {folder}", kind="wrap")
+        yield ev.Hint(spot=spot, words=f"the job runs under `ddpdoctor wrap`; its run folder is {folder}", kind="wrap")
     for refusal in job.refused:
-        yield _refused(refusal, Who(host=job.host), spot)
+        yield _refused(refusal, ev.Who(host=job.host), spot)
 
 
-def _of_look(look: RankLook, spot: Spot) -> Iterator[Fact]:
+def _of_look(look: RankLook, spot: ev.Spot) -> Iterator[ev.Fact]:
     who = _who(look.rank, look.host)
-    yield Seen(who=who, spot=spot)
+    yield ev.Seen(who=who, spot=spot)
     if look.process is not None:
-        yield ProcessState(who=who, spot=spot, letter=look.process.state)
+        yield ev.ProcessState(who=who, spot=spot, letter=look.process.state)
     if isinstance(look.stacks, list):
         yield from stacks_of_json(look.stacks, who, spot.source)
     for child in look.process.children if look.process is not None else ():
@@ -465,9 +450,9 @@ def _of_look(look: RankLook, spot: Spot) -> Iterator[Fact]:
         yield _refused(refusal, who, spot)
 
 
-def _refused(refusal: Refusal, who: Who, spot: Spot) -> Refused:
-    return Refused(who=who, spot=spot, source=refusal.source, reason=refusal.reason, remedy=refusal.remedy)
+def _refused(refusal: Refusal, who: ev.Who, spot: ev.Spot) -> ev.Refused:
+    return ev.Refused(who=who, spot=spot, source=refusal.source, reason=refusal.reason, remedy=refusal.remedy)
 
 
-def _who(rank: SeenRank, host: str) -> Who:
-    return Who(rank=rank.rank, local_rank=rank.local_rank, host=host, pid=rank.pid)
+def _who(rank: SeenRank, host: str) -> ev.Who:
+    return ev.Who(rank=rank.rank, local_rank=rank.local_rank, host=host, pid=rank.pid)

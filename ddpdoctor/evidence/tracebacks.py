@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import Reading, classify, named_cause
-from ddpdoctor.evidence.lines import condense, origin_of, quote, time_of
+from ddpdoctor.evidence.lines import LineReader, condense, origin_of, quote, time_of
 from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Link, Nature, Operation, Stopped, Waiting
 from ddpdoctor.model.known_errors import find_known, read_known_errors
@@ -265,13 +265,17 @@ class _Open:
     harmless: bool = False
 
 
-class TracebackReader:
+class TracebackReader(LineReader):
     """Finds exceptions that ended a rank's script, a thread, a worker or a launcher."""
 
     name = "Python traceback"
 
     def __init__(self) -> None:
-        self._gate = (*_GATE, *dict.fromkeys(mark for known in read_known_errors() for mark in known.marks))
+        marks = [mark for known in read_known_errors() for mark in known.marks]
+        self._gate = (*_GATE, *dict.fromkeys(marks))
+        # The words of headers and errors. Short ones, such as codes with digits, stand beside longer ones.
+        longer = (mark.encode() for mark in marks if len(condense(mark.encode())) >= _SHORTEST)
+        self.triggers = (b"raceback", b"rror", b"xception", *longer)
         self._dull: set[str] = set()
         self._shapes: dict[str, KnownError | None] = {}  # what lines without their digits turned out to be
         # Streams in which a table of torchrun quotes a traceback, whose last line is still to come.
@@ -281,12 +285,6 @@ class TracebackReader:
         self._open: dict[Hashable, list[_Open]] = {}
         # The stream and line of the last text that announced a harmless traceback.
         self._harmless: tuple[Hashable, int] = ((), -_NEAR)
-
-    @property
-    def triggers(self) -> tuple[bytes, ...]:
-        """The words of headers and errors. Short ones, such as codes with digits, stand beside longer ones."""
-        marks = (mark.encode() for known in read_known_errors() for mark in known.marks)
-        return (b"raceback", b"rror", b"xception", *(mark for mark in marks if len(condense(mark)) >= _SHORTEST))
 
     def read(self, line: Line) -> Iterable[Fact]:
         text = line.text
@@ -397,11 +395,13 @@ class TracebackReader:
             self._last_error = (line.stream, line.number)
         if _NO_ERROR.search(text):
             return []
-        common = origin_of(line)
         shape = text.translate(_NO_DIGITS)  # lines that differ in digits only are looked up once
         if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
             self._shapes[shape] = find_known(text)
         known = self._shapes.get(shape)
+        if match is None and known is None and device is None and not follows_last:
+            return [ErrorLine(**origin_of(line))] if _ERROR_LEVEL.search(text) or _BEHIND.search(text) else []
+        common = origin_of(line)
         if (follows_last or known is not None) and (cause := named_cause(text, common)) is not None:
             return [cause]
         if match is None and (known is None or known.nature == "note") and device is None:

@@ -12,31 +12,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify, named_cause, numbers
-from ddpdoctor.evidence.lines import origin_of, quote
+from ddpdoctor.evidence.lines import LineReader, origin_of, quote
 from ddpdoctor.evidence.stacks import foreign_frame
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Absent,
-    Differ,
-    Failed,
-    Hint,
-    Link,
-    Nature,
-    Operation,
-    Reached,
-    Seen,
-    Shown,
-    Size,
-    Waiting,
-    Who,
-)  # fmt: skip
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.words import odd_ranks, op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from ddpdoctor.evidence.lines import Line
-    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.stacks import Frame
 
 DEFAULT_GROUP = "default_pg"  # torch's name for the default group
@@ -60,7 +44,8 @@ class _Said:
         if match is not None:
             fields = match.groupdict()
             name, desc = fields["name"] or "", fields.get("desc") or ""
-            rank = int(fields["rank"]) if fields["rank"] is not None and 0 <= int(fields["rank"]) < MOST_RANKS else None
+            number = int(fields["rank"] or -1)
+            rank = number if 0 <= number < ev.MOST_RANKS else None
             if DEFAULT_GROUP in {desc, name} or (name == "0" and not desc):
                 self.words = DEFAULT_GROUP
             else:
@@ -70,7 +55,7 @@ class _Said:
             self.who = replace(who, rank=known, group=self.key, group_rank=rank)
             place = rank if place is None else place
         else:
-            is_rank = who.rank is None and place is not None and place < MOST_RANKS
+            is_rank = who.rank is None and place is not None and place < ev.MOST_RANKS
             self.who = replace(who, group_rank=place) if is_rank else who
         # An identity of the writing process: its global rank, or else its rank in some group
         self.writer: Hashable = who.rank if who.rank is not None else (line.stream, place)
@@ -102,59 +87,59 @@ def _work_number(digits: str | None) -> int | None:
     return None if digits is None or abs(int(digits)) > MOST_WORKS else max(int(digits), 0)
 
 
-def _dump_signal(said: _Said) -> list[Fact]:
+def _dump_signal(said: _Said) -> list[ev.Fact]:
     """Read how far the default group has come: the numbers are its own, whatever group timed out."""
     numbers = _DUMP.search(said.text)
     if numbers is None:
-        return [Seen(**said.common)]
+        return [ev.Seen(**said.common)]
     common = {**said.common, "who": replace(said.who, group="", group_rank=None)}
     source = _SOURCE.search(said.text)
     told_by = int(source["rank"]) if source is not None else None
-    found: list[Fact] = [Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_numbers(numbers), **common)]
+    found: list[ev.Fact] = [ev.Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_numbers(numbers), **common)]
     if "from this local rank" in said.text:
-        found.append(Waiting(operation=Operation(), timed_out=True, **common))
+        found.append(ev.Waiting(operation=ev.Operation(), timed_out=True, **common))
     elif source is not None:
         words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
-        found.append(Hint(words=words, kind="told-to-dump", **common))
+        found.append(ev.Hint(words=words, kind="told-to-dump", **common))
     return found
 
 
-def _options(said: _Said) -> list[Fact]:
+def _options(said: _Said) -> list[ev.Fact]:
     """Read which rank starts a group, and how many ranks the group has."""
     options = _OPTIONS.search(said.text)
-    if options is None or not int(options["rank"]) < MOST_RANKS or not 0 < int(options["size"]) <= MOST_RANKS:
-        return [Seen(**said.common)]
+    if options is None or not int(options["rank"]) < ev.MOST_RANKS or not 0 < int(options["size"]) <= ev.MOST_RANKS:
+        return [ev.Seen(**said.common)]
     is_default = options["name"] in {"0", DEFAULT_GROUP} if options["name"] else not said.key
     key = "" if is_default else options["name"] or said.key
     who = replace(said.who, rank=int(options["rank"]), group="", group_rank=None)
     of_group = {**said.common, "who": replace(who, rank=None)}
-    return [Seen(**{**said.common, "who": who}), Size(ranks=int(options["size"]), group=key, **of_group)]
+    return [ev.Seen(**{**said.common, "who": who}), ev.Size(ranks=int(options["size"]), group=key, **of_group)]
 
 
-def _stuck(said: _Said) -> list[Fact]:
+def _stuck(said: _Said) -> list[ev.Fact]:
     if _NO_GIL in said.text:
-        return [Hint(words="a thread held the GIL when torch wanted to end the process", kind="gil", **said.common)]
+        return [ev.Hint(words="a thread held the GIL when torch wanted to end the process", kind="gil", **said.common)]
     stuck = _STUCK.search(said.text)
     if stuck is None:
         return []
     long = f" for {stuck['seconds']} s" if stuck["seconds"] else ""
     words = f"torch's watchdog thread was stuck{long}: a call of CUDA or NCCL does not return, or the GIL is held"
-    return [Hint(words=words, kind="watchdog-stuck", **said.common)]
+    return [ev.Hint(words=words, kind="watchdog-stuck", **said.common)]
 
 
-def _store_gone(said: _Said) -> list[Fact]:
+def _store_gone(said: _Said) -> list[ev.Fact]:
     problem = "the job's store did not answer any more: the process that serves it, rank 0 or its agent, had ended"
     fix = "look for what ended rank 0 and its launcher first"
-    return [Link(to=Who(rank=0), problem=problem, fix=fix, victim=True, **said.common)]
+    return [ev.Link(to=ev.Who(rank=0), problem=problem, fix=fix, victim=True, **said.common)]
 
 
-def _failure(said: _Said, error: str | None = None) -> list[Failed]:
+def _failure(said: _Said, error: str | None = None) -> list[ev.Failed]:
     error = said.text if error is None else error
     kind = next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error")
-    return [Failed(type=kind, message=quote(error), **classify("", error).fields, **said.common)]
+    return [ev.Failed(type=kind, message=quote(error), **classify("", error).fields, **said.common)]
 
 
-_NOTES: dict[str, Callable[[_Said], Sequence[Fact]]] = {
+_NOTES: dict[str, Callable[[_Said], Sequence[ev.Fact]]] = {
     "initialization options:": _options,
     "Received a dump signal": _dump_signal,
     "watchdog got stuck for": _stuck,
@@ -163,7 +148,7 @@ _NOTES: dict[str, Callable[[_Said], Sequence[Fact]]] = {
     'Failed to check the "should dump" flag on TCPStore': _store_gone,
     'TCPStore check for dump key "': _store_gone,
     "Found key in store: NCCLABORTEDCOMM": _failure,  # what torch before 2.2 says of another rank
-    "Observed flight recorder dump signal": lambda said: [Seen(**said.common)],
+    "Observed flight recorder dump signal": lambda said: [ev.Seen(**said.common)],
 }
 
 # The desync report of ProcessGroupNCCL (TORCH_NCCL_DESYNC_DEBUG, or TORCH_DISTRIBUTED_DEBUG=DETAIL). Group ranks
@@ -185,24 +170,24 @@ _LONGEST = 2000  # our choice: no report has this many lines, including lines of
 @dataclass(slots=True)
 class _Report:
     rank: int
-    operation: Operation
+    operation: ev.Operation
     line: Line
     seq: int = 0  # the number of the snapshot's part that is being read
     # The ranks inside an operation, by its number and name.
     started: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class _DesyncReports:
-    def __init__(self) -> None:
-        self.open: dict[Hashable, _Report] = {}
-        # The line of the last head with a group, and that group: a report begins in the next line.
-        self.group: tuple[int, dict[str, Any]] = (-_NEAR, {})
+    open: dict[Hashable, _Report] = field(default_factory=dict)
+    # The line of the last head with a group, and that group: a report begins in the next line.
+    group: tuple[int, dict[str, Any]] = (-_NEAR, {})
 
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
         if "Timeout at collective: " in text and (begins := _BEGINS.search(text)) is not None:
             group = self.group[1] if line.number - self.group[0] <= _NEAR else {}
-            operation = Operation(op=op_type_name(begins["op"]), seq=int(begins["seq"]), **group)
+            operation = ev.Operation(op=op_type_name(begins["op"]), seq=int(begins["seq"]), **group)
             found = self._close(line.stream)
             if len(self.open) < _MOST_REPORTS:
                 self.open[line.stream] = _Report(int(begins["rank"]), operation, line)
@@ -215,7 +200,7 @@ class _DesyncReports:
             return _absent(line, report, never["ranks"], own)
         if (behind := _BEHIND.search(text)) is not None:
             seq = int(behind["seq"])  # only the operation in the report is known by name
-            at = own if own.seq == seq else Operation(seq=seq, group=own.group, group_words=own.group_words)
+            at = own if own.seq == seq else ev.Operation(seq=seq, group=own.group, group_words=own.group_words)
             return _absent(line, report, behind["ranks"], at)
         if (inside := _INSIDE.search(text)) is not None:
             # Ranks inside the lowest number are suspects only if another has passed it.
@@ -230,20 +215,20 @@ class _DesyncReports:
             return self._close(line.stream)
         return ()
 
-    def end(self) -> Iterable[Fact]:
+    def end(self) -> Iterable[ev.Fact]:
         return [fact for stream in list(self.open) for fact in self._close(stream)]
 
-    def _close(self, stream: Hashable) -> list[Fact]:
+    def _close(self, stream: Hashable) -> list[ev.Fact]:
         """Return in which calls the ranks of a snapshot differ."""
         report = self.open.pop(stream, None)
         if report is None:
             return []
         own, line = report.operation, report.line
-        found: list[Fact] = []
+        found: list[ev.Fact] = []
         for seq, sides in report.started.items():
             ordered = sorted(sides.items(), key=lambda side: -len(side[1]))
             if len(ordered) > 1:
-                found.append(Differ(
+                found.append(ev.Differ(
                     spot=line.spot(), time=line.time, said=quote(line.text), aspect="operation", settled=True,
                     sides=tuple((ranks, replace(own, op=op_type_name(op), seq=seq)) for op, ranks in ordered),
                     odd=odd_ranks([ranks for _, ranks in ordered]),
@@ -251,14 +236,14 @@ class _DesyncReports:
         return found
 
 
-def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, certain: bool = True) -> list[Fact]:
+def _absent(line: Line, report: _Report, ranks: str, operation: ev.Operation, *, certain: bool = True) -> list[ev.Fact]:
     own = report.operation
     waiters = (report.rank,) if not own.group else ()
     common: dict[str, Any] = {"spot": line.spot(), "time": line.time, "said": quote(line.text)}
     return [
-        Absent(
-            who=Who(rank=rank) if not own.group else Who(group=own.group, group_rank=rank),
-            operation=operation, waiters=waiters, certain=certain, expected=True, shown=Shown.WORDS, **common,
+        ev.Absent(
+            who=ev.Who(rank=rank) if not own.group else ev.Who(group=own.group, group_rank=rank),
+            operation=operation, waiters=waiters, certain=certain, expected=True, shown=ev.Shown.WORDS, **common,
         )
         for rank in numbers(ranks)
     ]  # fmt: skip
@@ -296,7 +281,7 @@ _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in bloc
 
 @dataclass(slots=True)
 class _Wait:
-    fact: Waiting
+    fact: ev.Waiting
     grouped: bool
     frames: list[Frame] = field(default_factory=list)
 
@@ -310,7 +295,7 @@ class _Wait:
         who = replace(self.fact.who, rank=said.who.rank, group=said.key, group_rank=said.who.group_rank)
         self.fact, self.grouped = replace(self.fact, who=who, operation=operation), True
 
-    def done(self) -> Waiting:
+    def done(self) -> ev.Waiting:
         if not self.frames:
             return self.fact
         operation = self.fact.operation
@@ -323,32 +308,31 @@ class _Wait:
 class _Tail:
     """An error of the watchdog, whose further lines say more about it."""
 
-    fact: Failed
+    fact: ev.Failed
     common: dict[str, Any]
     left: int = _TAIL_LINES
     words: bool = False  # whether the next line has NCCL's message
 
 
-class WatchdogReader:
+@dataclass(slots=True, eq=False)
+class WatchdogReader(LineReader):
     """Finds messages of ProcessGroupNCCL about collectives that do not end."""
 
     name = "NCCL watchdog"
     triggers = (b"NCCL", b"imeout")
+    _open: dict[Hashable, list[_Wait]] = field(default_factory=dict)
+    _count: int = 0
+    # The stacks that are being read, innermost frame first, by their streams: their lines have no prefix.
+    _traces: list[tuple[Hashable, _Wait]] = field(default_factory=list)
+    _tail: _Tail | None = None
+    _said: set[Hashable] = field(default_factory=set)
+    _desync: _DesyncReports = field(default_factory=_DesyncReports)
 
-    def __init__(self) -> None:
-        self._open: dict[Hashable, list[_Wait]] = {}
-        self._count = 0
-        # The stacks that are being read, innermost frame first, by their streams: their lines have no prefix.
-        self._traces: list[tuple[Hashable, _Wait]] = []
-        self._tail: _Tail | None = None
-        self._said: set[Hashable] = set()
-        self._desync = _DesyncReports()
-
-    def read(self, line: Line) -> Iterable[Fact]:
+    def read(self, line: Line) -> Iterable[ev.Fact]:
         text = line.text
-        found: list[Fact] = []
+        found: list[ev.Fact] = []
         if len(text) < _LONGEST_MARK and _ELIDED.fullmatch(text):
-            return [Hint(spot=line.spot(), words="the log lacks lines in its middle", kind="elided")]
+            return [ev.Hint(spot=line.spot(), words="the log lacks lines in its middle", kind="elided")]
         if self._traces and "#" in text and self._read_frame(line):
             return ()
         if self._tail is not None:
@@ -360,8 +344,8 @@ class WatchdogReader:
             found += self._read_own(_Said(line))
         return found
 
-    def end(self) -> Iterable[Fact]:
-        found: list[Fact] = [self._tail.fact] if self._tail is not None else []
+    def end(self) -> Iterable[ev.Fact]:
+        found: list[ev.Fact] = [self._tail.fact] if self._tail is not None else []
         found += [wait.done() for waits in self._open.values() for wait in waits]
         found += self._desync.end()
         self._open.clear()
@@ -371,12 +355,12 @@ class WatchdogReader:
         self._tail = None
         return found
 
-    def _read_own(self, said: _Said) -> Sequence[Fact]:
+    def _read_own(self, said: _Said) -> Sequence[ev.Fact]:
         text, writer = said.text, said.writer
         if said.is_grouped:
             self._desync.group = (said.line.number, said.group)
         # The watchdog ends its process here: the last line that a rank writes
-        last = Hint(words="", kind="watchdog-ended", **said.common)
+        last = ev.Hint(words="", kind="watchdog-ended", **said.common)
         if any(words in text for words in _TIMED_OUT):
             is_last = "terminated with exception" in text or "Aborting process" in text
             return [*self._read_timeout(said), *([last] if is_last else [])]
@@ -388,17 +372,17 @@ class WatchdogReader:
                 wait.join(said)
             elif said.is_grouped and said.line.who.rank is not None and self._is_new(writer, seq):
                 # The line of the limit itself is lacking
-                limit = Waiting(operation=Operation(seq=seq, **said.group), timed_out=True, **said.common)
+                limit = ev.Waiting(operation=ev.Operation(seq=seq, **said.group), timed_out=True, **said.common)
                 self._keep(writer, _Wait(fact=limit, grouped=True))
             numbers = _numbers(status)
             if not self._is_new(writer, said.key, said.words, *numbers.values()):
                 return []
-            return [Reached(**numbers, **said.group, **said.common)]
+            return [ev.Reached(**numbers, **said.group, **said.common)]
         if (aborted := _ABORTED.search(text)) is not None:  # nccl2 ends a process: a time limit, or an error
             if "timeout" not in aborted["error"]:
                 return _failure(said, aborted["error"])
-            is_new = self._is_new_call(writer, Operation())
-            limit = Waiting(operation=Operation(**said.group), timed_out=True, **said.common)
+            is_new = self._is_new_call(writer, ev.Operation())
+            limit = ev.Waiting(operation=ev.Operation(**said.group), timed_out=True, **said.common)
             return [limit, last] if is_new else [last]
         if "Stack trace of the failed collective" in text:
             if "not found" in text:
@@ -410,7 +394,7 @@ class WatchdogReader:
             if wait is not None:
                 self._traces = [*self._traces[-_MOST_TRACES:], (said.line.stream, wait)]
                 return []
-        found: list[Fact] = []
+        found: list[ev.Fact] = []
         if "taking the entire process down" in text:
             found = self._close(writer, grouped_only=True)
         elif (died := _DIED.search(text)) is not None:  # an error that the watchdog found
@@ -421,7 +405,7 @@ class WatchdogReader:
 
     # time limits
 
-    def _read_timeout(self, said: _Said) -> list[Fact]:
+    def _read_timeout(self, said: _Said) -> list[ev.Fact]:
         """Read a limit. Each error repeats the text of the previous one."""
         text, writer = said.text, said.writer
         work = _WORK.search(text)
@@ -448,7 +432,7 @@ class WatchdogReader:
         self._said.add((writer, operation.seq))
         ran = _RAN.search(text)
         ran_s = int(ran["ran"]) / 1000 if ran is not None else None
-        fact = Waiting(operation=operation, timed_out=True, limit_s=limit_s, ran_s=ran_s, **said.common)
+        fact = ev.Waiting(operation=operation, timed_out=True, limit_s=limit_s, ran_s=ran_s, **said.common)
         wait = _Wait(fact=fact, grouped=said.is_grouped)
         if said.is_grouped:
             wait.join(said)
@@ -467,14 +451,14 @@ class WatchdogReader:
         self._said.add(said)
         return is_new
 
-    def _is_new_call(self, writer: Hashable, operation: Operation) -> bool:
+    def _is_new_call(self, writer: Hashable, operation: ev.Operation) -> bool:
         is_new = (key := (writer, operation.seq, operation.op, operation.numel_in)) not in self._said
         if len(self._said) > 10 * _MOST_OPEN:
             self._said.clear()
         self._said.add(key)
         return is_new
 
-    def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[Fact]:
+    def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[ev.Fact]:
         """Return the waits of a rank that are complete."""
         waits = self._open.get(writer, [])
         full = [wait for wait in waits if wait.grouped and not wait.is_bare] if grouped_only else waits
@@ -502,7 +486,7 @@ class WatchdogReader:
             wait.frames.append(foreign_frame(match["file"], int(match["line"]), match["function"]))
         return True
 
-    def _read_tail(self, tail: _Tail, text: str) -> list[Fact]:
+    def _read_tail(self, tail: _Tail, text: str) -> list[ev.Fact]:
         """Read on: NCCL's own words follow "Last error:"."""
         tail.left -= 1
         ends = text.startswith(("[", "frame #", "Exception raised from", "Traceback")) or not tail.left
@@ -511,7 +495,7 @@ class WatchdogReader:
             return [tail.fact]
         if tail.words and (cause := named_cause(text, tail.common)) is not None:
             self._tail = None
-            return [cause, replace(tail.fact, nature=Nature.FOLLOWS, peers=(), peer_hosts=())]
+            return [cause, replace(tail.fact, nature=ev.Nature.FOLLOWS, peers=(), peer_hosts=())]
         tail.words = text.startswith("Last error:")
         if "NCCL" in tail.fact.type and text and "CUDA kernel" not in text:
             message = f"{tail.fact.message} {text}"
@@ -519,12 +503,12 @@ class WatchdogReader:
         return []
 
 
-def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
+def _operation(work: re.Match[str] | None) -> tuple[ev.Operation, float | None]:
     """Return the operation of a "WorkNCCL(…)", and its time limit in seconds."""
     if work is None:
-        return Operation(), None
+        return ev.Operation(), None
     shape = tuple(map(int, re.findall(r"\d+", work["shape"]))) if work["shape"] is not None else None
-    operation = Operation(
+    operation = ev.Operation(
         op=op_type_name(work["op"] or ""), seq=_work_number(work["seq"]), shape=shape,
         numel_in=int(work["numel_in"]) if work["numel_in"] else None,
         numel_out=int(work["numel_out"]) if work["numel_out"] else None,

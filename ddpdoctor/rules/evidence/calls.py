@@ -8,38 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.evidence import (  # fmt: skip
-    MOST_RANKS,
-    Absent,
-    BusyRank,
-    Called,
-    Differ,
-    Doing,
-    Fact,
-    Failed,
-    Finished,
-    Hint,
-    Inside,
-    Moving,
-    Nature,
-    Operation,
-    Reached,
-    Seen,
-    Shown,
-    Size,
-    Stacked,
-    Time,
-    Waiting,
-    Who,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.words import group_alike, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ddpdoctor.model.stacks import Frame
 
@@ -56,9 +34,11 @@ _SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into
 # further apart are those of different groups, or of different runs in one log.
 _NEAR = 16
 _Call = tuple[str, int | None, str]
-Kind = TypeVar("Kind", bound=Fact)
+_Limits = Sequence[tuple[int, ev.Waiting]]  # ranks, and the time limits that they ran into
+Kind = TypeVar("Kind", bound=ev.Fact)
 # What a rank does that, as far as a stack can tell, waits for other ranks.
-WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
+WAITS = frozenset({ev.Doing.COLLECTIVE, ev.Doing.DEVICE})
+_SIGNS = (ev.Seen, ev.Moving, ev.BusyRank, ev.Called, ev.Finished)  # a rank that says one of these is there
 NO_ANSWER = "no-answer"  # the kind of note about a rank that did not answer torch's debug server
 
 
@@ -90,7 +70,7 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     """
     if listed is not None:
         return tuple(listed)
-    size = min(size, MOST_RANKS) if size is not None else None
+    size = min(size, ev.MOST_RANKS) if size is not None else None
     pairs = sorted((place, rank) for rank, place in places.items())
     steps = {(rank - former) / (place - other) for (other, former), (place, rank) in pairwise(pairs) if place != other}
     step = steps.pop() if len(steps) == 1 else 0.0
@@ -98,7 +78,7 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     if stride is None:
         return ()
     rank, place = next(iter(places.items()))
-    count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
+    count = size if size is not None else min(max(places.values()) + 1, ev.MOST_RANKS)
     return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)
 
 
@@ -106,10 +86,10 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
 class _Group:
     key: str
     words: str
-    waits: dict[int, Waiting] = field(default_factory=dict)
-    reached: dict[int, Reached] = field(default_factory=dict)
+    waits: dict[int, ev.Waiting] = field(default_factory=dict)
+    reached: dict[int, ev.Reached] = field(default_factory=dict)
     # All that the ranks said of how far they had come, in the order of the lines; ``reached`` has the furthest.
-    said: dict[int, list[Reached]] = field(default_factory=dict)
+    said: dict[int, list[ev.Reached]] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)  # group ranks by global ranks
 
     def part(self, ranks: Sequence[int]) -> _Group:
@@ -117,20 +97,20 @@ class _Group:
         return _Group(self.key, self.words, *({n: table[n] for n in ranks if n in table} for table in tables))
 
 
-def ranked(facts: Iterable[Fact], kind: type[Kind]) -> list[tuple[int, Kind]]:
+def ranked(facts: Iterable[ev.Fact], kind: type[Kind]) -> list[tuple[int, Kind]]:
     """Return the facts of a kind whose rank is known, with the rank."""
     return [(fact.who.rank, fact) for fact in facts if isinstance(fact, kind) and fact.who.rank is not None]
 
 
-def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]:
+def compare_waits(facts: Sequence[ev.Fact], world: int | None = None) -> list[ev.Fact]:
     """Return who is absent where others ran into a time limit, who differs, and who is inside."""
-    sizes = [fact.ranks for fact in facts if isinstance(fact, Size) and not fact.group]
+    sizes = [fact.ranks for fact in facts if isinstance(fact, ev.Size) and not fact.group]
     world = max([world or 0, *sizes]) or None
-    listed = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.group and fact.members}
-    listed_sizes = {fact.group: fact.ranks for fact in facts if isinstance(fact, Size) and fact.group}
+    listed = {fact.group: fact.members for fact in facts if isinstance(fact, ev.Size) and fact.group and fact.members}
+    listed_sizes = {fact.group: fact.ranks for fact in facts if isinstance(fact, ev.Size) and fact.group}
     silent = _silent_ranks(facts, world)
-    limits = [(rank, wait) for rank, wait in ranked(facts, Waiting) if wait.timed_out]
-    found: list[Fact] = []
+    limits = [(rank, wait) for rank, wait in ranked(facts, ev.Waiting) if wait.timed_out]
+    found: list[ev.Fact] = []
     for group in _groups(facts, limits):
         for ranks in split_group(group.places, set(group.waits) | set(group.reached)):
             part = group.part(ranks)
@@ -139,43 +119,43 @@ def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]
             size = _size(part.waits.values()) or listed_sizes.get(group.key)
             if not part.key:  # the default group, or, with old torch, taken for it
                 whole = size if part.words and world is None else world
-                members = tuple(range(min(whole or max({*ranks, *silent}) + 1, MOST_RANKS)))
+                members = tuple(range(min(whole or max({*ranks, *silent}) + 1, ev.MOST_RANKS)))
             else:
                 whole = size
                 members = members_of(part.places, listed.get(group.key), size)
-            found += _compare_limits(part, members, silent, whole=whole)
+            found += _compare_limits(part, members, silent, whole)
     found += _compare_numberless(facts, limits, silent, world)
     return _name_work(found, facts, limits)
 
 
-def _name_work(found: list[Fact], facts: Sequence[Fact], limits: Sequence[tuple[int, Waiting]]) -> list[Fact]:
+def _name_work(found: list[ev.Fact], facts: Sequence[ev.Fact], limits: _Limits) -> list[ev.Fact]:
     """Return the facts, with what absent ranks did instead.
 
     If nothing else says who came late, it is the one rank that is at work while others ran into a limit. Bars without a
     rank are those of rank 0: frameworks give them to the main process only.
     """
     excused = {fact.who.rank for fact in facts if _excuses(fact)}
-    excused |= {rank for fact in found if isinstance(fact, Inside) for rank in fact.ranks}
-    work: dict[int, BusyRank] = {}
+    excused |= {rank for fact in found if isinstance(fact, ev.Inside) for rank in fact.ranks}
+    work: dict[int, ev.BusyRank] = {}
     for fact in facts:
-        if isinstance(fact, BusyRank):
-            rank = fact.who.rank if fact.who != Who() else 0
+        if isinstance(fact, ev.BusyRank):
+            rank = fact.who.rank if fact.who != ev.Who() else 0
             if rank is not None and rank not in excused and (rank not in work or fact.who.rank is not None):
                 work[rank] = fact
-    named = [fact for fact in found if isinstance(fact, Absent | Differ)]
+    named = [fact for fact in found if isinstance(fact, ev.Absent | ev.Differ)]
     if not named and len(work) == 1 and limits:
         (rank, busy), target = next(iter(work.items())), limits[0][1]
         certain = busy.who.rank is not None
         named = [_absence(rank, target, dict(limits), busy, certain=certain, in_init=target.in_init, expected=True)]
-        found = [*(fact for fact in found if not isinstance(fact, Inside)), *named]
+        found = [*(fact for fact in found if not isinstance(fact, ev.Inside)), *named]
     for at, fact in enumerate(found):
-        if isinstance(fact, Absent) and fact.who.rank in work:
+        if isinstance(fact, ev.Absent) and fact.who.rank in work:
             busy = work[fact.who.rank]
             found[at] = replace(fact, busy=busy, certain=fact.certain or busy.who.rank is not None)
     return found
 
 
-def _groups(facts: Iterable[Fact], limits: Sequence[tuple[int, Waiting]]) -> list[_Group]:
+def _groups(facts: Iterable[ev.Fact], limits: _Limits) -> list[_Group]:
     groups: dict[tuple[str, str], _Group] = {}
     waits = [(rank, fact) for rank, fact in limits if not fact.in_init and not fact.in_store]
     waits = [(n, fact) for n, fact in waits if fact.operation.seq is not None and fact.operation.op not in _SINGLE]
@@ -190,7 +170,7 @@ def _groups(facts: Iterable[Fact], limits: Sequence[tuple[int, Waiting]]) -> lis
         if former is None or (fact.operation.seq or 0) < (former.operation.seq or 0):
             group.waits[rank] = fact
         _place(group, fact.who)
-    for rank, reached in ranked(facts, Reached):
+    for rank, reached in ranked(facts, ev.Reached):
         named = groups.get((reached.group, reached.group_words))
         if named is not None:
             named.said.setdefault(rank, []).append(reached)
@@ -201,22 +181,22 @@ def _groups(facts: Iterable[Fact], limits: Sequence[tuple[int, Waiting]]) -> lis
     return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
 
 
-def _group_of(wait: Waiting) -> tuple[str, str]:
+def _group_of(wait: ev.Waiting) -> tuple[str, str]:
     return wait.operation.group, wait.operation.group_words
 
 
-def _place(group: _Group, who: Who) -> None:
+def _place(group: _Group, who: ev.Who) -> None:
     if who.rank is not None and who.group_rank is not None and who.group == group.key and group.words:
         group.places[who.rank] = who.group_rank
 
 
-def _is_comparable(waits: Mapping[int, Waiting]) -> bool:
+def _is_comparable(waits: Mapping[int, ev.Waiting]) -> bool:
     """Return whether the numbers are likely to be those of one group in one run."""
     numbers = [wait.operation.seq or 0 for wait in waits.values()]
     return max(numbers) - min(numbers) <= _NEAR
 
 
-def _size(waits: Iterable[Waiting]) -> int | None:
+def _size(waits: Iterable[ev.Waiting]) -> int | None:
     """Return the size of a group as the elements in and out of an operation show it."""
     for wait in waits:
         operation, few, many = wait.operation, wait.operation.numel_in, wait.operation.numel_out
@@ -224,12 +204,12 @@ def _size(waits: Iterable[Waiting]) -> int | None:
             few, many = many, few
         elif operation.op != "all_gather_into_tensor":
             continue
-        if few and many and many % few == 0 and many // few <= MOST_RANKS:
+        if few and many and many % few == 0 and many // few <= ev.MOST_RANKS:
             return many // few
     return None
 
 
-def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int], *, whole: int | None) -> list[Fact]:
+def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int], whole: int | None) -> list[ev.Fact]:
     """Compare the ranks of one group.
 
     ``members`` are those that can be told, ``silent`` ranks whose silence says something, ``whole`` how many it has.
@@ -263,10 +243,10 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
     if len(inside) < 2 or len({_call(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
         return []
     complete = whole is not None and len(inside) >= whole
-    return [Inside(operation=target.operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
+    return [ev.Inside(operation=target.operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
 
 
-def _late(group: _Group) -> list[Absent]:
+def _late(group: _Group) -> list[ev.Absent]:
     """Return the ranks that came to the first call in which others wait after these had run into their limit.
 
     They complete that call, because the others' ranks are still in it, and run into a limit of their own later: in the
@@ -275,7 +255,7 @@ def _late(group: _Group) -> list[Absent]:
     number = min(wait.operation.seq or 0 for wait in group.waits.values())
     first = {rank: wait for rank, wait in group.waits.items() if wait.operation.seq == number}
     target = min(first.values(), key=lambda wait: (wait.time is None, wait.time.seconds if wait.time else 0.0))
-    found: dict[int, tuple[Fact, bool]] = {}
+    found: dict[int, tuple[ev.Fact, bool]] = {}
     for rank, wait in group.waits.items():
         if wait is target or (rank in first and wait.operation.op and _call(wait) != _call(target)):
             continue
@@ -292,14 +272,14 @@ def _late(group: _Group) -> list[Absent]:
     ]  # fmt: skip
 
 
-def _is_after(time: Time | None, other: Time | None, before_s: float = 0.0) -> bool:
+def _is_after(time: ev.Time | None, other: ev.Time | None, before_s: float = 0.0) -> bool:
     """Return whether what was so long before a time came after another time on the same clock."""
     if time is None or other is None or time.clock != other.clock:
         return False
     return time.seconds - before_s > other.seconds
 
 
-def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
+def _silent_ranks(facts: Sequence[ev.Fact], world: int | None) -> frozenset[int]:
     """Return the ranks that were there, and whose silence about a time limit shows that they ran into none.
 
     What people paste often lacks the lines of some ranks. So the lines of a rank must be lacking where they would be:
@@ -311,28 +291,28 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
 
     A rank whose watchdog is stuck cannot report, and one that lost a peer or failed does not wait any more.
     """
-    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and not fact.in_init]
+    waits = [fact for fact in facts if isinstance(fact, ev.Waiting) and fact.timed_out and not fact.in_init]
     sources = {fact.spot.source for fact in waits}
     told, excused, ended = set(), set(), set()
     early: dict[int, set[str]] = {}  # the files that hold other lines of a rank
     cut = False
     for fact in facts:
         rank = fact.who.rank
-        if isinstance(fact, Hint) and fact.kind == "elided":
+        if isinstance(fact, ev.Hint) and fact.kind == "elided":
             cut = cut or fact.spot.source in sources
-        if rank is None or isinstance(fact, Absent):
+        if rank is None or isinstance(fact, ev.Absent):
             continue
         # The last that a rank writes after a limit.
-        timed_out = isinstance(fact, Failed) and fact.nature is Nature.TIMED_OUT
-        if timed_out or (isinstance(fact, Hint) and fact.kind == "watchdog-ended"):
+        timed_out = isinstance(fact, ev.Failed) and fact.nature is ev.Nature.TIMED_OUT
+        if timed_out or (isinstance(fact, ev.Hint) and fact.kind == "watchdog-ended"):
             ended.add(rank)
         if _excuses(fact):
             excused.add(rank)
-        elif isinstance(fact, Hint) and fact.kind == "told-to-dump":
+        elif isinstance(fact, ev.Hint) and fact.kind == "told-to-dump":
             told.add(rank)
-        elif isinstance(fact, Seen | Moving | BusyRank | Called | Finished) and fact.spot.line is not None:
+        elif isinstance(fact, _SIGNS) and fact.spot.line is not None:
             early.setdefault(rank, set()).add(fact.spot.source)
-    waiters = {rank for rank, _ in ranked(waits, Waiting)}
+    waiters = {rank for rank, _ in ranked(waits, ev.Waiting)}
     shared = {rank for rank, files in early.items() if files & sources}
     known = shared | waiters | excused if world is not None else shared
     every = range(world if world is not None else max({*early, *waiters}, default=-1) + 1)
@@ -342,14 +322,14 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
     return frozenset(found if len(found) <= max(len(waiters), 1) else told - excused)
 
 
-def _excuses(fact: Fact) -> bool:
+def _excuses(fact: ev.Fact) -> bool:
     """Return whether it says that its rank cannot report a limit, or does not wait."""
-    if isinstance(fact, Failed):
-        return fact.nature not in {Nature.STOPPED, Nature.FOLLOWS}
-    return isinstance(fact, Waiting) or (isinstance(fact, Hint) and fact.kind in {"watchdog-stuck", "gil"})
+    if isinstance(fact, ev.Failed):
+        return fact.nature not in {ev.Nature.STOPPED, ev.Nature.FOLLOWS}
+    return isinstance(fact, ev.Waiting) or (isinstance(fact, ev.Hint) and fact.kind in {"watchdog-stuck", "gil"})
 
 
-def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
+def _ahead(group: _Group, target: ev.Waiting, whole: int | None) -> ev.Differ | None:
     """Return that ranks have completed a later call than the one that the others wait in: they made other calls."""
     number = target.operation.seq or 0
     done = {rank: reached.completed for rank, reached in group.reached.items() if rank not in group.waits}
@@ -357,23 +337,23 @@ def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
     if not ahead or target.operation.op in _FROM_ROOT or len(ahead) >= len(group.waits):
         return None
     reached = group.reached[ahead[0]]
-    later = Operation(group=group.key, group_words=group.words, seq=reached.completed)
+    later = ev.Operation(group=group.key, group_words=group.words, seq=reached.completed)
     sides = ((tuple(sorted(group.waits)), target.operation), (ahead, later))
     settled = whole is not None and 2 * len(group.waits) > whole  # they are most of their group
-    return Differ(sides=sides, odd=ahead, aspect="number", settled=settled, **_where(reached))
+    return ev.Differ(sides=sides, odd=ahead, aspect="number", settled=settled, **_where(reached))
 
 
-def _is_behind(reached: Reached, number: int) -> bool:
+def _is_behind(reached: ev.Reached, number: int) -> bool:
     return reached.enqueued is not None and number - _NEAR <= reached.enqueued < number
 
 
-def _absence(rank: int, target: Waiting, waiters: Iterable[int], shown_by: Fact, **more: Any) -> Absent:
+def _absence(rank: int, target: ev.Waiting, waiters: Iterable[int], shown_by: ev.Fact, **more: Any) -> ev.Absent:
     waiting = tuple(sorted(set(waiters)))
-    fields = {"operation": target.operation, "waiters": waiting, "shown": Shown.NUMBERS, **_where(shown_by), **more}
-    return Absent(who=Who(rank=rank), **fields)
+    fields = {"operation": target.operation, "waiters": waiting, "shown": ev.Shown.NUMBERS, **_where(shown_by), **more}
+    return ev.Absent(who=ev.Who(rank=rank), **fields)
 
 
-def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
+def _limits_differ(group: _Group, whole: int | None) -> ev.Differ | None:
     """Return in what the calls differ that ranks of one group wait in."""
     calls = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
     ordered = [ranks for _, ranks in group_alike(calls)]
@@ -388,14 +368,14 @@ def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
     if not aspect or (aspect == "number" and (not group.words or root_ahead)):
         return None  # numbers without a group may be those of different groups
     odd = tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
-    return Differ(
+    return ev.Differ(
         sides=tuple(zip(ordered, operations, strict=True)), aspect=aspect,
         settled=whole is not None and 2 * len(ordered[0]) > whole,
         odd=odd if len(ordered[0]) > len(ordered[1]) else None, **_where(group.waits[odd[0]]),
     )  # fmt: skip
 
 
-def _aspect(operations: Sequence[Operation]) -> str:
+def _aspect(operations: Sequence[ev.Operation]) -> str:
     """Return what differs, or an empty string if nothing does that must be equal."""
     if len({operation.seq for operation in operations}) > 1:
         return "number"
@@ -417,7 +397,7 @@ def _aspect(operations: Sequence[Operation]) -> str:
     return ""
 
 
-def _call(wait: Waiting) -> tuple[object, ...]:
+def _call(wait: ev.Waiting) -> tuple[object, ...]:
     """Return what must be equal on all ranks."""
     operation = wait.operation
     numel_in = operation.numel_in if operation.op in _SAME_IN else None
@@ -425,13 +405,13 @@ def _call(wait: Waiting) -> tuple[object, ...]:
     return operation.seq, operation.op, numel_in, numel_out
 
 
-def _where(fact: Fact) -> Mapping[str, Any]:
+def _where(fact: ev.Fact) -> Mapping[str, Any]:
     return {"spot": fact.spot, "time": fact.time, "said": fact.said}
 
 
 def _compare_numberless(
-    facts: Sequence[Fact], limits: Sequence[tuple[int, Waiting]], silent: frozenset[int], world: int | None
-) -> list[Fact]:  # fmt: skip
+    facts: Sequence[ev.Fact], limits: _Limits, silent: frozenset[int], world: int | None
+) -> list[ev.Fact]:  # fmt: skip
     """Compare waits that say no number: those of nccl2 and Gloo, and those in ``init_process_group``.
 
     A rank that was seen and said nothing of a limit or a lost peer is the one that the others waited for, or it had
@@ -446,21 +426,21 @@ def _compare_numberless(
         return []
     inits = {rank for rank, fact in limits if fact.in_init}
     late = [rank for rank in range(world) if rank not in inits]
-    came = max((fact.came for fact in facts if isinstance(fact, Waiting) and fact.came is not None), default=None)
-    has_others = any(late == [fact.who.rank] and not isinstance(fact, Size) for fact in facts)
+    came = max((fact.came for fact in facts if isinstance(fact, ev.Waiting) and fact.came is not None), default=None)
+    has_others = any(late == [fact.who.rank] and not isinstance(fact, ev.Size) for fact in facts)
     if len(inits) > 1 and len(late) == 1 and came == len(inits) and not has_others:
         target = next(fact for _, fact in limits if fact.in_init)
-        return [Absent(who=Who(rank=late[0]), waiters=tuple(sorted(inits)), in_init=True, **_where(target))]
+        return [ev.Absent(who=ev.Who(rank=late[0]), waiters=tuple(sorted(inits)), in_init=True, **_where(target))]
     return []
 
 
-def compare_calls(facts: Iterable[Fact]) -> Iterator[Differ]:
+def compare_calls(facts: Iterable[ev.Fact]) -> Iterator[ev.Differ]:
     """Return the first call of each communicator in which ranks differ.
 
     Calls of one group call share a number, so all calls of a rank at a number are compared together. Sizes may differ
     by intent in none of these operations.
     """
-    for group, those in grouped((fact.operation.group, fact) for _, fact in ranked(facts, Called)).items():
+    for group, those in grouped((fact.operation.group, fact) for _, fact in ranked(facts, ev.Called)).items():
         ranks = {fact.who.rank for fact in those}
         size = re.search(r" of (\d+) ranks$", group)
         if size is not None and len(ranks) > int(size[1]):
@@ -471,8 +451,8 @@ def compare_calls(facts: Iterable[Fact]) -> Iterator[Differ]:
             yield found
 
 
-def _calls_differ(called: Sequence[Called]) -> Differ | None:
-    by_rank = grouped(ranked(called, Called))
+def _calls_differ(called: Sequence[ev.Called]) -> ev.Differ | None:
+    by_rank = grouped(ranked(called, ev.Called))
     shapes = {
         rank: tuple(sorted((_shape(fact.operation) for fact in those), key=str)) for rank, those in by_rank.items()
     }
@@ -490,35 +470,35 @@ def _calls_differ(called: Sequence[Called]) -> Differ | None:
     sides_of = tuple((ranks, fact.operation) for ranks, fact in shown)
     odd = tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None
     aspect = "operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape"
-    return Differ(spot=last.spot, said=last.said, sides=sides_of, odd=odd, aspect=aspect)
+    return ev.Differ(spot=last.spot, said=last.said, sides=sides_of, odd=odd, aspect=aspect)
 
 
-def _shape(operation: Operation) -> _Call:
+def _shape(operation: ev.Operation) -> _Call:
     return (operation.op, operation.numel_in, operation.dtype)
 
 
-def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
+def compare_stacks(facts: Sequence[ev.Fact], world: int | None) -> list[ev.Fact]:
     """Return who is absent where others wait, or that all ranks are inside, or that the job moves."""
-    by_rank = grouped((rank, fact) for rank, fact in ranked(facts, Stacked) if not fact.worker)
+    by_rank = grouped((rank, fact) for rank, fact in ranked(facts, ev.Stacked) if not fact.worker)
     if not by_rank:
         return []
     last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}
-    said = {fact.who.rank for fact in facts if isinstance(fact, Moving) and fact.step is None}
+    said = {fact.who.rank for fact in facts if isinstance(fact, ev.Moving) and fact.step is None}
     moved = {rank for rank, stacks in by_rank.items() if rank in said or (len({_lines(stack) for stack in stacks}) > 1)}
     if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
         rank = min(moved)
-        return [Moving(who=last[rank].who, spot=last[rank].spot)]
+        return [ev.Moving(who=last[rank].who, spot=last[rank].spot)]
     waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
-    inits = {rank: stack for rank, stack in last.items() if stack.doing is Doing.INIT}
+    inits = {rank: stack for rank, stack in last.items() if stack.doing is ev.Doing.INIT}
     others = {rank: stack for rank, stack in last.items() if rank not in waiters and rank not in inits}
     named = [stack.operation for stack in waiters.values() if stack.operation is not None]
-    unnamed = Operation(op="a collective") if waiters else Operation()
+    unnamed = ev.Operation(op="a collective") if waiters else ev.Operation()
     operation = max(named, key=named.count, default=unnamed)  # as most of them name it
     absent = {**others, **inits} if waiters else others if inits else {}
-    found: list[Fact] = [
-        Absent(
+    found: list[ev.Fact] = [
+        ev.Absent(
             who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters or inits),
-            in_init=not waiters, moves=rank in moved, shown=Shown.STACKS,
+            in_init=not waiters, moves=rank in moved, shown=ev.Shown.STACKS,
         )
         for rank, stack in absent.items()
     ]  # fmt: skip
@@ -527,19 +507,19 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
         found += [differ] if differ is not None else []
         if len(waiters) > 1 and len({_lines(stack) for stack in waiters.values()}) == 1:
             spot, complete = next(iter(waiters.values())).spot, world is None or len(last) >= world
-            found.append(Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete))
+            found.append(ev.Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete))
     for fact in facts:  # ranks that did not answer when they were asked for their stacks
-        if isinstance(fact, Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
-            found.append(Absent(
+        if isinstance(fact, ev.Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
+            found.append(ev.Absent(
                 who=fact.who, spot=fact.spot, said=fact.words, operation=operation, waiters=tuple(waiters),
-                certain=False, shown=Shown.STACKS,
+                certain=False, shown=ev.Shown.STACKS,
             ))  # fmt: skip
     return found
 
 
-def _places(waiters: dict[int, Stacked]) -> Differ | None:
+def _places(waiters: dict[int, ev.Stacked]) -> ev.Differ | None:
     """Return that ranks wait in different calls, if the stacks of all name the call."""
-    if any(stack.doing is not Doing.COLLECTIVE or stack.operation is None for stack in waiters.values()):
+    if any(stack.doing is not ev.Doing.COLLECTIVE or stack.operation is None for stack in waiters.values()):
         return None
     sides = group_alike({rank: stack.operation for rank, stack in waiters.items() if stack.operation is not None})
     if len(sides) < 2:
@@ -548,10 +528,10 @@ def _places(waiters: dict[int, Stacked]) -> Differ | None:
     shown_sides = tuple((ranks, operation) for operation, ranks in sides)
     is_plain = len(sides[0][1]) > len(sides[1][1])
     spot = waiters[odd[0]].spot
-    return Differ(sides=shown_sides, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
+    return ev.Differ(sides=shown_sides, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
 
 
-def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:
+def _lines(stack: ev.Stacked) -> tuple[tuple[str, int], ...]:
     """Return the user's lines, else all. Sources differ in how much of a path and of a function's name they give."""
     frames = [frame for frame in stack.frames if frame.user] or stack.frames
     return tuple((frame.file.rpartition("/")[2], frame.line) for frame in frames)

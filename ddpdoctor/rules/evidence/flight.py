@@ -10,26 +10,12 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.evidence import (
-    Absent,
-    Circle,
-    Differ,
-    Fact,
-    Inside,
-    Moving,
-    Operation,
-    Reached,
-    Spot,
-    Waiting,
-    Who,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.words import group_alike, rank_list
 from ddpdoctor.rules.progress.waits import way_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup
 
 
 # Operations whose inputs must have equally many elements on all ranks.
@@ -40,15 +26,16 @@ SAME_IN = frozenset({
 SAME_OUT = frozenset({
     "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor",
 })  # fmt: skip
+_Ranks = tuple[int, ...]
 _LAST_DONE = 2**20  # what the last completed call is numbered then: more than a ring holds
 _PARTNER = {"send": "recv", "recv": "send"}
 # A rank may complete it before all others have come.
 _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
-def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | None:
+def find_circle(links: Iterable[tuple[int, ev.Operation, int | None]]) -> ev.Circle | None:
     """Return the shortest way in which ranks wait for each other, or None. Links: a rank, its call, for whom."""
-    waits: dict[int, dict[int, Operation]] = {}
+    waits: dict[int, dict[int, ev.Operation]] = {}
     for rank, operation, other in links:
         if other is not None and other != rank:
             waits.setdefault(rank, {}).setdefault(other, operation)
@@ -60,10 +47,10 @@ def find_circle(links: Iterable[tuple[int, Operation, int | None]]) -> Circle | 
         return None
     shortest = min(ways, key=len)
     pairs = zip(shortest, [*shortest[1:], shortest[0]], strict=True)
-    return Circle(links=tuple((rank, waits[rank][to], to) for rank, to in pairs), spot=Spot(source=""))
+    return ev.Circle(links=tuple((rank, waits[rank][to], to) for rank, to in pairs), spot=ev.Spot(source=""))
 
 
-def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
+def comparable(block: Sequence[ev.FlightCall]) -> tuple[object, ...]:
     """Return what must be equal on all ranks. torch writes no sizes for a barrier."""
     found = []
     for call in block:
@@ -81,9 +68,9 @@ class Cluster:
     """One process group, as the dumps of its members show it."""
 
     name: str
-    members: tuple[int, ...] | None
-    parts: dict[int, FlightGroup] = field(default_factory=dict)  # by global rank
-    dumps: dict[int, FlightDump] = field(default_factory=dict)
+    members: _Ranks | None
+    parts: dict[int, ev.FlightGroup] = field(default_factory=dict)  # by global rank
+    dumps: dict[int, ev.FlightDump] = field(default_factory=dict)
     # The dumps do not say the numbers: they are counted from the last completed call, which is the same on all.
     is_aligned: bool = False
 
@@ -92,7 +79,7 @@ class Cluster:
         first = next(iter(self.parts.values()))
         return first.desc if first.desc and first.desc != "undefined" else f"group {self.name}" if self.name else ""
 
-    def block(self, rank: int, number: int) -> tuple[FlightCall, ...] | None:
+    def block(self, rank: int, number: int) -> tuple[ev.FlightCall, ...] | None:
         """Return the call that a rank made under a number, or None if its dump does not hold it."""
         part = self.parts[rank]
         at = number - part.seq[0] if part.seq else -1
@@ -100,11 +87,11 @@ class Cluster:
             at = next((index for index, seq in enumerate(part.seq) if seq == number), -1)
         return part.calls[part.which[at]] if at >= 0 else None
 
-    def operation(self, rank: int, number: int) -> Operation:
+    def operation(self, rank: int, number: int) -> ev.Operation:
         """Return the operation that a rank made under a number. If its dump does not hold it, only that is known."""
         block, part = self.block(rank, number) or (), self.parts[rank]
         is_pending = part.done < len(part.seq) and part.seq[part.done] == number
-        found = Operation(
+        found = ev.Operation(
             op=" and ".join(dict.fromkeys(one.op for one in block)), group=self.name, group_words=self.words,
             seq=None if self.is_aligned else number,
             made_by="backward" if is_pending and part.pending_in_backward else "",
@@ -116,15 +103,15 @@ class Cluster:
         shape = call.shape if len(call.numels_in) == 1 else None
         return replace(found, numel_in=numel_in, numel_out=numel_out, shape=shape, dtype=call.dtype)
 
-    def pending(self, rank: int) -> Operation:
+    def pending(self, rank: int) -> ev.Operation:
         part = self.parts[rank]
         return self.operation(rank, part.seq[part.done])
 
 
-def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
+def clusters_of(by_rank: Mapping[int, ev.FlightDump]) -> list[Cluster]:
     """Sort the groups of all dumps. A group whose members one dump does not say is the one of that name."""
-    found: dict[tuple[str, tuple[int, ...] | None], Cluster] = {}
-    listed: dict[str, set[tuple[int, ...]]] = {}
+    found: dict[tuple[str, _Ranks | None], Cluster] = {}
+    listed: dict[str, set[_Ranks]] = {}
     for dump in by_rank.values():
         for part in dump.groups:
             if part.members is not None:
@@ -151,7 +138,7 @@ def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
 # Compares the pending sends and receives of ranks. They are matched by sender and receiver, in order
 
 
-def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
+def compare_transfers(cluster: Cluster) -> Iterator[ev.Fact]:
     """Yield for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
     for rank, part in cluster.parts.items():
         if not part.transfers:
@@ -161,8 +148,8 @@ def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
         if members is not None:
             peer = members[peer] if peer is not None and peer < len(members) else None
         op, numel = transfer.op, transfer.numel
-        operation = Operation(op=op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=numel)
-        yield Waiting(who=Who(rank=rank), spot=dump.spot, operation=operation, frames=transfer.frames)
+        operation = ev.Operation(op=op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=numel)
+        yield ev.Waiting(who=ev.Who(rank=rank), spot=dump.spot, operation=operation, frames=transfer.frames)
         if peer is None:
             continue
         other = cluster.parts.get(peer)
@@ -183,23 +170,23 @@ def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
             sides = (((rank,), operation), ((peer,), received))
             unequal = numel != pending.numel and None not in {numel, pending.numel}
             if unequal:
-                yield Differ(sides=sides, aspect="shape", odd=None, spot=dump.spot, said=said)
+                yield ev.Differ(sides=sides, aspect="shape", odd=None, spot=dump.spot, said=said)
             else:
-                yield Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
+                yield ev.Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
 
 
 def _absent(
-    rank: int, operation: Operation, waiters: tuple[int, ...], dump: FlightDump, said: str = "", **more: Any
-) -> Absent:  # fmt: skip
-    return Absent(who=Who(rank=rank), operation=operation, waiters=waiters, spot=dump.spot, said=said, **more)
+    rank: int, operation: ev.Operation, waiters: _Ranks, dump: ev.FlightDump, said: str = "", **more: Any
+) -> ev.Absent:  # fmt: skip
+    return ev.Absent(who=ev.Who(rank=rank), operation=operation, waiters=waiters, spot=dump.spot, said=said, **more)
 
 
-def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]:
+def compare_flight(dumps: Sequence[ev.FlightDump], world: int | None) -> list[ev.Fact]:
     """Return who is behind, who differs, who is inside, and what each rank waits in. One dump a rank."""
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
     clusters = clusters_of(by_rank)
     timed_out = any(part.timed_out for one in clusters for part in one.parts.values())
-    found: list[Fact] = []
+    found: list[ev.Fact] = []
     for cluster in clusters:
         moved = None if timed_out or _first_different_number(cluster) is not None else _contradiction(cluster)
         if moved is not None:
@@ -208,13 +195,13 @@ def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]
         found += _compare(cluster, by_rank, world)
         found += compare_transfers(cluster)
     found += _waits(clusters)
-    absent = [fact for fact in found if isinstance(fact, Absent)]
+    absent = [fact for fact in found if isinstance(fact, ev.Absent)]
     links = {(rank, fact.operation, fact.who.rank) for fact in absent for rank in fact.waiters}
     circle = find_circle(links) or _crossed(clusters, found)
     return [*found, circle] if circle is not None else found
 
 
-def _contradiction(cluster: Cluster) -> Moving | None:
+def _contradiction(cluster: Cluster) -> ev.Moving | None:
     """Return that the job moved, if a rank has completed what another one, dumped before it, had not even made."""
     if cluster.is_aligned:
         return None
@@ -225,15 +212,15 @@ def _contradiction(cluster: Cluster) -> Moving | None:
             if part.last < ahead.last_done and ahead.knows_ends and ahead.done:
                 done = zip(ahead.seq[: ahead.done], ahead.which, strict=False)
                 if any(number > part.last and not _from_root(ahead.calls[call]) for number, call in done):
-                    return Moving(who=Who(rank=other), spot=cluster.dumps[other].spot)
+                    return ev.Moving(who=ev.Who(rank=other), spot=cluster.dumps[other].spot)
     return None
 
 
-def _from_root(block: tuple[FlightCall, ...]) -> bool:
+def _from_root(block: tuple[ev.FlightCall, ...]) -> bool:
     return any(call.op in _FROM_ROOT for call in block)
 
 
-def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | None) -> list[Fact]:
+def _compare(cluster: Cluster, by_rank: Mapping[int, ev.FlightDump], world: int | None) -> list[ev.Fact]:
     target = _target(cluster)
     differ = _first_difference(cluster, target, len(cluster.members) if cluster.members else world)
     if differ is not None:
@@ -263,10 +250,10 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
         return []
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
     said = f"all {len(waiters)} ranks called {operation.words()}, and none completed it"
-    return [Inside(operation=operation, ranks=waiters, complete=complete, spot=dump.spot, said=said)]
+    return [ev.Inside(operation=operation, ranks=waiters, complete=complete, spot=dump.spot, said=said)]
 
 
-def _late(cluster: Cluster, number: int) -> list[Absent]:
+def _late(cluster: Cluster, number: int) -> list[ev.Absent]:
     """Return the ranks that made a call when others had waited there for longer than its limit, up to a pending call.
 
     All complete that call. But torch ends those that had waited, so that the late ones wait for them in a later call.
@@ -296,7 +283,7 @@ def _late(cluster: Cluster, number: int) -> list[Absent]:
     return []
 
 
-def _target(cluster: Cluster) -> tuple[int, tuple[int, ...]] | None:
+def _target(cluster: Cluster) -> tuple[int, _Ranks] | None:
     """Return the lowest number that some ranks wait in, and these ranks.
 
     What one rank has completed is done on all, save where a root may be ahead: the others have only not noticed yet.
@@ -323,7 +310,7 @@ def _may_lack_entries(cluster: Cluster, rank: int) -> bool:
     return bool(dump.damaged) or (dump.wrapped and not cluster.parts[rank].seq)
 
 
-def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, waiters: tuple[int, ...]) -> Iterator[Fact]:
+def _absences(cluster: Cluster, ranks: list[int], operation: ev.Operation, waiters: _Ranks) -> Iterator[ev.Fact]:
     for rank in ranks:
         part, dump = cluster.parts.get(rank), cluster.dumps.get(rank, cluster.dumps[waiters[0]])
         certain = part is None or all(cluster.parts[waiter].knows_ends for waiter in waiters)
@@ -334,13 +321,13 @@ def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, wait
         yield _absent(rank, operation, waiters, dump, said, certain=certain)
         if part is not None:
             enqueued, completed = (None, None) if cluster.is_aligned else (part.last, part.last_done)
-            yield Reached(
-                who=Who(rank=rank), spot=dump.spot, group=cluster.name, group_words=cluster.words, enqueued=enqueued,
+            yield ev.Reached(
+                who=ev.Who(rank=rank), spot=dump.spot, group=cluster.name, group_words=cluster.words, enqueued=enqueued,
                 completed=completed,
             )  # fmt: skip
 
 
-def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | None, size: int | None) -> Differ | None:
+def _first_difference(cluster: Cluster, target: tuple[int, _Ranks] | None, size: int | None) -> ev.Differ | None:
     """Return the first number under which ranks made different calls, if the group waits there or after it."""
     if target is None or cluster.is_aligned:
         return None
@@ -360,7 +347,7 @@ def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | No
         if len({operation.dtype for operation in operations}) > 1
         else "shape"
     )
-    return Differ(
+    return ev.Differ(
         sides=tuple((ranks, operation) for (_, ranks), operation in zip(sides, operations, strict=True)),
         odd=odd if plain else None, aspect=aspect, spot=cluster.dumps[odd[0]].spot,
         settled=size is None or 2 * len(sides[0][1]) > size,
@@ -370,7 +357,7 @@ def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | No
 
 def _first_different_number(cluster: Cluster) -> int | None:
     ids: dict[tuple[object, ...], int] = {}
-    columns: dict[tuple[bytes, bytes], FlightGroup] = {}
+    columns: dict[tuple[bytes, bytes], ev.FlightGroup] = {}
     for part in cluster.parts.values():
         table = [ids.setdefault(comparable(block), len(ids)) for block in part.calls]
         which = array("I", map(table.__getitem__, part.which))
@@ -389,17 +376,17 @@ def _first_different_number(cluster: Cluster) -> int | None:
     return lowest
 
 
-def _waits(clusters: Sequence[Cluster]) -> list[Fact]:
+def _waits(clusters: Sequence[Cluster]) -> list[ev.Fact]:
     """Return what each rank waits in: the oldest call that has not completed."""
-    oldest: dict[int, tuple[int, Waiting]] = {}
+    oldest: dict[int, tuple[int, ev.Waiting]] = {}
     for cluster in clusters:
         target = _target(cluster)
         for rank, part in cluster.parts.items():
             number = next(iter(part.seq[part.done : part.done + 1]), None)
             if target is None or number is None or number < target[0] or part.pending_ns is None:
                 continue
-            wait = Waiting(
-                who=Who(rank=rank), spot=cluster.dumps[rank].spot, operation=cluster.operation(rank, number),
+            wait = ev.Waiting(
+                who=ev.Who(rank=rank), spot=cluster.dumps[rank].spot, operation=cluster.operation(rank, number),
                 timed_out=part.timed_out, limit_s=part.limit_s, frames=part.pending_frames,
             )  # fmt: skip
             former = oldest.get(rank)
@@ -408,9 +395,9 @@ def _waits(clusters: Sequence[Cluster]) -> list[Fact]:
     return [wait for _, wait in oldest.values()]
 
 
-def _crossed(clusters: Sequence[Cluster], found: Sequence[Fact]) -> Circle | None:
+def _crossed(clusters: Sequence[Cluster], found: Sequence[ev.Fact]) -> ev.Circle | None:
     """Return ranks that made the pending calls of two groups in different orders, if all members are inside both."""
-    inside = {fact.operation.group for fact in found if isinstance(fact, Inside)}
+    inside = {fact.operation.group for fact in found if isinstance(fact, ev.Inside)}
     whole = [cluster for cluster in clusters if cluster.name in inside]
     for at, one in enumerate(whole):
         for other in whole[at + 1 :]:
@@ -421,5 +408,5 @@ def _crossed(clusters: Sequence[Cluster], found: Sequence[Fact]) -> Circle | Non
             second = next((rank for rank, order in orders.items() if not order), None)
             if first is not None and second is not None:
                 links = ((first, one.pending(first), second), (second, other.pending(second), first))
-                return Circle(links=links, spot=one.dumps[first].spot)
+                return ev.Circle(links=links, spot=one.dumps[first].spot)
     return None

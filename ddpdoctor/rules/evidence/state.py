@@ -12,83 +12,58 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.evidence import (
-    MOST_RANKS,
-    Absent,
-    Circle,
-    Differ,
-    Exited,
-    Fact,
-    Failed,
-    Finished,
-    Hint,
-    Inside,
-    Launched,
-    Link,
-    Moving,
-    Nature,
-    Reached,
-    Refused,
-    Restarted,
-    Seen,
-    Shown,
-    Size,
-    Spot,
-    Stacked,
-    Stopped,
-    Trouble,
-    Waiting,
-    Who,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.evidence.calls import Kind, compare_calls, compare_stacks, compare_waits, ranked
+from ddpdoctor.rules.evidence.calls import Kind, compare_calls, compare_stacks, compare_waits
 from ddpdoctor.rules.evidence.flight import compare_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.evidence import Evidence, EvidenceRun
     from ddpdoctor.rules.answers import Problem
 
 Named = TypeVar("Named", int, str)
 RAS = "ras"  # the kind of note that every report gives
 _OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
-_OF_OTHERS = (Absent, Circle, Differ, Inside)  # facts about ranks whose own evidence need not have been given
+# Facts about ranks whose own evidence need not have been given.
+_OF_OTHERS = (ev.Absent, ev.Circle, ev.Differ, ev.Inside)
+_WAITED = frozenset({ev.Nature.PEER_LOST, ev.Nature.TIMED_OUT})  # failures of ranks that waited for others
 
 
-def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+def set_apart_handled(facts: Sequence[ev.Fact]) -> tuple[ev.Fact, ...]:
     """Return the facts, with notes in place of the errors after which the same writer went on or ended well."""
-    signs = [one for one in facts if isinstance(one, Moving) or (isinstance(one, Finished) and not one.process_only)]
-    exits = [fact.who.rank for fact in facts if isinstance(fact, Exited) and fact.code is not None]
-    found: list[Fact] = []
+    ends = [fact for fact in facts if isinstance(fact, ev.Finished) and not fact.process_only]
+    signs = [*ends, *(fact for fact in facts if isinstance(fact, ev.Moving))]
+    exits = [fact.who.rank for fact in facts if isinstance(fact, ev.Exited) and fact.code is not None]
+    found: list[ev.Fact] = []
     for fact in facts:
-        failed = fact if isinstance(fact, Failed) else None
+        failed = fact if isinstance(fact, ev.Failed) else None
         # Somebody who is late, at the start or later, holds up the whole job as long as it lasts.
-        is_late = isinstance(fact, Absent) and fact.expected
-        of_job = is_late or (isinstance(fact, Waiting) and fact.in_init and not fact.timed_out)
+        is_late = isinstance(fact, ev.Absent) and fact.expected
+        of_job = is_late or (isinstance(fact, ev.Waiting) and fact.in_init and not fact.timed_out)
         # A process may have ended by this error; what it had still to print may come after the error.
         explains = failed is not None and any(rank in (fact.who.rank, None) or fact.who.rank is None for rank in exits)
-        own = of_job or failed is not None or (isinstance(fact, Exited) and fact.who == Who())
+        own = of_job or failed is not None or (isinstance(fact, ev.Exited) and fact.who == ev.Who())
         at_once = failed is not None and failed.alone  # one step is enough after a line that need not be a failure
         after = (
-            sign.steady_from if isinstance(sign, Moving) and not at_once else sign.spot.line
+            sign.steady_from if isinstance(sign, ev.Moving) and not at_once else sign.spot.line
             for sign in signs
             if sign.spot.source == fact.spot.source and (of_job or sign.who == fact.who)
         )
         here = fact.spot.line
         if own and not explains and here is not None and any(line is not None and line > here for line in after):
             said = f"{failed.type} was caught: {failed.message}".rstrip(": ") if failed is not None else fact.said
-            note = f"{said}; the job went on"
-            found.append(Hint(who=fact.who, spot=fact.spot, time=fact.time, said=fact.said, words=note, kind="handled"))
+            common: dict[str, Any] = {"who": fact.who, "spot": fact.spot, "time": fact.time, "said": fact.said}
+            found.append(ev.Hint(words=f"{said}; the job went on", kind="handled", **common))
         else:
             found.append(fact)
     return tuple(found)
 
 
-def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
+def resolve(facts: Sequence[ev.Fact], world: int | None) -> tuple[ev.Fact, ...]:
     """Return the facts with the global rank and the host of their processes, as far as other facts give them."""
-    facts = [fact for fact in facts if not isinstance(fact, Size) or fact.ranks <= MOST_RANKS]
+    facts = [fact for fact in facts if not isinstance(fact, ev.Size) or fact.ranks <= ev.MOST_RANKS]
     ranks: dict[object, set[int]] = defaultdict(set)  # what each name of a process stands for
     named: dict[object, set[str]] = defaultdict(set)
     for who in {fact.who for fact in facts}:
@@ -99,14 +74,14 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
             named["rank", who.rank].add(who.host)
         if who.address and who.host:
             named["address", who.address].add(who.host)
-    members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
+    members = {fact.group: fact.members for fact in facts if isinstance(fact, ev.Size) and fact.members}
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
     gpus: dict[tuple[str, str], int | None] = {}  # a GPU that several ranks had, one after the other, is nobody's
-    for number, seen in ranked(facts, Seen):
-        if seen.gpu:
-            key = (seen.who.host, seen.gpu)
-            gpus[key] = number if gpus.get(key, number) == number else None
+    for fact in facts:
+        if isinstance(fact, ev.Seen) and fact.gpu and fact.who.rank is not None:
+            key, user = (fact.who.host, fact.gpu), fact.who.rank
+            gpus[key] = user if gpus.get(key, user) == user else None
     hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
     for fact in facts:
         who = fact.who
@@ -123,14 +98,14 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
             host = _only(named, ("rank", rank)) or ""
         if rank is None and locals_:
             rank = who.local_rank
-        if isinstance(fact, Trouble) and not host:
+        if isinstance(fact, ev.Trouble) and not host:
             # The name of the file or of its folder may name a host, if others tell of a host of this name.
             source = fact.spot.source
             words = {*re.split(r"[/_.\s]", source), *re.split(r"[/_.\s-]", source), *re.split(r"[/_\s]", source)}
             host = next(iter(words & hosts)) if len(words & hosts) == 1 else ""
-        if isinstance(fact, Trouble) and fact.gpu and rank is None:
+        if isinstance(fact, ev.Trouble) and fact.gpu and rank is None:
             # Without a host it must be the only GPU at this place.
-            users = [(on, user) for (on, bus), user in gpus.items() if bus == fact.gpu and host in (on, "")]
+            users = [(on, number) for (on, bus), number in gpus.items() if bus == fact.gpu and host in (on, "")]
             host, rank = users[0] if len(users) == 1 else (host, None)
         who = replace(who, rank=rank, host=host)
         found.append(fact if who == fact.who else replace(fact, who=who))
@@ -142,12 +117,12 @@ def _only(table: Mapping[object, set[Named]], *names: object) -> Named | None:
     return next((next(iter(table[name])) for name in names if len(table.get(name, ())) == 1), None)
 
 
-def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+def number_stacks(facts: Sequence[ev.Fact]) -> tuple[ev.Fact, ...]:
     """Return the facts with ranks for processes of which only stacks tell: a launcher starts ranks in order.
 
     Processes of one host are in the order of their pids, those of several files with equal pids in that of the names.
     """
-    own = [fact for fact in facts if isinstance(fact, Stacked) and not fact.worker]
+    own = [fact for fact in facts if isinstance(fact, ev.Stacked) and not fact.worker]
     if any(fact.who.rank is not None for fact in own):
         return tuple(facts)
     hosts = {fact.who.host for fact in own}
@@ -160,7 +135,7 @@ def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     ranks: dict[tuple[str, int | None], int] = {name: rank for rank, name in enumerate(names)}
     found = list(facts)
     for at, fact in enumerate(facts):
-        if isinstance(fact, Stacked) and fact.who.rank is None:
+        if isinstance(fact, ev.Stacked) and fact.who.rank is None:
             rank = ranks.get((fact.spot.source, fact.who.pid))
             found[at] = replace(fact, who=replace(fact.who, rank=rank))
     return tuple(found)
@@ -170,7 +145,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _names(who: Who) -> list[tuple[object, ...]]:
+def _names(who: ev.Who) -> list[tuple[object, ...]]:
     where = who.host or who.address
     known = [(kind, number) for kind, number in (("pid", who.pid), ("local", who.local_rank)) if number is not None]
     return [
@@ -178,12 +153,12 @@ def _names(who: Who) -> list[tuple[object, ...]]:
     ]
 
 
-def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
+def _locals_are_ranks(facts: Iterable[ev.Fact], world: int | None) -> bool:
     """Return whether local ranks are ranks, as they are on one node.
 
     Nothing may speak of a second node: another host, a rank that is no local rank, or one local rank in two places.
     """
-    facts = [fact for fact in facts if fact.who != Who()]
+    facts = [fact for fact in facts if fact.who != ev.Who()]
     hosts, places = set(), defaultdict(set)
     for fact in facts:
         if fact.who.local_rank is not None:
@@ -192,17 +167,17 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
             folder = source.rpartition("/")[0]
             places[fact.who.local_rank].add(folder if re.search(r"attempt_\d+/\d+$", folder) else source)
     size = max(places, default=-1) + 1
-    ranks = {rank for rank, _ in ranked(facts, Fact)}
+    ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
     pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
     alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
     equal = all(rank == local for rank, local in pairs) and all(rank < size for rank in ranks)
     return alone and equal and (world is None or world < 2 * size)
 
 
-def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
+def _tasks_are_ranks(facts: Iterable[ev.Fact], world: int | None) -> bool:
     """Return whether Slurm's tasks are ranks, as with one for each GPU: nothing may speak against it."""
     facts = list(facts)
-    if any(isinstance(fact, Launched) and fact.starts_several for fact in facts):
+    if any(isinstance(fact, ev.Launched) and fact.starts_several for fact in facts):
         return False
     # No file may tell of a task, and of ranks, if the rank of this number wrote into other files only.
     ranks, tasks = defaultdict(set), defaultdict(set)
@@ -221,9 +196,9 @@ def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
     return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)
 
 
-def join_reports(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+def join_reports(facts: Sequence[ev.Fact]) -> tuple[ev.Fact, ...]:
     """Return the facts with what the last two reports say together. Counts differ for an instant in any job."""
-    sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, Hint) and fact.kind == RAS))
+    sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, ev.Hint) and fact.kind == RAS))
     if len(sources) < 2:
         return tuple(facts)
     former, last = (_numbers(facts, source) for source in sources[-2:])
@@ -231,33 +206,33 @@ def join_reports(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     left = [fact for fact in facts if not any(fact is one for one in stale)]
     if former and (former.keys().isdisjoint(last) or any(last[key] > former[key] for key in former.keys() & last)):
         spot = next(fact.spot for fact in reversed(facts) if fact.spot.source == sources[-1])
-        moved = Moving(spot=spot, said="the counts of operations grew between two reports")
+        moved = ev.Moving(spot=spot, said="the counts of operations grew between two reports")
         return (*(fact for fact in left if not _is_of_counts(fact)), moved)
     stood = former.keys() & last.keys()
-    return tuple(replace(fact, certain=True) if stood and isinstance(fact, Absent) else fact for fact in left)
+    return tuple(replace(fact, certain=True) if stood and isinstance(fact, ev.Absent) else fact for fact in left)
 
 
-def _numbers(facts: Iterable[Fact], source: str) -> dict[str, int]:
+def _numbers(facts: Iterable[ev.Fact], source: str) -> dict[str, int]:
     """Return the lowest number of each operation in which ranks of a communicator differ."""
     found: dict[str, int] = {}
     for fact in facts:
         if fact.spot.source != source or not _is_of_counts(fact):
             continue
-        if isinstance(fact, Reached) and fact.enqueued is not None:
+        if isinstance(fact, ev.Reached) and fact.enqueued is not None:
             found[fact.group] = min(found.get(fact.group, fact.enqueued), fact.enqueued)
-        elif isinstance(fact, Waiting) and fact.operation.seq is not None:
+        elif isinstance(fact, ev.Waiting) and fact.operation.seq is not None:
             found[fact.operation.words()] = fact.operation.seq
     return found
 
 
-def _is_of_counts(fact: Fact) -> bool:
-    if isinstance(fact, Absent):
-        return fact.shown is Shown.COUNTS
-    if isinstance(fact, Reached):
+def _is_of_counts(fact: ev.Fact) -> bool:
+    if isinstance(fact, ev.Absent):
+        return fact.shown is ev.Shown.COUNTS
+    if isinstance(fact, ev.Reached):
         return fact.group.startswith("comm ")
-    if isinstance(fact, Waiting):
+    if isinstance(fact, ev.Waiting):
         return fact.operation.group.startswith("comm ") and not fact.timed_out and not fact.in_init
-    return isinstance(fact, Hint) and fact.kind in _OF_COUNTS
+    return isinstance(fact, ev.Hint) and fact.kind in _OF_COUNTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,10 +249,10 @@ class Ruling:
 class RunState:
     """Everything that the rules look at."""
 
-    evidence: Evidence
-    run: EvidenceRun
+    evidence: ev.Evidence
+    run: ev.EvidenceRun
     world: int | None
-    facts: tuple[Fact, ...]  # with ranks and hosts joined, and with what comparing them gave
+    facts: tuple[ev.Fact, ...]  # with ranks and hosts joined, and with what comparing them gave
     seen: frozenset[int]  # the ranks of which evidence was given
     hosts: Mapping[int, str]  # the hosts of ranks, as far as they are known
     ruling: Ruling = Ruling()
@@ -296,9 +271,9 @@ class RunState:
     def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
         return self._by_rank.get((rank, kind), [])
 
-    def samples_of(self, rank: int) -> list[Stacked]:
+    def samples_of(self, rank: int) -> list[ev.Stacked]:
         """Return the stacks of a rank itself, not those of its workers."""
-        return [fact for fact in self.of(rank, Stacked) if not fact.worker]
+        return [fact for fact in self.of(rank, ev.Stacked) if not fact.worker]
 
     @property
     def unseen(self) -> tuple[int, ...]:
@@ -308,23 +283,24 @@ class RunState:
     @property
     def waiting(self) -> tuple[int, ...]:
         """The ranks that wait for others, or waited until a time limit."""
-        found = {fact.who.rank for fact in self.all(Waiting)}
-        found |= {fact.who.rank for fact in self.all(Failed) if fact.nature in {Nature.PEER_LOST, Nature.TIMED_OUT}}
+        found = {fact.who.rank for fact in self.all(ev.Waiting)}
+        found |= {fact.who.rank for fact in self.all(ev.Failed) if fact.nature in _WAITED}
         for fact in self.facts:
-            found |= set(fact.ranks) if isinstance(fact, Inside) else set()
-            found |= set(fact.waiters) if isinstance(fact, Absent) else set()
+            found |= set(fact.ranks) if isinstance(fact, ev.Inside) else set()
+            found |= set(fact.waiters) if isinstance(fact, ev.Absent) else set()
         return tuple(sorted(rank for rank in found if rank is not None))
 
-    def refusals(self) -> list[tuple[Refused, list[int]]]:
+    def refusals(self) -> list[tuple[ev.Refused, list[int]]]:
         """Return what a look could not use, each once, with the ranks for which it is the same."""
-        alike = grouped((replace(fact, who=Who(), spot=Spot(source="")), fact.who.rank) for fact in self.all(Refused))
+        nobody, nowhere = ev.Who(), ev.Spot(source="")
+        alike = grouped((replace(fact, who=nobody, spot=nowhere), fact.who.rank) for fact in self.all(ev.Refused))
         return [(fact, sorted({rank for rank in ranks if rank is not None})) for fact, ranks in alike.items()]
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the hosts of ranks, sorted, without those that are unknown."""
         return tuple(sorted({self.hosts[rank] for rank in ranks if self.hosts.get(rank)}))
 
-    def host_of(self, who: Who) -> str:
+    def host_of(self, who: ev.Who) -> str:
         """Return the name of somebody's host, else its address; empty if neither is known."""
         named = {fact.who.host for fact in self.facts if who.address and fact.who.address == who.address}
         named.discard("")
@@ -335,53 +311,55 @@ class RunState:
         """What ranks are taken from, if no evidence tells a rank or the world size: local ranks, or Slurm's tasks."""
         if self.world is not None or any(fact.who.rank is not None for fact in self.run.facts):
             return ""
-        known = ranked(self.facts, Fact)
+        known = [fact.who for fact in self.facts if fact.who.rank is not None]
         if not known:
             return ""
-        return "Slurm's task" if any(fact.who.task is not None for _, fact in known) else "the local rank"
+        return "Slurm's task" if any(who.task is not None for who in known) else "the local rank"
 
     @property
     def moves(self) -> bool:
         """Two samples show progress. What a log says of steps ends with the log."""
-        return any(not fact.logged for fact in self.all(Moving))
+        return any(not fact.logged for fact in self.all(ev.Moving))
 
     @property
     def went_wrong(self) -> bool:
         """Something tells of a failure, a wait or a difference."""
-        bad = (Failed, Exited, Waiting, Trouble, Stopped, *_OF_OTHERS)
-        if any(isinstance(fact, Link) for fact in self.facts) and not self.all(Finished):
+        bad = (ev.Failed, ev.Exited, ev.Waiting, ev.Stopped, *_OF_OTHERS)
+        if any(isinstance(fact, ev.Link) for fact in self.facts) and not self.all(ev.Finished):
             return True  # connections also close where a job ends well, but then it says so
-        return any(isinstance(fact, bad) and not (isinstance(fact, Trouble) and not fact.fatal) for fact in self.facts)
+        return any(fact.fatal for fact in self.all(ev.Trouble)) or any(isinstance(fact, bad) for fact in self.facts)
 
 
-def build_run_state(evidence: Evidence) -> RunState:
+def build_run_state(evidence: ev.Evidence) -> RunState:
     """Join the facts of the last run, and compare its ranks."""
     run = evidence.runs[-1]
-    sizes = [fact.ranks for fact in run.facts if isinstance(fact, Size) and not fact.group]
+    sizes = [fact.ranks for fact in run.facts if isinstance(fact, ev.Size) and not fact.group]
     sizes += [dump.world_size for dump in run.dumps if dump.world_size]
-    world = max((size for size in sizes if size <= MOST_RANKS), default=None)
+    world = max((size for size in sizes if size <= ev.MOST_RANKS), default=None)
     read = join_reports(set_apart_handled(number_stacks(resolve(run.facts, world))))
     compared = [
         *compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read),
         *compare_flight(run.dumps, world),
     ]  # fmt: skip
-    found = [fact.ranks for fact in compared if isinstance(fact, Size) and not fact.group]
+    found = [fact.ranks for fact in compared if isinstance(fact, ev.Size) and not fact.group]
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)
     hosts: dict[int, set[str]] = defaultdict(set)
-    for rank, fact in ranked(facts, Fact):
-        hosts[rank] |= {fact.who.host} if fact.who.host else set()
-    seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, Launched, Restarted))}
+    for fact in facts:
+        if fact.who.rank is not None and fact.who.host:
+            hosts[fact.who.rank].add(fact.who.host)
+    seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, ev.Launched, ev.Restarted))}
     seen |= {dump.rank for dump in run.dumps}
-    seen |= {rank for fact in facts if isinstance(fact, Inside) for rank in fact.ranks}
+    seen |= {rank for fact in facts if isinstance(fact, ev.Inside) for rank in fact.ranks}
     named = {rank: next(iter(names)) for rank, names in hosts.items() if len(names) == 1}
     every = frozenset(rank for rank in seen if rank is not None)
     return RunState(evidence=evidence, run=run, world=world, facts=facts, seen=every, hosts=named)
 
 
-def last_samples(facts: Sequence[Fact]) -> dict[int, Stacked]:
+def last_samples(facts: Sequence[ev.Fact]) -> dict[int, ev.Stacked]:
     """Return the last stack of each rank's own main thread."""
-    return {rank: fact for rank, fact in ranked(facts, Stacked) if not fact.worker}
+    stacks = (fact for fact in facts if isinstance(fact, ev.Stacked) and not fact.worker)
+    return {fact.who.rank: fact for fact in stacks if fact.who.rank is not None}
 
 
 FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
@@ -404,11 +382,11 @@ class Root:
 
     ranks: set[int] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
-    failed: list[Failed] = field(default_factory=list)
-    exited: list[Exited] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    failed: list[ev.Failed] = field(default_factory=list)
+    exited: list[ev.Exited] = field(default_factory=list)
+    troubles: list[ev.Trouble] = field(default_factory=list)
 
-    def name(self, who: Who) -> Root:
+    def name(self, who: ev.Who) -> Root:
         self.ranks |= {who.rank} if who.rank is not None else set()
         self.hosts |= {who.host or who.address} if who.host or who.address else set()
         return self
@@ -421,7 +399,7 @@ class Root:
         self.troubles += other.troubles
 
     @property
-    def facts(self) -> list[Fact]:
+    def facts(self) -> list[ev.Fact]:
         return [*self.failed, *self.troubles, *self.exited]
 
     @property
@@ -457,23 +435,23 @@ class Root:
 def find_roots(state: RunState) -> list[Root]:
     """Return the failures that refer to no other rank, the earliest first as far as that is known."""
     roots: dict[object, Root] = defaultdict(Root)
-    timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
-    victims = {fact.who for fact in state.all(Failed) if fact.nature in {Nature.PEER_LOST, Nature.TIMED_OUT}}
-    for failed in state.all(Failed):
-        if failed.nature is not Nature.OWN:
+    timeouts = [fact for fact in state.all(ev.Waiting) if fact.timed_out]
+    victims = {fact.who for fact in state.all(ev.Failed) if fact.nature in _WAITED}
+    for failed in state.all(ev.Failed):
+        if failed.nature is not ev.Nature.OWN:
             continue
         unnamed, rank = failed.alone and failed.who.rank is None, failed.who.rank
         limits = [limit for limit in timeouts if unnamed or (rank is not None and limit.who.rank == rank)]
         # It may be the report of any other error, which the same process has told more exactly.
-        told = failed.who in victims and (failed.alone or failed.who != Who())
+        told = failed.who in victims and (failed.alone or failed.who != ev.Who())
         known = find_known(f"{failed.type}: {failed.message}") if told else None
         if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
             roots[_key(failed)].name(failed.who).failed.append(failed)
-    for exited in state.all(Exited):
+    for exited in state.all(ev.Exited):
         if _is_own_exit(state, exited):
             roots[_key(exited)].name(exited.who).exited.append(exited)
     _attach_bare(roots)
-    for trouble in state.all(Trouble):
+    for trouble in state.all(ev.Trouble):
         if trouble.fatal:
             _add_trouble(roots, trouble, state)
     found = [root for root in roots.values() if root.facts]
@@ -533,7 +511,7 @@ def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
     return list(merged.values())
 
 
-def precedes(one: Fact, other: Fact) -> bool | None:
+def precedes(one: ev.Fact, other: ev.Fact) -> bool | None:
     """Return whether one fact is older than the other, or None if that cannot be told."""
     same_clock = one.time is not None and other.time is not None and one.time.clock == other.time.clock
     if one.time is not None and other.time is not None and same_clock and one.time.seconds != other.time.seconds:
@@ -543,21 +521,22 @@ def precedes(one: Fact, other: Fact) -> bool | None:
     return None
 
 
-def _is_own_exit(state: RunState, exited: Exited) -> bool:
+def _is_own_exit(state: RunState, exited: ev.Exited) -> bool:
     """Return whether a bad end is no consequence of another rank's failure, and no order from outside."""
     if exited.memory:
         return True
-    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(Stopped)):
+    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(ev.Stopped)):
         return False
     rank = exited.who.rank
-    natures = {error.nature for error in state.of(rank, Failed)} if rank is not None else set()
-    follows = bool(natures - {Nature.OWN}) or (rank is not None and any(w.timed_out for w in state.of(rank, Waiting)))
+    natures = {error.nature for error in state.of(rank, ev.Failed)} if rank is not None else set()
+    waits = state.of(rank, ev.Waiting) if rank is not None else []
+    follows = bool(natures - {ev.Nature.OWN}) or any(wait.timed_out for wait in waits)
     if exited.signal:
         return exited.signal in FATAL and not (follows and exited.signal in {"SIGABRT", "SIGKILL"})
-    return not follows or Nature.OWN in natures
+    return not follows or ev.Nature.OWN in natures
 
 
-def _key(fact: Fact) -> object:
+def _key(fact: ev.Fact) -> object:
     who = fact.who
     if who.rank is not None:
         return who.rank
@@ -586,7 +565,7 @@ def _attach_bare(roots: dict[object, Root]) -> None:
             root.exited.clear()
 
 
-def _add_trouble(roots: dict[object, Root], trouble: Trouble, state: RunState) -> None:
+def _add_trouble(roots: dict[object, Root], trouble: ev.Trouble, state: RunState) -> None:
     """Add a fault of a machine to the failure that it explains, else as a failure of its own."""
     key = _key(trouble)
     if isinstance(key, int) and key in roots:
@@ -603,7 +582,7 @@ def _add_trouble(roots: dict[object, Root], trouble: Trouble, state: RunState) -
             root.ranks |= {rank for rank in trouble.ranks if state.world is None or rank < state.world}
 
 
-def _explains(trouble: Trouble, root: Root, state: RunState) -> bool:
+def _explains(trouble: ev.Trouble, root: Root, state: RunState) -> bool:
     hosts = root.hosts | {state.hosts[rank] for rank in root.ranks if rank in state.hosts}
     if trouble.who.host and hosts and trouble.who.host not in hosts:
         return False
@@ -615,7 +594,7 @@ def _explains(trouble: Trouble, root: Root, state: RunState) -> bool:
     return trouble.kind == "shm" and any(process.signal == "SIGBUS" for process in root.exited)
 
 
-def _shape(failed: Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+def _shape(failed: ev.Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
     """Return what makes two errors the same bug: type, message without numbers, and the innermost user line."""
     message = "".join(char for char in failed.message if not char.isdigit())
     own = [(frame.file, frame.line) for frame in failed.frames if frame.user][-1:]
@@ -628,12 +607,12 @@ class Lost:
 
     rank: int | None
     host: str  # the name of its host, else its address
-    facts: tuple[Fact, ...]  # what the victims say, each one once
+    facts: tuple[ev.Fact, ...]  # what the victims say, each one once
 
 
 def lost_by(state: RunState) -> Lost | None:
     """Return whom more victims name than any other, or None if that is nobody, or a victim."""
-    votes: dict[_Name, dict[object, Fact]] = defaultdict(dict)
+    votes: dict[_Name, dict[object, ev.Fact]] = defaultdict(dict)
     complaining = [fact.who for fact in _victims(state)]
     victims: set[_Name] = {("rank", who.rank) for who in complaining}
     victims |= {("host", name) for who in complaining for name in (who.host, who.address)}
@@ -656,10 +635,10 @@ def lost_by(state: RunState) -> Lost | None:
 
 def _silent(state: RunState) -> Lost | None:
     """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
-    if any(isinstance(fact, Waiting) and fact.timed_out for fact in state.facts):
+    if any(isinstance(fact, ev.Waiting) and fact.timed_out for fact in state.facts):
         return None
-    victims = dict(ranked(_victims(state), Fact))
-    ends = {fact.who.rank for fact in state.facts if isinstance(fact, Failed | Exited | Waiting)}
+    victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}
+    ends = {fact.who.rank for fact in state.facts if isinstance(fact, ev.Failed | ev.Exited | ev.Waiting)}
     silent = state.seen - ends
     if len(victims) < 2 or len(silent) != 1:
         return None
@@ -667,21 +646,21 @@ def _silent(state: RunState) -> Lost | None:
     return Lost(rank=rank, host=state.hosts.get(rank, ""), facts=tuple(victims.values()))
 
 
-def _victims(state: RunState) -> Iterator[Fact]:
+def _victims(state: RunState) -> Iterator[ev.Fact]:
     for fact in state.facts:
         if (
-            (isinstance(fact, Failed) and fact.nature in {Nature.PEER_LOST, Nature.TIMED_OUT})
-            or (isinstance(fact, Link) and fact.victim)
-            or (isinstance(fact, Waiting) and fact.timed_out)
+            (isinstance(fact, ev.Failed) and fact.nature in _WAITED)
+            or (isinstance(fact, ev.Link) and fact.victim)
+            or (isinstance(fact, ev.Waiting) and fact.timed_out)
         ):
             yield fact
 
 
-def _accused(state: RunState, fact: Fact) -> Iterator[_Name]:
-    if isinstance(fact, Failed) and fact.nature is Nature.PEER_LOST:
-        yield from (("host", state.host_of(Who(address=host))) for host in fact.peer_hosts)
+def _accused(state: RunState, fact: ev.Fact) -> Iterator[_Name]:
+    if isinstance(fact, ev.Failed) and fact.nature is ev.Nature.PEER_LOST:
+        yield from (("host", state.host_of(ev.Who(address=host))) for host in fact.peer_hosts)
         yield from (("rank", rank) for rank in fact.peers if not fact.peer_hosts)
-    elif isinstance(fact, Link):
+    elif isinstance(fact, ev.Link):
         to = fact.to
         rank, place = to.rank, to.local_rank
         if rank is None and place is not None and to.host:  # NCCL numbers the ranks of a host in order

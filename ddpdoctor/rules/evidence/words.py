@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.evidence import (
-    Doing,
-    Exited,
-    Failed,
-    Hint,
-    Inside,
-    Link,
-    Moving,
-    Nature,
-    ProcessState,
-    Stacked,
-    Waiting,
-)
+from ddpdoctor.model import evidence as ev
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import SHM_FIX, find_known
-from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, rank_list
+from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, rank_list, verb
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.state import last_samples, lost_by
 from ddpdoctor.rules.progress.states import place_words, to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.evidence import Circle, Differ, Fact, Stopped
     from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.evidence.state import Lost, Root, RunState
@@ -109,50 +96,60 @@ _STOPS = {
         "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
     ),
 }
+_STATES = {
+    ev.Doing.OWN: "is in its own code", ev.Doing.DATA: "waits for a DataLoader worker", ev.Doing.EXIT: "is exiting",
+    ev.Doing.INIT: "is in init_process_group", ev.Doing.DEVICE: "waits for its device",
+    ev.Doing.COLLECTIVE: "waits for others", ev.Doing.UNKNOWN: "is elsewhere",
+}  # fmt: skip
+_FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
+_LET_IT_END = (
+    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
+    "limit: `init_process_group(timeout=timedelta(hours=2))`"
+)
 
 
 def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
-    if state.all(Moving) and not state.went_wrong:
+    if state.all(ev.Moving) and not state.went_wrong:
         return (_RUNNING,)  # nothing but how it went on is lacking
-    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all(Failed)]
+    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all(ev.Failed)]
     found = [error.fix for error in known if error is not None and error.nature == "follows"]
     found = list(dict.fromkeys([*found, *(refused.remedy for refused, _ in state.refusals() if refused.remedy)]))
-    looked = bool(state.all(ProcessState))
+    looked = bool(state.all(ev.ProcessState))
     unseen = state.unseen
     lost = lost_by(state)
     if lost is not None and lost.rank not in state.seen:
         found.append(_LOST.format(who=f"rank {lost.rank}" if lost.rank is not None else lost.host))
-    whole = any(fact.complete for fact in state.all(Inside))
+    whole = any(fact.complete for fact in state.all(ev.Inside))
     if unseen:
         found.append((_OTHER_NODES if looked else _OTHERS).format(those=f"the other ranks ({rank_list(unseen)})"))
     elif state.world is None and not whole:
         found.append(_OTHERS.format(those="all other ranks"))
-    limits = [fact for fact in state.all(Waiting) if fact.timed_out]
+    limits = [fact for fact in state.all(ev.Waiting) if fact.timed_out]
     numbered = [fact for fact in limits if fact.operation.seq is not None]
     lacking = (
-        (whole or ((state.waiting or state.all(Link)) and not unseen), _INSIDE),
-        (any(fact.kind in _OF_RAS for fact in state.all(Hint)), _RAS),
+        (whole or ((state.waiting or state.all(ev.Link)) and not unseen), _INSIDE),
+        (any(fact.kind in _OF_RAS for fact in state.all(ev.Hint)), _RAS),
         (limits and not state.run.dumps, _DUMPS),
         (numbered and not any(fact.operation.group_words for fact in numbered), _NEWER),
         (numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered), _FIRST),
-        (any(fact.doing is Doing.DATA for fact in state.all(Stacked)), _WORKERS),
-        (state.all(Exited), _STDERR),
-        (state.all(Exited), KILLED),
-        (state.all(Stacked) and (whole or not looked), _STACKS),
-        (not looked and not limits and not state.all(Stacked), _RUNNING),
+        (any(fact.doing is ev.Doing.DATA for fact in state.all(ev.Stacked)), _WORKERS),
+        (state.all(ev.Exited), _STDERR),
+        (state.all(ev.Exited), KILLED),
+        (state.all(ev.Stacked) and (whole or not looked), _STACKS),
+        (not looked and not limits and not state.all(ev.Stacked), _RUNNING),
     )
     found += [text for lacks, text in lacking if lacks]
     return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
 
 
-def quote(fact: Fact) -> str:
+def quote(fact: ev.Fact) -> str:
     """Return where a fact stands and what it says: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
     return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
 
 
-def quotes(facts: Iterable[Fact]) -> list[str]:
+def quotes(facts: Iterable[ev.Fact]) -> list[str]:
     found = list(dict.fromkeys(quote(fact) for fact in facts if fact.said))
     more = [f"... and {len(found) - MOST_QUOTES} more such lines"] if len(found) > MOST_QUOTES else []
     return found[:MOST_QUOTES] + more
@@ -182,6 +179,123 @@ def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterab
         evidence.append(f"evidence from {some if state.unseen else f'all {state.world} ranks'}")
     fields: dict[str, Any] = {"hosts": state.hosts_of(ranks), **more}
     return Problem(summary=summary, ranks=ranks, evidence=tuple(evidence), **fields)
+
+
+class Absence:
+    """Ranks that did not come to where others wait, as ``absent`` says."""
+
+    def __init__(self, state: RunState, ranks: list[int], absent: Sequence[ev.Absent], *, doubted: bool) -> None:
+        self.state, self.ranks, self.absent = state, ranks, absent
+        self.samples = samples = last_samples(state.facts)
+        self.kind = "stuck"  # what became of them
+        exiting = all(rank in samples and samples[rank].doing is ev.Doing.EXIT for rank in ranks)
+        if exiting or all(state.of(rank, ev.Finished) for rank in ranks):
+            self.kind = "early-exit"
+        elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
+            self.kind = "killed"
+        elif all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks):
+            self.kind = "missing"
+        self.late = any(fact.late for fact in absent) and self.kind == "stuck"
+        # It is sure only if the absent rank is seen elsewhere in two samples, and not if ranks were not seen.
+        # RAS speaks for all ranks.
+        counted = all(fact.shown is ev.Shown.COUNTS for fact in absent)
+        self.sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
+        if doubted or not all(fact.certain for fact in absent) or (state.unseen and not counted):
+            self.sure = Confidence.LOW
+        self.waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
+            rank for rank in state.waiting if rank not in ranks
+        ]
+        loading = [rank for rank in ranks if rank in samples and samples[rank].doing is ev.Doing.DATA]
+        by_pid = {fact.who.pid: fact for rank in loading for fact in state.of(rank, ev.Stacked) if fact.worker}
+        self.workers = list(by_pid.values())[:MOST_QUOTES]
+        of_workers = places((fact.who.rank or 0, innermost(fact.frames)) for fact in self.workers)
+        frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
+        self.where = (*places(frames), *dict.fromkeys(of_workers))
+        self.busy = next((fact.busy for fact in absent if fact.busy is not None), None)
+
+    def problem(self, weaker: Sequence[ev.Absent]) -> Problem:
+        more: dict[str, Any] = {"confidence": self.sure, "where": self.where, "fix": self._fix()}
+        return problem(self.state, self._summary(), self._evidence(weaker), ranks=self.ranks, **more)
+
+    def _summary(self) -> str:
+        ranks, waiters, them = self.ranks, self.waiters, verb(self.ranks, "it", "them")
+        wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
+        who = who_words(self.state, ranks)
+        if self.kind == "killed":
+            be = "may be" if self.sure is Confidence.LOW else verb(ranks, "is", "are")
+            return f"{who} {be} gone: NCCL's RAS considers {them} dead; {wait}"
+        at = ""
+        if self.where and self.kind == "stuck":
+            at = f"{verb(ranks, 'it is', 'they are')} {place_words(self.where[0])}, and "
+        elif (busy := self.busy) is not None:
+            at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
+        did, perhaps = {
+            "early-exit": ("exited before", "may have exited before"),
+            "missing": ("never joined", "may not have joined"),
+        }.get(self.kind, ("did not call", "may not have called"))
+        if self.late:
+            did, perhaps = "came too late to", "may have come too late to"
+            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
+        target = "init_process_group" if self.absent[0].in_init else self.absent[0].operation.words()
+        if self.sure is Confidence.LOW:
+            return f"{who} {perhaps} {target}; {at}{wait}"
+        return f"{who} {did} {target}; {at}{wait} for {them}"
+
+    def _evidence(self, weaker: Sequence[ev.Absent]) -> Iterator[str]:
+        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+        state, samples = self.state, self.samples
+        for rank in self.ranks:
+            if (sample := samples.get(rank)) is not None:
+                twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
+                place = place_words(innermost(sample.frames))
+                yield f"rank {rank} {_STATES[sample.doing]}, {place}{twice} ({quote(sample)})"
+        for worker in self.workers:
+            if (frame := innermost(worker.frames)) is not None and worker.who.pid is not None:
+                yield f"the worker of rank {worker.who.rank} with pid {worker.who.pid} is {place_words(frame)}"
+        yield from quotes(self.absent)
+        yield from quotes([self.busy] if self.busy is not None else [])
+        yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
+        yield from quotes(fact for fact in state.all(ev.Waiting) if fact.who.rank in self.waiters)
+        enqueued = {fact.who.rank: fact.frames for fact in state.all(ev.Waiting) if fact.frames}
+        stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
+        lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
+        for place, those in lines.items():
+            yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
+        reached = []
+        done: dict[tuple[int | None, str], int] = {}
+        for fact in state.all(ev.Reached):
+            key = (fact.who.rank, fact.group_words)
+            done[key] = max(done.get(key, 0), fact.completed or 0)
+        for fact in state.all(ev.Reached):
+            if fact.who.rank in self.ranks and fact.enqueued is not None:
+                if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
+                    continue  # another source says that the rank has completed it
+                group = f" of {fact.group_words}" if fact.group_words else ""
+                reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
+        yield from list(dict.fromkeys(reached))[:MOST_QUOTES]
+        yield from steps_words(state)
+
+    def _fix(self) -> str:
+        who = rank_list(self.ranks)
+        if self.kind == "killed":
+            return _FIND_END
+        if self.busy is not None and not self.where:
+            return _LET_IT_END
+        if self.late and not self.where:
+            return (
+                f"find out what {who} did before that call; if it may take so long, raise the limit: "
+                "`init_process_group(timeout=timedelta(hours=2))`"
+            )
+        if self.workers and (frame := innermost(self.workers[0].frames)) is not None:
+            return f"check what the DataLoader workers of {who} do {place_words(frame)}"
+        if self.where:
+            does = verb(self.ranks, "does", "do")
+            return f"check what {who} {does} {place_words(self.where[0])}, and why the other ranks do not"
+        its = "its" if len(self.ranks) == 1 else "their"
+        return (
+            f"find out what {who} did instead: {its} log and standard error; "
+            f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
+        )
 
 
 def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool) -> Problem:
@@ -275,12 +389,12 @@ def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: F
 
 def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
     words = {
-        Nature.PEER_LOST: "lost another rank",
-        Nature.TIMED_OUT: "timed out while waiting",
-        Nature.STOPPED: "was told to stop",
+        ev.Nature.PEER_LOST: "lost another rank",
+        ev.Nature.TIMED_OUT: "timed out while waiting",
+        ev.Nature.STOPPED: "was told to stop",
     }
-    told = [(words[fact.nature], fact.who.rank) for fact in state.all(Failed) if fact.nature in words]
-    told += [(words[Nature.TIMED_OUT], limit.who.rank) for limit in state.all(Waiting) if limit.timed_out]
+    told = [(words[fact.nature], fact.who.rank) for fact in state.all(ev.Failed) if fact.nature in words]
+    told += [(words[ev.Nature.TIMED_OUT], limit.who.rank) for limit in state.all(ev.Waiting) if limit.timed_out]
     spared = set(blamed)
     victims = grouped((did, rank) for did, rank in told if rank is not None and rank not in spared)
     return [f"{rank_list(ranks)} {did} as a consequence" for did, ranks in victims.items()]
@@ -295,7 +409,7 @@ def machine(state: RunState, root: Root) -> Problem:
     return problem(state, where + trouble.problem, [*said, *victim_words(state, ranks)], ranks=ranks, **more)
 
 
-def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
+def mismatch(state: RunState, differ: Sequence[ev.Differ]) -> Problem:
     sides = _joined_sides(differ)
     # The ranks of the minority, or of all sides if no side has more ranks than the next.
     most = len(sides[0][1]) if sides else 0
@@ -314,8 +428,9 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
         sure = Confidence.MEDIUM
     lines = {}
     for rank in odd[:MOST_PLACES]:  # where a rank waits or failed
-        stacks = [fact.frames for fact in state.of(rank, Stacked)]
-        stacks += [fact.frames for fact in state.of(rank, Waiting)] + [fact.frames for fact in state.of(rank, Failed)]
+        stacks = [fact.frames for fact in state.of(rank, ev.Stacked)]
+        stacks += [fact.frames for fact in state.of(rank, ev.Waiting)]
+        stacks += [fact.frames for fact in state.of(rank, ev.Failed)]
         lines[rank] = next((innermost(frames) for frames in stacks if frames), None)
     words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
     made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
@@ -328,7 +443,7 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     return problem(state, summary, said, confidence=sure, ranks=odd, where=places(lines.items()), fix=_SAME_CALLS)
 
 
-def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
+def _joined_sides(differ: Sequence[ev.Differ]) -> list[tuple[str, list[int]]]:
     """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined.
 
     Of one call of a rank the source that says the most counts: a dump, not the watchdog's line.
@@ -352,7 +467,7 @@ def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
     return sorted(((what, sorted(those)) for what, those in ranks.items()), key=lambda side: (-len(side[1]), side[1]))
 
 
-def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
+def circle(state: RunState, circles: Sequence[ev.Circle]) -> Problem:
     links = circles[0].links
     ranks = tuple(sorted({rank for circle in circles for link in circle.links for rank in (link[0], link[2])}))
     way = "; ".join(
@@ -364,10 +479,10 @@ def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
 
 def frozen(state: RunState, ranks: list[int]) -> Problem:
     samples = last_samples(state.facts)
-    pids = sorted({fact.who.pid for rank in ranks for fact in state.of(rank, ProcessState) if fact.who.pid})
+    pids = sorted({fact.who.pid for rank in ranks for fact in state.of(rank, ev.ProcessState) if fact.who.pid})
     where = " ".join(map(str, pids)) if pids else "PID"
     others_wait = bool(set(state.waiting) - set(ranks)) or any(
-        sample.doing is Doing.COLLECTIVE for rank, sample in samples.items() if rank not in ranks
+        sample.doing is ev.Doing.COLLECTIVE for rank, sample in samples.items() if rank not in ranks
     )
     on = f" on {name_list(state.hosts_of(ranks))}" if pids and state.hosts_of(ranks) else ""
     summary = f"{who_words(state, ranks)}: the process is stopped (state T); the others are waiting for it"
@@ -377,8 +492,8 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
     return problem(state, summary, (), confidence=sure, ranks=ranks, where=lines, fix=fix)
 
 
-def link(state: RunState, links: Sequence[Link]) -> Problem:
-    targets: dict[str, list[Link]] = defaultdict(list)
+def link(state: RunState, links: Sequence[ev.Link]) -> Problem:
+    targets: dict[str, list[ev.Link]] = defaultdict(list)
     for link in links:
         far = state.host_of(link.to)
         targets[(link.who.host if link.local else far) or link.who.host].append(link)
@@ -403,15 +518,15 @@ def lost(state: RunState, one: Lost) -> Problem:
     return problem(state, summary, said, confidence=Confidence.LOW, ranks=ranks, hosts=hosts, fix=fix)
 
 
-def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
+def stopped(state: RunState, facts: Sequence[ev.Stopped]) -> Problem:
     by, fix = _STOPS.get(facts[0].by, (facts[0].by, _FIND_STOPPER))
     summary = f"the job was stopped from outside: {by}; no earlier failure was found"
     return problem(state, summary, (*quotes(facts), *steps_words(state)), fix=fix)
 
 
-def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
+def inside(state: RunState, facts: Sequence[ev.Inside]) -> Problem:
     one = facts[0]
-    limits = quotes(fact for fact in state.all(Waiting) if fact.timed_out)
+    limits = quotes(fact for fact in state.all(ev.Waiting) if fact.timed_out)
     said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
     summary = (
         f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
@@ -421,7 +536,7 @@ def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
 
 
 def steps_words(state: RunState) -> list[str]:
-    logged = [fact for fact in state.all(Moving) if fact.step is not None]
+    logged = [fact for fact in state.all(ev.Moving) if fact.step is not None]
     if not logged:
         return []
     last = max(logged, key=lambda fact: fact.step or 0)

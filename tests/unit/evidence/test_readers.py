@@ -30,8 +30,11 @@ DATA = Path(__file__).parents[2] / "data" / "readers"
 
 def read_text(reader, text, who=None):
     """Return the facts of a text, and check that it is read in a large log too: progress counts at its end only."""
-    facts = [fact for line in LogSplitter("job.log", who or Who()).lines(text, 1) for fact in reader.read(line)]
+    lines = [*LogSplitter("job.log", who or Who()).lines(text, 1)]
+    facts = [fact for line in lines for fact in reader.read(line)]
     facts += reader.end()
+    if facts and reader.begins:
+        assert any(words in line.text for line in lines for words in reader.begins), f"nothing begins {reader.name}"
     if any(not isinstance(fact, Moving | Finished) for fact in facts):
         condensed, triggers = condense(text.encode()), condensed_triggers(frozenset(reader.triggers))
         assert any(trigger in condensed for trigger in triggers), f"no trigger of {reader.name}"

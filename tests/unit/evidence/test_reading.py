@@ -28,6 +28,7 @@ class Errors:
 
     name = "errors"
     triggers = (b"Error ",)
+    begins = ()
 
     def read(self, line: Line) -> Iterable[Fact]:
         if line.text.startswith("Error "):
