@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
-from ddpdoctor.collect.run_files import load
+from ddpdoctor.collect.run_files import attempt_name, load
 from ddpdoctor.model.consistency import Consistency, NodeStreams, RootsRequest, Stream, StreamKept, Values, What
-from ddpdoctor.model.facts import Run, attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.fingerprint_files import NodeIndex, StreamIndex, Writer, Written
     from ddpdoctor.model.consistency import StreamRoot
+    from ddpdoctor.model.facts import Run
 
 FIRST_REST_S = 2.0
 LONGEST_REST_S = 300.0  # the pause doubles up to this; our choice: replicas that differ usually stay so

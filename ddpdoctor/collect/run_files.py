@@ -18,11 +18,12 @@ from ddpdoctor.collect.proc import read_environment
 from ddpdoctor.collect.recorded import read_lacks, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.codec import WrongValue, decode, encode
-from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
+from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import check_json, make_folder, parse_json, read_end, read_plain, write_whole
+from ddpdoctor.recorder.storage.ring_reading import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -71,7 +72,12 @@ _WARNING = re.compile(
 TRIAL_FOLDER = "tuning"
 MAX_BYTES = 16 * 2**20  # our choice: a line has about 100 bytes, so this is over 100,000 blocks
 NS_PER_MS = 1e6
-Lines = list[dict[str, Any]]
+Answers = dict[tuple[int, int], list[tuple[int, str]]]  # number and file of a recorder's answer, by pid and ticks
+
+
+def attempt_name(stem: str, attempt: int | None = None) -> str:
+    """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
+    return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
 
 
 def save(path: Path, record: Any) -> None:
@@ -180,6 +186,29 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def find_answers(folder: Path) -> Answers:
+    """Return the answers in the evidence folder, which is listed only once for all ranks."""
+    found: Answers = {}
+    for path in folder.glob("*.json"):
+        numbers = path.stem.split("-")
+        if len(numbers) == 3 and all(number.isdigit() for number in numbers):
+            pid, ticks, request = map(int, numbers)
+            found.setdefault((pid, ticks), []).append((request, str(path)))
+    return found
+
+
+def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
+    """Return the latest readable answer of a process, or an empty dict."""
+    for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
+        try:
+            body = parse_group_json(read_plain(path))
+        except DAMAGED:
+            continue
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedChild:
     """A descendant of a rank."""
@@ -229,12 +258,8 @@ class WatchedJob:
     host_causes: HostCauses | None = None
     processes: dict[int, WatchedRank] = field(default_factory=dict)
 
-    def of(self, pid: int) -> WatchedRank:
-        """Return what the watcher saw of a process, or ``UNSEEN``."""
-        return self.processes.get(pid, UNSEEN)
 
-
-UNSEEN = WatchedRank()
+UNSEEN = WatchedRank()  # of a process that the watcher did not see
 
 
 def read_watch(folder: Path, attempt: int | None) -> WatchedJob:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.recorded import find_note
-from ddpdoctor.collect.run_files import End, WatchedJob, WorkerStart, read_text
+from ddpdoctor.collect.run_files import UNSEEN, End, WatchedJob, WorkerStart, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
@@ -191,7 +191,7 @@ def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[So
         # Helpers are dropped, and processes that ended before the last of the same rank began (a script that trains
         # twice). More than one process is left only if they really share a rank number.
         last = max(map(_began, same))
-        ended = {c.pid: watch.of(c.pid).ended_ns for c in same}
+        ended = {c.pid: watch.processes.get(c.pid, UNSEEN).ended_ns for c in same}
         left = [c for c in same if _began(c) == last or (ended_ns := ended[c.pid]) is None or ended_ns >= last]
         for c in [c for c in left if _made_world(c)] or left:
             env = _environment(c)
@@ -262,7 +262,7 @@ def find_ends(
     ends = dict(known)
     unexplained = []
     for source in sources:
-        row = watch.of(source.pid)
+        row = watch.processes.get(source.pid, UNSEEN)
         shell = known.get(source.stands_for or 0)
         gone_ns = row.ended_ns or (shell.at if shell else None)
         if source.pid in ends or gone_ns is None:
@@ -287,7 +287,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
     for source in sources:
         end = ends.get(source.pid)
         if end is not None and end.code == -SIGTERM:
-            terminated.append(watch.of(source.pid).asked_to_end_ns or end.at)
+            terminated.append(watch.processes.get(source.pid, UNSEEN).asked_to_end_ns or end.at)
         elif end is not None and end.code != 0:
             others.append(end.at)
     terminated.sort()
@@ -307,7 +307,7 @@ def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: W
         return None
     times_ns = [noted]
     for source in sources:
-        end, row = ends.get(source.pid), watch.of(source.pid)
+        end, row = ends.get(source.pid), watch.processes.get(source.pid, UNSEEN)
         if end is not None and end.code == -SIGTERM:
             times_ns.append(min(filter(None, (row.asked_to_end_ns, row.ended_ns, end.at))))
     return min(time_ns for time_ns in times_ns if time_ns > noted - SAME_SIGNAL_NS)

@@ -322,11 +322,6 @@ class NodesSeen:
     alone_since_ns: int | None = None  # since when no other member has sent a message within the limit
 
 
-def attempt_name(stem: str, attempt: int | None = None) -> str:
-    """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
-    return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The launch of a job. `wrap` writes this before it starts anything. None: unknown or not requested."""
