@@ -254,8 +254,22 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
         with contextlib.suppress(*DAMAGED):
             points.append(unpack_points(node, rows_read))
     compare_points(seen, points, range(since + 1, MAX_NUMBER))
-    stream = seen.stream(())
-    whole = stream if before is None else _continued(before, stream)
+    whole = after = seen.stream(())
+    if before is not None:
+        found = {difference.what: difference for difference in before.differences}
+        for difference in after.differences:
+            # Its last equal point may be in the earlier range.
+            earlier = before.last_number if difference.what in before.kinds else None
+            last_equal = earlier if difference.last_equal is None else difference.last_equal
+            found.setdefault(difference.what, replace(difference, last_equal=last_equal))
+        whole = replace(
+            before, ranks=tuple(sorted({*before.ranks, *after.ranks})), compared=before.compared + after.compared,
+            last_number=before.last_number if after.last_number is None else after.last_number,
+            tensors=after.tensors or before.tensors,
+            kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
+            differences=tuple(found.values()), values=_united_values([before, after]),
+            same_random=before.same_random + after.same_random, every=after.every,
+        )  # fmt: skip
     # Add what each node knows about its own ranks
     own = [node.found for node in nodes]
     written = {rank for stream in own for rank in stream.ranks}
@@ -273,25 +287,6 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
         unchanged=max(whole.compared - 1, 0) if never_changed else min(unchanged, max(whole.compared - 1, 0)),
         unpaired=tuple(sorted(written - set(whole.ranks))),
     )
-
-
-def _continued(before: Stream, after: Stream) -> Stream:
-    differences = list(before.differences)
-    known = {difference.what for difference in differences}
-    for difference in after.differences:
-        if difference.what not in known:
-            # Its last equal point may be in the earlier range.
-            earlier = before.last_number if difference.what in before.kinds else None
-            last_equal = earlier if difference.last_equal is None else difference.last_equal
-            differences.append(replace(difference, last_equal=last_equal))
-    return replace(
-        before, ranks=tuple(sorted({*before.ranks, *after.ranks})), compared=before.compared + after.compared,
-        last_number=before.last_number if after.last_number is None else after.last_number,
-        tensors=after.tensors or before.tensors,
-        kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
-        differences=tuple(differences), values=_united_values([before, after]),
-        same_random=before.same_random + after.same_random, every=after.every,
-    )  # fmt: skip
 
 
 def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, ...]], ...]:

@@ -270,7 +270,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
     launch = replace(started, nnodes=started.nnodes or 1, port=_exchange_port(env, started.port + 1))
     settings = JobSettings(
         node_rank=number(env, "GROUP_RANK"), world_size=started.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
-    )  # fmt: skip
+    )
     return _node_launch(launch, settings, started.port, own_screen=False)
 
 
@@ -301,9 +301,7 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         run=text(env, "PET_RDZV_ID"),
     )  # fmt: skip
     ranks = number(env, "PET_NPROC_PER_NODE")
-    settings = JobSettings(
-        node_rank=rank, run_id=launch.run, world_size=None if ranks is None else ranks * counts[1]
-    )  # fmt: skip
+    settings = JobSettings(node_rank=rank, run_id=launch.run, world_size=None if ranks is None else ranks * counts[1])
     pairs = (part.partition("=") for part in text(env, "PET_RDZV_CONF").split(","))
     conf = {name.strip(): value.strip().lower() for name, _, value in pairs}
     return _node_launch(
@@ -348,7 +346,7 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
     )  # fmt: skip
     settings = JobSettings(
         node_rank=number(env, "SLURM_NODEID"), run_id=task.name, world_size=number(env, "WORLD_SIZE")
-    )  # fmt: skip
+    )
     return _node_launch(launch, settings, port, hosts=names, own_screen=False)
 
 

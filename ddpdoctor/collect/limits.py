@@ -81,6 +81,13 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         with contextlib.suppress(OSError):
             soft, hard = (None if value == UNLIMITED else value for value in system.calls.rlimit(name))
             resources[name] = Limit(soft=soft, hard=hard)
+    shm = None
+    if system.exists(SHARED):
+        volume = read_volume(system, SHARED, mount_of(system, SHARED)[1], "shared memory", deep=plan.deep)
+        stale = _stale_files(system, uid)
+        stale_bytes = sum(stat.st_size for stat in stale.values())
+        names = tuple(sorted(stale))
+        shm = SharedMemory(volume=volume, stale_files=names, stale_bytes=stale_bytes, loader_workers=loader_workers)
     limit = read_memory_limit(system)
     cpus = system.calls.cpus()
     return Limits(
@@ -93,8 +100,8 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
         oom_kills=limit.oom_kills if limit is not None else None,
-        shm=read_shared_memory(system, uid, loader_workers, deep=plan.deep),
-        volumes=read_volumes(system, deep=plan.deep), somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
+        shm=shm, volumes=read_volumes(system, deep=plan.deep),
+        somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
         numa_nodes=len(memory_nodes(system)), numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
         nproc_applies=uid != 0,
     )  # fmt: skip
@@ -220,21 +227,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 def memory_nodes(system: System) -> tuple[str, ...]:
     """Return the memory nodes of the machine."""
     return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
-
-
-def read_shared_memory(
-    system: System, uid: int | None, loader_workers: int, *, deep: bool
-) -> SharedMemory | None:  # fmt: skip
-    """Return facts about /dev/shm, or None if it does not exist."""
-    if not system.exists(SHARED):
-        return None
-    stale = _stale_files(system, uid)
-    return SharedMemory(
-        volume=read_volume(system, SHARED, mount_of(system, SHARED)[1], "shared memory", deep=deep),
-        stale_files=tuple(sorted(stale)),
-        stale_bytes=sum(stat.st_size for stat in stale.values()),
-        loader_workers=loader_workers,
-    )
 
 
 def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:

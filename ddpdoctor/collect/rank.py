@@ -115,7 +115,7 @@ def _with_ring(
     evidence = {} if watched.dumps else read_answer(context.run.answers, content.pid, content.start_ticks)
     rank = replace(rank, ended_by_thread=_ended_by_thread(rank, last, raised, cells))
     is_over = content.pid in context.ends or watched.ended_ns is not None
-    in_handler = any(call.started_ns == cells["handling_ns"] for call in log.open())
+    in_handler, recent = any(call.started_ns == cells["handling_ns"] for call in log.open()), log.ended()
     handled = evidence.get("handled") or (last.get("handled") if in_handler else None)
     children = context.children.get(content.pid, ())
     began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
@@ -130,7 +130,7 @@ def _with_ring(
         meeting=rec.read_or_none(facts.MeetingFile, init.get("meeting")), initialized=bool(cells["initialized"]),
         main_ended_ns=cells["main_ended_ns"] or None, exit_call=rec.read_or_none(Frame, leaving.get("frame")),
         exit_asked=hide_in_text(leaving["status"]) if isinstance(leaving.get("status"), str) else None,
-        exit_signal=str(leaving.get("signal") or ""), recent_calls=log.ended(),
+        exit_signal=str(leaving.get("signal") or ""), recent_calls=recent,
         causes=rec.read_process_causes(watched.causes, notes, evidence), raised=raised,
         handled=rec.read_error(handled) if handled else None, models=rec.read_models(notes),
         parameters=rec.read_parameters(notes), unfinished=rec.read_unfinished(notes),
@@ -146,7 +146,7 @@ def _with_ring(
 
 def _ended_by_thread(
     rank: facts.Rank, last: dict[str, dict[str, Any]], raised: tuple[facts.Raised, ...], cells: Mapping[str, int]
-) -> facts.EndedByThread | None:  # fmt: skip
+) -> facts.EndedByThread | None:
     """Return the thread that ended a process, or None if its main thread may have left or been stopped from outside."""
     if rank.life not in (facts.Life.EXITED, facts.Life.SIGNALED) or rank.exit_code == 0 or rank.after_stop:
         return None
@@ -174,11 +174,11 @@ def _with_stacks(
     ended = rec.find_note(reversed(content.notes), "ended_by_thread")
     main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
     path = context.run.path / "evidence" / f"{content.pid}-{content.start_ticks}"
-    on_request, fatal, struck = split_dump(read_text(f"{path}.dump"))
     if ended:  # written at the end, after any answer
         stack = {"thread": "MainThread", "main": 1, "frames": ended.get("stack")}
         evidence = {"looks": [{"at": ended.get("at"), "stacks": [stack]}]}
     samples = rec.read_samples(evidence)
+    on_request, fatal, struck = split_dump(read_text(f"{path}.dump"))
     if not samples:  # those that a signal triggered, one for each part of the dump file
         parts = (
             (time_ns, parse_stacks(on_request[start:end], main if isinstance(main, int) else None, roots))
@@ -217,10 +217,10 @@ def _helper_errors(
     for entry in rec.dicts(evidence.get("helpers")):
         who = facts.Helper.TASK if entry.get("who") == facts.Helper.TASK.value else facts.Helper.CALL
         found.append(facts.HelperError(who=who, name=str(entry.get("name") or ""), error=rec.read_error(entry)))
-    pids = {source.pid, source.stands_for}
+    pids = [pid for pid in (source.pid, source.stands_for) if pid is not None]
     rows = (context.watch.processes.get(pid, UNSEEN).child_errors for pid in pids)
     kept = {(error.name, error.error.time_ns): error for row in rows for error in row}
-    still = [entry for pid in pids if pid is not None for entry in context.child_errors.get(pid, ())]
+    still = [entry for pid in pids for entry in context.child_errors.get(pid, ())]
     kept |= {(error.name, error.error.time_ns): error for error in rec.read_all(facts.HelperError, still)}
     return tuple(sorted((*found, *kept.values()), key=lambda error: error.error.time_ns))
 

@@ -23,7 +23,7 @@ from ddpdoctor.model.codec import INTEGERS, Decoder, WrongValue
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.model.words import dtype_name, grouped, op_name
+from ddpdoctor.model.words import dtype_name, op_name
 from ddpdoctor.recorder.storage import flight, ring_layout
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
@@ -490,21 +490,24 @@ def fetch_cells(content: RingContent) -> tuple[int, int, int, int]:
 
 def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
     """Return the recorded children of each process, by its pid; a fork server's children count as its parent's."""
-    owners = [(owner_of(content, contents.get), content) for content in contents.values()]
-    return grouped((owner, content) for owner, content in owners if owner is not None)
+    found: dict[int, list[RingContent]] = {}
+    for content in contents.values():
+        owner = owner_of(content, contents.get)
+        if owner is not None:
+            found.setdefault(owner, []).append(content)
+    return found
 
 
 def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]]:
     """Yield the errors that ended a child's main thread, as watch.json has them, each with the pid of its rank."""
-    if content.role == ring_layout.ROLE_CHILD:
-        note = find_note(content.notes, "process")
-        rank = note.get("rank_pid") or note.get("ppid")
-        if not isinstance(rank, int):
-            return
-        for raised in content.notes:
-            is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
-            if is_end and raised.get("type") != "KeyboardInterrupt":
-                yield rank, {"who": facts.Helper.CHILD.value, "name": str(content.pid), "error": raised}
+    note = find_note(content.notes, "process") if content.role == ring_layout.ROLE_CHILD else {}
+    rank = note.get("rank_pid") or note.get("ppid")
+    if not isinstance(rank, int):
+        return
+    for raised in content.notes:
+        is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
+        if is_end and raised.get("type") != "KeyboardInterrupt":
+            yield rank, {"who": facts.Helper.CHILD.value, "name": str(content.pid), "error": raised}
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
@@ -716,7 +719,7 @@ def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
 
 def read_process_causes(
     seen: facts.ProcessCauses | None, notes: list[dict[str, Any]], evidence: dict[str, Any]
-) -> facts.ProcessCauses | None:  # fmt: skip
+) -> facts.ProcessCauses | None:
     """Return all known causes for one rank, or None if there are none; ``seen`` is what the watcher saw."""
     ends = [note for note in notes if note.get("k") == "child_end" and isinstance(note.get("code"), int)]
     reaped = [ended_child(int(note["pid"]), note["code"], reaped=True) for note in ends]

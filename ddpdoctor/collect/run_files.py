@@ -39,9 +39,9 @@ FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
 MOST_ATTEMPTS = 2**16  # our choice: no launcher restarts a job more often
 MACHINE_NAME = "machine.json"
 # The facts that decide how data travel between ranks. Reading them imports no torch and gives the GPUs no work.
-SECTIONS = frozenset({
-    "conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes",
-})  # fmt: skip
+SECTIONS = frozenset(
+    {"conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes"}
+)
 MACHINE_LIMIT_S = 6.0  # Our choice: a healthy node takes one second to read. A section that hangs is reported as such.
 CONTROL_FLOW_NAME = "control_flow.json"
 MAX_FILES = 64
@@ -174,15 +174,15 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = parse_json(line.encode())
-            if isinstance(entry, dict) and str(entry.get("k")) in RECORDS:
-                decode(RECORDS[str(entry.get("k"))], entry)
+            kind = str(entry.get("k")) if isinstance(entry, dict) else ""
+            if kind in RECORDS:
+                decode(RECORDS[kind], entry)
         except (ValueError, WrongValue):
             continue
-        attempt = entry.get("attempt", -1) if isinstance(entry, dict) else None
-        if isinstance(entry, dict) and entry.get("k") == "closing" and type(entry.get("at")) is not int:
-            continue
-        if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
-            entries.append(entry)
+        if isinstance(entry, dict) and (kind != "closing" or type(entry.get("at")) is int):
+            attempt = entry.get("attempt", -1)
+            if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
+                entries.append(entry)
     return entries
 
 
@@ -301,16 +301,10 @@ def save_control_flow(folder: Path, job: Job) -> bool:
         began_s = (folder / "run.json").stat().st_mtime
         sites = [kind.site for rank in job.ranks for kind in rank.recent_calls.kinds]
         sites += [call.site for rank in job.ranks for call in rank.open_calls]
-        sites += [
-            frame
-            for rank in job.ranks
-            for sample in rank.samples[-1:]
-            for stack in sample.stacks
-            if stack.is_main
-            for frame in stack.frames
-            if frame.user
-        ]
-        sites += [frame for rank in job.ranks for error in rank.raised for frame in error.frames if frame.user]
+        looks = [sample for rank in job.ranks for sample in rank.samples[-1:]]
+        stacks = [stack.frames for sample in looks for stack in sample.stacks if stack.is_main]
+        stacks += [error.frames for rank in job.ranks for error in rank.raised]
+        sites += [frame for frames in stacks for frame in frames if frame.user]
         flows = tuple(
             flow
             for file in list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
@@ -34,7 +34,7 @@ _FATAL = {
     "Bus error": 7,
     "Floating-point exception": 8,
     "Illegal instruction": 4,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,11 @@ def find_ranks(
     """Return the processes that are ranks.
 
     ``started`` is what torch's elastic agent started in this attempt, by pid, and ``until_ns`` is when it began the
-    next attempt. ``started`` is empty if another launcher starts the ranks.
+    next one. If it is empty, another launcher started the processes that have a rank number or joined a group.
 
     The processes of a rank are a tree, and the rank is the one that the launcher started. It hands over to processes
     below it only if it joined no group itself: it runs the training as its child, or it starts a world of ranks
     (mp.spawn). What a rank starts beside its training, such as an evaluation that makes a group, is no rank.
-
-    With torch's elastic agent, the launcher's processes are its children. With any other, they are the processes that
-    have a rank number or joined a group, with or without a recorder.
     """
     if started:
         return _of_agent(started, contents, until_ns)
@@ -117,15 +114,9 @@ def _of_agent(
             continue
         content = instead[0] if instead else own
         joined = _joined_as(content) if content is not None else None
-        sources.append(
-            Source(
-                pid=pid if content is None else content.pid,
-                rank=start.rank if joined is None else joined,
-                local_rank=start.local_rank,
-                world_size=start.world_size,
-                stands_for=pid if content is not None and content.pid != pid else None,
-            )
-        )
+        own_pid, number = pid if content is None else content.pid, start.rank if joined is None else joined
+        known = Source(pid=own_pid, rank=number, local_rank=start.local_rank, world_size=start.world_size)
+        sources.append(known if own_pid == pid else replace(known, stands_for=pid))
     for position, content in enumerate(sorted(spawned.values(), key=lambda c: c.pid)):
         joined = _joined_as(content)
         rank = position if joined is None else joined
@@ -267,9 +258,7 @@ def find_ends(
         gone_ns = row.ended_ns or (shell.at if shell else None)
         if source.pid in ends or gone_ns is None:
             continue
-        code = row.code
-        if code is None:
-            code = _code_of(contents.get(source.pid), folder, shell)
+        code = row.code if row.code is not None else _code_of(contents.get(source.pid), folder, shell)
         if code is None:
             unexplained.append((source.pid, gone_ns))
         else:

@@ -252,7 +252,7 @@ def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]: 
 def _empty_conf(path: str, since: str = "", until: str = "") -> ConfFile:
     return ConfFile(
         path=path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), since=since, until=until
-    )  # fmt: skip
+    )
 
 
 def _confs_at_home(system: System) -> list[ConfFile]:

@@ -47,9 +47,7 @@ ALONE = frozenset({"load"})  # what is read after all others have ended, because
 # Each collector has shorter limits for its own look-ups, commands and children: a dead server costs one fact only.
 LIMITS_S = {"torch": TORCH_LIMIT_S, "gpus": 45.0, "gpu_trial": TRIAL_LIMIT_S}
 # The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
-SECTIONS_FOR_BENCH = frozenset({
-    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
-})  # fmt: skip
+SECTIONS_FOR_BENCH = frozenset({"conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software"})
 
 
 class SystemCalls:
