@@ -85,13 +85,8 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
     if target.startswith("socket:["):
         inode = int(target.removeprefix("socket:[").rstrip("]"))
         remote = next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)
-    return Blocked(
-        call=call,
-        fd=fd,
-        file=kind[1] if kind else target or None,
-        remote=remote,
-        alone_on_fd0=fd == 0 and call in WAITS_FOR_INPUT,
-    )
+    file, is_alone = kind[1] if kind else target or None, fd == 0 and call in WAITS_FOR_INPUT
+    return Blocked(call=call, fd=fd, file=file, remote=remote, alone_on_fd0=is_alone)
 
 
 def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
@@ -130,18 +125,13 @@ class LockLine:
 
 def read_locks(proc: Path = PROC) -> tuple[LockLine, ...]:
     """Return all locks that this process may see."""
-    matches = (_LOCK_LINE.match(line) for line in read_text(proc / "locks").splitlines())
-    return tuple(
-        LockLine(
-            number=int(match["number"]),
-            waits=match["waits"] is not None,
-            kind=LOCK_KINDS[match["kind"]],
-            pid=int(match["pid"]),
-            file=(os.makedev(int(match["major"], 16), int(match["minor"], 16)), int(match["inode"])),
-        )
-        for match in matches
-        if match is not None and match["kind"] in LOCK_KINDS
-    )
+    found = []
+    for match in map(_LOCK_LINE.match, read_text(proc / "locks").splitlines()):
+        if match is not None and match["kind"] in LOCK_KINDS:
+            number, waits, kind = int(match["number"]), match["waits"] is not None, LOCK_KINDS[match["kind"]]
+            file = os.makedev(int(match["major"], 16), int(match["minor"], 16)), int(match["inode"])
+            found.append(LockLine(number=number, waits=waits, kind=kind, pid=int(match["pid"]), file=file))
+    return tuple(found)
 
 
 def awaited_lock(pid: int, lines: tuple[LockLine, ...]) -> FileLock | None:
@@ -197,7 +187,14 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
     except OSError:
         return LockFile(path=path, kind=kind, exists=False)
     holders, unseen = _holders(seen, {line.pid for line in lines if line.is_of(seen)}, waiting)
-    pid, host = _named_owner(path) if stat.S_ISREG(seen.st_mode) else (None, None)
+    # The pid that the file names, as many lock files do, and the host if it names one
+    match = None
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(seen.st_mode):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                match = _OWNER.match(file.read(MOST_BYTES).decode(errors="replace"))
+    pid, host = (int(match["pid"]), match["host"]) if match else (None, None)
     elsewhere = host is not None and host != os.uname().nodename
     shared = is_shared(Path(path))
     known = pid is not None and not elsewhere and not (shared and host is None)
@@ -242,21 +239,6 @@ def _has_open(pid: int, seen: os.stat_result) -> bool | None:
     return False
 
 
-def _named_owner(path: str) -> tuple[int | None, str | None]:
-    """Return the pid that the file names, as many lock files do, and the host if it names one."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None, None
-    try:
-        match = _OWNER.match(os.read(fd, MOST_BYTES).decode(errors="replace"))
-    except OSError:
-        return None, None
-    finally:
-        os.close(fd)
-    return (int(match["pid"]), match["host"]) if match else (None, None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What we read only once for all ranks."""
@@ -279,21 +261,17 @@ def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> Proces
     store_port = next((value for name, _, value in pairs if name == b"MASTER_PORT"), b"")
     commands = [child for child in below if child.ppid == pid and child.state not in "ZX"]
     commands = [child for child in commands if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]
+    lost = []
+    for child in (child for child in below if child.state == "Z"):
+        code = None if child.exit_status is None else os.waitstatus_to_exitcode(child.exit_status)
+        lost.append(ended_child(child.pid, code, name=child.name))
     return ProcessCauses(
         blocked=blocked,
         store_port=int(store_port) if store_port.isdigit() else None,
         kernel_function=read_kernel_function(pid),
         waits_for_lock=awaited,
         locks_of_others=() if awaited is not None else locks_of_others(pid, host.family, host.locks),
-        lost_children=tuple(
-            ended_child(
-                child.pid,
-                None if child.exit_status is None else os.waitstatus_to_exitcode(child.exit_status),
-                name=child.name,
-            )
-            for child in below
-            if child.state == "Z"
-        ),
+        lost_children=tuple(lost),
         connections=read_connections(pid, rows),
         lock_file=host.lock_files.get(pid),
         listener=None if listener is None else Owner(pid=listener, command=read_command(listener)),

@@ -83,13 +83,12 @@ def read_connections(pid: int, rows: tuple[Socket, ...], proc: Path = PROC) -> C
         Connection(local=row.local, remote=row.remote, unsent_bytes=row.unsent_bytes, retries=row.retries)
         for row in own
         if row.unsent_bytes and row.retries
-    ]
+    ][:MOST_STALLED]
+    unanswered = tuple(row.remote for row in mine if row.state == ASKING)[:MOST_STALLED]
+    listening = tuple(row.local for row in rows if row.state == LISTENING)[:MOST_LISTENING]
+    hosts, ends = Counter(row.local.rpartition(":")[0] for row in own).most_common(), tuple(row.local for row in own)
     return Connections(
-        by_address=tuple(Counter(row.local.rpartition(":")[0] for row in own).most_common()),
-        ends=tuple(row.local for row in own),
-        stalled=tuple(stalled[:MOST_STALLED]),
-        unanswered=tuple(row.remote for row in mine if row.state == ASKING)[:MOST_STALLED],
-        listening=tuple(row.local for row in rows if row.state == LISTENING)[:MOST_LISTENING],
+        by_address=tuple(hosts), ends=ends, stalled=tuple(stalled), unanswered=unanswered, listening=listening
     )
 
 

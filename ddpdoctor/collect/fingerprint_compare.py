@@ -104,10 +104,11 @@ class StreamSeen:
                         sides = group_alike(tokens)
                         absent_on = dict(sides).get(None, ())
                         splits.append(TensorSplit(row=row, sides=tuple(who for _, who in sides), absent_on=absent_on))
+                    last_equal, found = equal[0] if equal else None, tuple(splits)
+                    of = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
                     self.differences[what] = Difference(
-                        what=what, number=number, last_equal=equal[0] if equal else None, splits=tuple(splits),
-                        differing=len(differing), of=sum(any(tokens.values()) for _, tokens in _tokens(seen, what)),
-                    )  # fmt: skip
+                        what=what, number=number, last_equal=last_equal, splits=found, differing=len(differing), of=of
+                    )
                     self._kept |= dict(kept for kept in (self._last, equal, point) if kept)
         if not self.compared:
             self._kept[number] = point[1]

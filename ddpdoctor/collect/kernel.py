@@ -63,14 +63,9 @@ def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: A
         xid = XID.search(text)
         if xid:
             bus_id = xid["bus"].lower()  # "0000:1b:00", and in the older form "0000:1b:00.0"
-            xids.append(
-                Xid(
-                    bus_id=bus_id if "." in bus_id else f"{bus_id}.0",
-                    code=int(xid["code"]),
-                    text=xid["text"].strip()[:MAX_TEXT],
-                    age_s=age_s,
-                )
-            )
+            bus_id = bus_id if "." in bus_id else f"{bus_id}.0"
+            said = xid["text"].strip()[:MAX_TEXT]
+            xids.append(Xid(bus_id=bus_id, code=int(xid["code"]), text=said, age_s=age_s))
     return KernelView(xids=tuple(xids))
 
 
@@ -144,16 +139,11 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
         hung_tasks = []
     # The kernel repeats the message with longer times: the last line counts.
     blocked_s = {int(task["pid"]): float(task["seconds"]) for task in hung_tasks if task is not None}
-    return tuple(
-        StuckProcess(
-            pid=process.pid,
-            name=process.name,
-            wchan=wchan,
-            seconds=max(BETWEEN_READS_S, blocked_s.get(process.pid, 0.0)),
-        )
-        for process, wchan, switches in first
-        if (process, wchan, switches) in second
-    )
+    stuck = []
+    for process, wchan, _ in (sleeper for sleeper in first if sleeper in second):
+        seconds = max(BETWEEN_READS_S, blocked_s.get(process.pid, 0.0))
+        stuck.append(StuckProcess(pid=process.pid, name=process.name, wchan=wchan, seconds=seconds))
+    return tuple(stuck)
 
 
 def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:

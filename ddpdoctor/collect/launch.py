@@ -59,17 +59,17 @@ class Identity:
 
 def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> NodeProcess:
     """Return the facts of this process; ``rank`` and ``local_rank`` are used if no variable has them."""
-    variables, others = select_variables(system.env)
-    own_rank = read_rank(system.env)
-    own_local_rank = read_local_rank(system.env)
+    (variables, others), under_wrap = select_variables(system.env), "DDPDOCTOR_RUN" in system.env
+    own_rank, own_local_rank = read_rank(system.env), read_local_rank(system.env)
+    rank, local_rank = rank if own_rank is None else own_rank, local_rank if own_local_rank is None else own_local_rank
     return NodeProcess(
-        rank=rank if own_rank is None else own_rank,
-        local_rank=local_rank if own_local_rank is None else own_local_rank,
+        rank=rank,
+        local_rank=local_rank,
         pid=os.getpid(),
         variables=variables,
         other_names=others,
         cpus=system.calls.cpus(),
-        under_wrap="DDPDOCTOR_RUN" in system.env,
+        under_wrap=under_wrap,
     )
 
 
@@ -219,13 +219,11 @@ def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
     launch, run_id = _environment(env), env.get("TORCHELASTIC_RUN_ID")
     if launch is None or run_id is None:
         return None
+    local_rank, nnodes = number(env, "LOCAL_RANK"), number(env, "GROUP_WORLD_SIZE")
+    run = f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    is_agents = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return replace(
-        launch,
-        launcher=Launcher.TORCHRUN,
-        local_rank=number(env, "LOCAL_RANK"),
-        nnodes=number(env, "GROUP_WORLD_SIZE"),
-        run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        launch, launcher=Launcher.TORCHRUN, local_rank=local_rank, nnodes=nnodes, run=run, agent_store=is_agents
     )
 
 

@@ -355,12 +355,9 @@ def read_load(system: System, _plan: ReadingPlan) -> Load:
     after, window_s = parse_cpu_times(system.text_or("/proc/stat")), time.monotonic() - started
     if before == after:
         raise NotRead(Unread(why=Why.ABSENT, reason="/proc/stat does not change here, as in a sandbox"))
-    return Load(
-        window_s=window_s,
-        busy=find_busy(before, after, window_s, own_work(own_before, read_own_times(system))),
-        steal_share=steal_share(after.values()),
-        governors=read_governors(system),
-    )
+    busy = find_busy(before, after, window_s, own_work(own_before, read_own_times(system)))
+    steal, governors = steal_share(after.values()), read_governors(system)
+    return Load(window_s=window_s, busy=busy, steal_share=steal, governors=governors)
 
 
 def parse_cpu_times(text: str) -> dict[int, CpuTimes]:

@@ -133,20 +133,19 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         flags, speed = _number(system, device, "flags", 0), _number(system, device, "speed", -1)
         carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
         target = read_link(system.path(f"{FOLDER}/{device}"))
-        interfaces.append(
-            node.Interface(
-                name=name,
-                up=bool(flags & IFF_UP),
-                operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
-                carrier=_flag(carrier),
-                loopback=bool(flags & IFF_LOOPBACK),
-                virtual="/virtual/" in target if target else not system.exists(f"{FOLDER}/{device}/device"),
-                mtu=_number(system, device, "mtu", 0),
-                speed_mb_s=speed if speed > 0 else None,
-                addresses=addresses.get(name, ()),
-                link_type=_number(system, device, "type", 0),
-            )
+        interface = node.Interface(
+            name=name,
+            up=bool(flags & IFF_UP),
+            operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
+            carrier=_flag(carrier),
+            loopback=bool(flags & IFF_LOOPBACK),
+            virtual="/virtual/" in target if target else not system.exists(f"{FOLDER}/{device}/device"),
+            mtu=_number(system, device, "mtu", 0),
+            speed_mb_s=speed if speed > 0 else None,
+            addresses=addresses.get(name, ()),
+            link_type=_number(system, device, "type", 0),
         )
+        interfaces.append(interface)
     return tuple(interfaces)
 
 
@@ -179,21 +178,15 @@ def read_names(system: System, plan: ReadingPlan) -> node.Names:
         if name:
             reply = replies[use]
             error = None if reply.error is None else reply.error.strerror or str(reply.error)
+            error = f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error
+            found, duration_s = reply.value or (), round(reply.duration_s, 3)
             lookups[use] = node.Lookup(
-                name=name,
-                addresses=reply.value or (),
-                error=f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error,
-                timed_out=reply.timed_out,
-                duration_s=round(reply.duration_s, 3),
+                name=name, addresses=found, error=error, timed_out=reply.timed_out, duration_s=duration_s
             )
-    return node.Names(
-        hostname=hostname,
-        fqdn=next(iter(replies["full name"].value or ()), None),
-        own=lookups["own"],
-        master=lookups.get("master"),
-        head=lookups.get("head"),
-        reverse_s=max((reply.duration_s for use, reply in replies.items() if use.startswith(_REVERSE)), default=None),
-    )
+    full = next(iter(replies["full name"].value or ()), None)
+    reverse_s = max((reply.duration_s for use, reply in replies.items() if use.startswith(_REVERSE)), default=None)
+    of_job = {"master": lookups.get("master"), "head": lookups.get("head")}
+    return node.Names(hostname=hostname, fqdn=full, own=lookups["own"], reverse_s=reverse_s, **of_job)
 
 
 def master_name(env: Mapping[str, str]) -> str | None:

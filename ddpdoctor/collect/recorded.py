@@ -451,18 +451,14 @@ def read_lines(
     """Return where a rank and its children were sampled, the most frequent first; ``ended``: kept by the watcher."""
     found = []
     for seen, in_child in ((content, False), *((child, True) for child in children)):
-        for one in seen.lines:
-            place = read_or_none(Frame, one.site)
-            calls_module, phase = divmod(one.phase, ring_layout.CALLS_MODULE)
+        for sampled in seen.lines:
+            place = read_or_none(Frame, sampled.site)
+            calls_module, phase = divmod(sampled.phase, ring_layout.CALLS_MODULE)
             if place is not None and calls_module in {0, 1}:
-                calls = bool(calls_module)
-                found.append(
-                    steps.LineSeen(
-                        frame=place, phase=steps.Phase(phase), times=one.times, in_child=in_child, calls_module=calls
-                    )
-                )
-    for file, line, function, times in ended:
-        frame = Frame(file=file, line=line, function=function, user=True)
+                line = steps.LineSeen(frame=place, phase=steps.Phase(phase), times=sampled.times, in_child=in_child)
+                found.append(replace(line, calls_module=bool(calls_module)))
+    for file, number, function, times in ended:
+        frame = Frame(file=file, line=number, function=function, user=True)
         found.append(steps.LineSeen(frame=frame, phase=steps.Phase.BEFORE, times=times, in_child=True))
     return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
 
@@ -549,11 +545,10 @@ def read_speed(content: RingContent) -> steps.Speed | None:
         reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
         input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
     )  # fmt: skip
+    names = ("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns")
+    elapsed_ms, cpu_ms, queued_ms, others_ms = (cells[name] / 1e6 for name in names)
     core_time = steps.CoreTime(
-        elapsed_ms=cells["trained_ns"] / 1e6,
-        on_core_ms=cells["main_cpu_ns"] / 1e6,
-        queued_ms=cells["run_delay_ns"] / 1e6,
-        others_queued_ms=cells["others_delay_ns"] / 1e6,
+        elapsed_ms=elapsed_ms, on_core_ms=cpu_ms, queued_ms=queued_ms, others_queued_ms=others_ms
     )
     return steps.Speed(
         ends_with=ENDS[key[1]],
@@ -562,7 +557,7 @@ def read_speed(content: RingContent) -> steps.Speed | None:
         sample_bits=cells["sample_bits"],
         kept=kept,
         totals=totals,
-        core_time=core_time if cells["trained_ns"] else None,
+        core_time=core_time if elapsed_ms else None,
         surroundings=read_or_none(steps.Surroundings, find_note(notes, "surroundings")),
         data_parallel=read_all(steps.DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
         hand_reduced=read_or_none(steps.HandReduced, find_note(notes, "hand_reduced")),
@@ -609,17 +604,10 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[steps.GradientTime
             tuple(n for n in columns.get(name, ()) if isinstance(n, int)) for name in ("sizes", "ready", "buckets")
         )
         if sizes and len(sizes) == len(ready):  # else it is damaged
-            found.append(
-                read_record(
-                    steps.GradientTimes,
-                    note,
-                    sizes_bytes=sizes,
-                    ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),
-                    bucket_bytes=buckets,
-                    compute_end_ms=whole_or_0(note.get("compute_us")) / 1e3,
-                    exposed_ms=whole_or_0(note.get("exposed_us")) / 1e3,
-                )
-            )
+            end_ms, exposed_ms = (whole_or_0(note.get(name)) / 1e3 for name in ("compute_us", "exposed_us"))
+            ready_ms = tuple(us / 1e3 if us >= 0 else None for us in ready)
+            known: dict[str, Any] = {"compute_end_ms": end_ms, "exposed_ms": exposed_ms, "ready_ms": ready_ms}
+            found.append(read_record(steps.GradientTimes, note, sizes_bytes=sizes, bucket_bytes=buckets, **known))
     return tuple(found)
 
 
@@ -642,15 +630,12 @@ def read_parameters(notes: list[dict[str, Any]]) -> tuple[facts.TensorSeen, ...]
 def unpack(packed: str) -> tuple[facts.TensorSeen, ...]:
     """Return the rows of a model, or () if they are missing or damaged; ranks with equal models share the cache."""
     try:
+        rows = [(*row, None if row[2] is None else tuple(map(int, row[2]))) for row in _unpacked(packed)]
         return tuple(
             facts.TensorSeen(
-                name=str(name),
-                shape=None if shape is None else tuple(map(int, shape)),
-                dtype=str(dtype),
-                requires_grad=bool(requires_grad),
-                is_buffer=kind == "b",
+                name=str(name), shape=shape, dtype=str(dtype), requires_grad=bool(requires_grad), is_buffer=kind == "b"
             )
-            for kind, name, shape, dtype, requires_grad in _unpacked(packed)
+            for kind, name, _, dtype, requires_grad, shape in rows
         )
     except (ValueError, TypeError):
         return ()

@@ -154,10 +154,10 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
     mine = [e for e in entries if e.get("attempt") == wanted]
     return AgentLog(
         attempt=wanted,
+        lacks=read_lacks(entries),
         started={e["pid"]: decode(WorkerStart, e) for e in mine if e.get("k") == "rank"},
         ends={e["pid"]: decode(End, e) for e in mine if e.get("k") == "end"},
         closing_ns=next((e["at"] for e in mine if e.get("k") == "closing"), None),
-        lacks=read_lacks(entries),
         meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
         superseded_ns=min((e["at"] for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
@@ -491,15 +491,16 @@ def read_trial(folder: Path) -> TrialRecord:
             setting, reason = str(line["refused"]), str(line.get("reason", ""))
             if setting not in refused or not reason.startswith("another rank"):  # the reason of the one that refused it
                 refused[setting] = reason
+    whole = tuple(
+        TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
+        for (number, setting), columns in blocks.items()
+        if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1  # that each rank has ended
+    )
     return TrialRecord(
         settings=_texts(plan.get("plan")),
         late=_texts(late.get("late")),
         rounds=whole_or_0(plan.get("rounds")),
-        blocks=tuple(
-            TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
-            for (number, setting), columns in blocks.items()
-            if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1  # that each rank has ended
-        ),
+        blocks=whole,
         refused=tuple(refused.items()),
         stop=TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT,
         reason=str(end.get("reason", "")),

@@ -78,6 +78,7 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
     # The version of NVIDIA's (Mellanox's) out-of-tree drivers; the kernel's own have none, or the kernel's.
     ofed = system.text_or("/sys/module/mlx5_core/version")
     hosts_lines, hosts_own = _digest_hosts(system)
+    libraries = [f"{folder}/{name}" for folder in folders for name in system.names(folder) if _NVML.fullmatch(name)]
     return Software(
         python=platform.python_version(),
         executable=sys.executable,
@@ -91,9 +92,7 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
         nccl_wheel=nccl_wheel,
         driver=driver,
         driver_is_open=is_open,
-        nvml_libraries=tuple(
-            sorted(f"{folder}/{name}" for folder in folders for name in system.names(folder) if _NVML.fullmatch(name))
-        ),
+        nvml_libraries=tuple(sorted(libraries)),
         ofed=None if ofed in {"", system.text_or("/proc/sys/kernel/osrelease")} else ofed,
         torch_cuda=torch_cuda,
         gpu_devices=tuple(f"/dev/{name}" for name in system.names("/dev") if _GPU_DEVICE.fullmatch(name)),
@@ -293,11 +292,6 @@ def _read_conf(system: System, empty: ConfFile, *, wanted: bool) -> ConfFile | N
             repeated.append(number)
         else:
             values[name], lines[name] = value[:LONGEST], number
-    return replace(
-        empty,
-        variables={name: hide_login(value) if is_listed(name) else "" for name, value in values.items()},
-        hidden_by_env=tuple(name for name in values if name in system.env),
-        bad_lines=tuple(bad),
-        lines=lines,
-        repeated_lines=tuple(repeated),
-    )
+    shown = {name: hide_login(value) if is_listed(name) else "" for name, value in values.items()}
+    hidden, wrong, again = tuple(name for name in values if name in system.env), tuple(bad), tuple(repeated)
+    return replace(empty, variables=shown, hidden_by_env=hidden, bad_lines=wrong, lines=lines, repeated_lines=again)
