@@ -77,8 +77,15 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
     if call is None:
         return None
     first = int(words[1], 16)
-    fd = _polled_fd(pid, first, int(words[2], 16), proc) if call in POLLS and len(words) > 2 else first & 0xFFFFFFFF
-    if fd is None or call not in OF_A_FILE | POLLS:
+    fd: int | None = first & 0xFFFFFFFF
+    if call in POLLS and len(words) > 2:  # the only descriptor that poll(2) was given
+        try:
+            with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
+                memory.seek(first)
+                fd = POLL_FD.unpack(memory.read(POLL_FD.size))[0] if int(words[2], 16) == 1 else None
+        except (OSError, ValueError, OverflowError, struct.error):
+            fd = None
+    if fd is None or fd < 0 or call not in OF_A_FILE | POLLS:
         return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
     target = read_link(proc / str(pid) / "fd" / str(fd))
     kind, remote = _KINDS.match(target), None
@@ -87,19 +94,6 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
         remote = next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)
     file, is_alone = kind[1] if kind else target or None, fd == 0 and call in WAITS_FOR_INPUT
     return Blocked(call=call, fd=fd, file=file, remote=remote, alone_on_fd0=is_alone)
-
-
-def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
-    """Return the only descriptor that poll(2) was given, or None if there are several or we may not read it."""
-    if count != 1:
-        return None
-    try:
-        with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
-            memory.seek(address)
-            fd: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
-    except (OSError, ValueError, OverflowError, struct.error):
-        return None
-    return fd if fd >= 0 else None
 
 
 def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
@@ -212,31 +206,21 @@ def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -
     for pid in list_pids(PROC):
         if pid in waiting:
             continue
-        opened = _has_open(pid, seen)
-        if opened or pid in locking:
+        folder, opened = PROC / str(pid) / "fd", set()
+        is_hidden = False
+        try:
+            for number in os.listdir(folder):  # noqa: PTH208 - only names are needed
+                with contextlib.suppress(OSError):
+                    file = (folder / number).stat()
+                    opened.add((file.st_dev, file.st_ino))
+        except OSError as error:
+            is_hidden = isinstance(error, PermissionError)
+        if (seen.st_dev, seen.st_ino) in opened or pid in locking:
             holders.append(pid)
-        elif opened is None:
+        elif is_hidden:
             with contextlib.suppress(OSError):
                 unseen += (PROC / str(pid)).stat().st_uid == seen.st_uid
     return holders, unseen
-
-
-def _has_open(pid: int, seen: os.stat_result) -> bool | None:
-    folder = PROC / str(pid) / "fd"
-    try:
-        numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed
-    except PermissionError:
-        return None
-    except OSError:
-        return False
-    for number in numbers:
-        try:
-            opened = (folder / number).stat()
-        except OSError:
-            continue
-        if (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino):
-            return True
-    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

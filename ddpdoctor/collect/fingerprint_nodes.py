@@ -51,7 +51,21 @@ class JointStream:
         if self.asked_s is not None:
             is_late = now_s - self.asked_s > ANSWER_LIMIT_S
             has_all = self.reported.keys() <= self.received.keys()
-            return self._compare_contents(now_s) if self.received and (is_late or has_all) else False
+            if not self.received or not (is_late or has_all):
+                return False
+            any_news = False
+            lasts = [max(points) for points in self.received.values() if points]
+            if lasts:
+                upto = min(self.own.upto, *lasts)
+                own = {kept.number: dict(kept.seen) for kept in self.own.points}
+                nodes = [own, *self.received.values()]
+                any_news = compare_points(self.found, nodes, range(self.compared_upto + 1, upto + 1))
+                self.equal |= {member: max(upto, self.equal.get(member, BEFORE_ALL)) for member in self.received}
+                self._settle(upto)
+            self.asked_s, self.received = None, {}
+            self.rests_until_s = now_s + self.rest_s
+            self.rest_s = min(self.rest_s * 2, LONGEST_REST_S)
+            return any_news
         if self.reported and self.ranks().issuperset(self.own.key.members):
             # These points are equal on all nodes, so comparing this node's ranks is enough.
             upto = min(self.equal.get(member, BEFORE_ALL) for member in self.reported)
@@ -80,21 +94,6 @@ class JointStream:
         else:
             self.asked_s = now_s
             self.received = {}
-
-    def _compare_contents(self, now_s: float) -> bool:
-        any_news = False
-        lasts = [max(points) for points in self.received.values() if points]
-        if lasts:
-            upto = min(self.own.upto, *lasts)
-            own = {kept.number: dict(kept.seen) for kept in self.own.points}
-            nodes = [own, *self.received.values()]
-            any_news = compare_points(self.found, nodes, range(self.compared_upto + 1, upto + 1))
-            self.equal |= {member: max(upto, self.equal.get(member, BEFORE_ALL)) for member in self.received}
-            self._settle(upto)
-        self.asked_s, self.received = None, {}
-        self.rests_until_s = now_s + self.rest_s
-        self.rest_s = min(self.rest_s * 2, LONGEST_REST_S)
-        return any_news
 
     def _settle(self, upto: int) -> None:
         self.compared_upto = max(self.compared_upto, upto)
@@ -207,11 +206,7 @@ def read_points(path: Path) -> NodeStreams:
 def unite_consistency(
     folder: Path, attempt: int | None, nodes: Sequence[tuple[Path, int | None]], found: Sequence[Consistency | None]
 ) -> Consistency | None:
-    """Return the comparison of the replicas of all nodes.
-
-    ``folder`` and ``attempt`` belong to the reporting node, ``nodes`` holds the same pair for each other node, and
-    ``found`` holds each node's own comparison, beginning with the reporting node's.
-    """
+    """Return the comparison of the replicas of all nodes; ``found`` has each node's own, this node's first."""
     own, known = found[0], [comparison for comparison in found if comparison is not None]
     joint = {stream.name: stream for stream in read_points(folder / attempt_name(JOINT, attempt)).streams}
     if own is None or (len(known) < 2 and not joint):

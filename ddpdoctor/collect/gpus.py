@@ -155,10 +155,9 @@ class Kin:
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
-    """Yield the facts as they grow: a hang in NVML loses only the rest. Raises ``NotRead`` if there is no driver.
+    """Yield the facts as they grow; raises ``NotRead`` if there is no driver.
 
-    Before we query a device, we yield facts in which it did not answer in time. If it never answers, these facts are
-    the last.
+    Before we query a device, we yield facts in which it did not answer in time: the last ones, if it never does.
     """
     init_error = None
     try:

@@ -1,7 +1,7 @@
 """Reads the limits that the shell, the control groups and the machine set for a job, and how busy others keep it.
 
-/proc/self/cgroup names the group, and every group above it also limits it. In a container with its own cgroup
-namespace, the path is "/". In one without, it is the host's path, and only the mount's top exists.
+/proc/self/cgroup names the group; each above it limits it too. The path is "/" in a container with its own cgroup
+namespace. In one without, it is the host's, and only the mount's top exists.
 """
 
 from __future__ import annotations
@@ -230,11 +230,8 @@ def memory_nodes(system: System) -> tuple[str, ...]:
 
 
 def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
-    """Return files whose processes have certainly ended.
-
-    In a container, the process may belong to another container or to the host, so we return nothing there. We skip
-    other users' files, because their processes may be hidden, but root sees all processes.
-    """
+    # In a container, the process may belong to another container or to the host, so we return nothing there. We skip
+    # other users' files, because their processes may be hidden, but root sees all processes.
     try:
         if system.live and system.path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
             return {}
@@ -377,8 +374,8 @@ def find_busy(
 ) -> tuple[BusyCpu, ...]:
     """Return the share of each processor's time that was neither idle nor ours; ``own_s`` is by processor.
 
-    If one of our threads moves to another processor meanwhile, we subtract its time from the wrong one, which can
-    become negative. We then scale the others down by as much, so that the sum contains none of our work.
+    A thread of ours that moves is subtracted from the wrong processor, which can become negative: we then scale the
+    others down by as much.
     """
     left = {
         cpu: 1 - (after[cpu].idle_s - before[cpu].idle_s + own_s.get(cpu, 0.0)) / window_s
@@ -418,10 +415,7 @@ def read_own_times(system: System) -> OwnTimes:
 
 
 def own_pids(system: System) -> set[int]:
-    """Return this process and the other ranks here, which have the same command line, with all their descendants.
-
-    Their parents, which are launchers that may serve the store, also count, but not the parents' other children.
-    """
+    """Return the ranks here (with our command line), all below them, and their parents, which may serve the store."""
     processes = read_processes(system.path("/proc"))
     own = system.text_or("/proc/self/cmdline")
     ranks = [process for process in processes.values() if system.text_or(f"/proc/{process.pid}/cmdline") == own]

@@ -262,10 +262,7 @@ def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> t
 
 
 def split_dump(text: str) -> tuple[str, str, str]:
-    """Return what was dumped on request, the part from the fatal error on, and of that the thread that the signal hit.
-
-    The second is empty if there was no fatal error, and the third if the thread runs no Python.
-    """
+    """Return what was dumped on request, what from a fatal error on, and of that the thread (of Python) that it hit."""
     on_request, fatal, after = text.partition(FATAL)
     _, current, struck = after.partition(_CURRENT)
     return on_request, fatal + after, current + struck.partition("\n\n")[0]

@@ -273,8 +273,7 @@ def pending_on_device(
 ) -> tuple[facts.Call, ...]:
     """Return the oldest operation of each group, and of each pair of ranks, that has not completed on the device.
 
-    The oldest comes first and has the highest index, because it holds the rank up. If the recorder saw the call,
-    the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
+    The oldest comes first and has the highest index, because it holds the rank up. Calls that C++ made have no site.
     Where torch does not tell what has completed, the last call counts as long as its device has work.
     """
     pending = [entry for entry in recorded.entries if flight.is_pending(entry)]
@@ -370,13 +369,10 @@ def _known_call(
 def device_facts(
     folder: Path, content: RingContent, evidence: dict[str, Any], log: facts.CallLog, *, is_over: bool
 ) -> dict[str, Any]:
-    """Return fields of a ``Rank``: its groups, and the calls that have not ended on the host or on the device.
-
-    The groups are those that the rank last reported (in its evidence or at a failed call), or follow from its calls. A
-    slow start can trigger a request for evidence. If the job fails later, that answer is out of date, and the calls
-    count instead.
-    """
-    # By group, the highest sequence number among ended calls and the starts of phases
+    """Return fields of a ``Rank``: its groups, and the calls that have not ended on the host or on the device."""
+    # The rank last reported its groups in its evidence or at a failed call. Evidence of a slow start is out of date if
+    # the job fails later: then the calls count instead.
+    # By group, the highest number among ended calls and the starts of phases
     highest: dict[str, int] = {}
     open_calls = log.open()
     for kind, at in log.last.items():
@@ -427,11 +423,7 @@ def read_steps(content: RingContent) -> steps.StepTimes | None:
 
 
 def read_first_step(content: RingContent) -> int | None:
-    """Return when a process ended its first step, or None if it ended none.
-
-    The record of a long run keeps a sample of the steps, and the last ones. The time is then inferred from the first
-    known step and the pace from there to the last one.
-    """
+    """Return when a process ended its first step, or None: in a long run inferred from the pace of the known steps."""
     known: list[tuple[int, int]] = sorted(
         (number, ended_ns)
         for columns in (content.kept, content.steps)

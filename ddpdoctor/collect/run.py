@@ -169,8 +169,7 @@ def _read_shape(
 ) -> tuple[int | None, int, int | None, bool]:
     """Return the world size, the number of hosts, the ranks expected here, and whether ranks may run elsewhere.
 
-    They come from torchrun's arguments, from its agent's log, or from the ranks' environment. If a launcher has only
-    one rank, that rank counts as a node of its own, and its world size is the number of nodes.
+    If a launcher has only one rank, that rank counts as a node of its own, and its world size is the number of nodes.
     """
     if run.launcher != "command":
         local, nnodes = run.nproc, run.nnodes or 1
@@ -308,10 +307,9 @@ class NotThere(Exception):  # noqa: N818 - says what it is
 
 
 def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int | None:
-    """Return the other node's number for an attempt of this node; None stands for the last attempt.
+    """Return the other node's number for an attempt of this node (None: the last); raises ``NotThere``.
 
-    The agents of all nodes share a number for each attempt (the round of their rendezvous). If they logged none, the
-    number is the same on both nodes. Raises ``NotThere``.
+    Agents of all nodes share a number, the round of their rendezvous. Without it, both nodes count alike.
     """
     meeting = run_files.log_of(own, attempt).meeting
     last = run_files.log_of(other)

@@ -129,9 +129,9 @@ def _hands_over(
 ) -> list[RingContent]:
     """Return the processes that are ranks in place of the launcher's own, or none if it is the rank.
 
-    ``below`` are the outermost processes below it that joined a group or were given a number. One of them is the rank
-    if it joined the job under the number of its parent, as the child of a wrapper does. A process that is ``alone``,
-    or whose children make a larger world than the launcher knows, starts the ranks.
+    ``below`` are the outermost processes below it that joined a group or have a number. One that joined under its
+    parent's number is the rank, as the child of a wrapper. A process that is ``alone``, or whose children make a larger
+    world than the launcher knows, starts the ranks.
     """
     if _made_world(own) or own.cells["steps"] or not below:
         return []

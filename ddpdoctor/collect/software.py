@@ -65,8 +65,17 @@ MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - all collectors get both
     """Return the versions of the installed software."""
+    from importlib import metadata
+
     driver, is_open = read_driver(system)
-    torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
+    torch_version = torch_cuda = nccl_wheel = None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        torch = metadata.distribution("torch") if system.live else None
+        if torch is not None:
+            torch_version, torch_cuda = torch.version, cuda_of_wheel(torch.version, torch.requires or ())
+            for name in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+                with contextlib.suppress(metadata.PackageNotFoundError):
+                    nccl_wheel = metadata.version(name)
     try:
         kernel = system.calls.kernel()
     except OSError:
@@ -134,20 +143,6 @@ def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ..
             if own in names or own in names[0].split("."):
                 own_lines.add(digest)
     return tuple(sorted(lines)[:MOST_HOSTS_LINES]), tuple(sorted(own_lines))
-
-
-def _wheels() -> tuple[str | None, str | None, str | None]:
-    from importlib import metadata
-
-    try:
-        torch = metadata.distribution("torch")
-    except metadata.PackageNotFoundError:
-        return None, None, None
-    nccl = None
-    for name in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            nccl = metadata.version(name)
-    return torch.version, cuda_of_wheel(torch.version, torch.requires or ()), nccl
 
 
 def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | None:
@@ -230,9 +225,8 @@ def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]: 
     """Read NCCL's files as NCCL does, in order of precedence.
 
     NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets only variables that
-    are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). So the environment wins over the user's
-    file, which wins over the machine's. If HOME and the password database differ, we read both homes, because NCCL's
-    version decides which counts. A file that the user named is reported even if it is missing.
+    are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). If HOME and the password database differ,
+    we read both homes, because NCCL's version decides which counts.
     """
     chosen = system.env.get(FILE_VARIABLE, "")
     files = [_empty_conf(chosen)] if chosen else _confs_at_home(system)

@@ -36,20 +36,13 @@ MEMBERS_NAME = "members.json"
 JUMPS = frozenset({"continue", "break", "return"})
 LOOPS = frozenset({"for", "fixed-for", "while"})
 # Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
-PHASES = frozenset(
-    {
-        "init_process_group",
-        "new_group",
-        "destroy_process_group",
-        "ddp_init",
-        "ddp_forward",
-        "ddp_forward_no_grad",
-        "backward",
-        "next_batch",
-        "epoch",
-        "work_wait",
-    }
-)
+PHASES = frozenset({"init_process_group", "new_group", "destroy_process_group", "ddp_init", "work_wait"}) | {
+    "ddp_forward",
+    "ddp_forward_no_grad",
+    "backward",
+    "next_batch",
+    "epoch",
+}
 # Values of ``Call.op`` that concern one peer only.
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
