@@ -118,6 +118,9 @@ def _with_ring(
     in_handler, recent = any(call.started_ns == cells["handling_ns"] for call in log.open()), log.ended()
     handled = evidence.get("handled") or (last.get("handled") if in_handler else None)
     children = context.children.get(content.pid, ())
+    # What the last backward left out, for the first model whose last note still says so
+    last_said = {(str(n.get("group")), n.get("model")): n for n in notes if n.get("k") == "unfinished"}.values()
+    said = (rec.read_or_none(facts.ReducerSaid, note) for note in last_said)
     began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
     save = facts.Save(began_ns=began_ns, ended_ns=ended_ns if ended_ns >= began_ns else None)
     return replace(
@@ -133,7 +136,7 @@ def _with_ring(
         exit_signal=str(leaving.get("signal") or ""), recent_calls=recent,
         causes=rec.read_process_causes(watched.causes, notes, evidence), raised=raised,
         handled=rec.read_error(handled) if handled else None, models=rec.read_models(notes),
-        parameters=rec.read_parameters(notes), unfinished=rec.read_unfinished(notes),
+        parameters=rec.read_parameters(notes), unfinished=next(filter(None, said), None),
         loaders=rec.read_loaders(notes, evidence), nonfinite=rec.read_nonfinite(notes),
         step_times=rec.read_steps(content), speed=rec.read_speed(content),
         gradient_times=rec.read_gradient_times(notes),

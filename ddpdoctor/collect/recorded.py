@@ -677,15 +677,6 @@ def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> t
     return tuple(found)
 
 
-def read_unfinished(notes: list[dict[str, Any]]) -> facts.ReducerSaid | None:
-    """Return what the last backward left out, for the first model whose last note still says so."""
-    last: dict[tuple[str, Any], facts.ReducerSaid | None] = {}
-    for note in notes:
-        if note.get("k") == "unfinished":
-            last[str(note.get("group")), note.get("model")] = read_or_none(facts.ReducerSaid, note)
-    return next((said for said in last.values() if said is not None), None)
-
-
 def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
     """Return the findings in order, each by its last note, or None if gradients were not checked."""
     found = {note["id"]: note for note in notes if note.get("k") == "nonfinite" and isinstance(note.get("id"), int)}
