@@ -77,34 +77,23 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
     if call is None:
         return None
     first = int(words[1], 16)
-    fd = _polled_fd(pid, first, int(words[2], 16), proc) if call in POLLS and len(words) > 2 else first & 0xFFFFFFFF
-    if fd is None or call not in OF_A_FILE | POLLS:
+    fd: int | None = first & 0xFFFFFFFF
+    if call in POLLS and len(words) > 2:  # the only descriptor that poll(2) was given
+        try:
+            with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
+                memory.seek(first)
+                fd = POLL_FD.unpack(memory.read(POLL_FD.size))[0] if int(words[2], 16) == 1 else None
+        except (OSError, ValueError, OverflowError, struct.error):
+            fd = None
+    if fd is None or fd < 0 or call not in OF_A_FILE | POLLS:
         return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
     target = read_link(proc / str(pid) / "fd" / str(fd))
     kind, remote = _KINDS.match(target), None
     if target.startswith("socket:["):
         inode = int(target.removeprefix("socket:[").rstrip("]"))
         remote = next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)
-    return Blocked(
-        call=call,
-        fd=fd,
-        file=kind[1] if kind else target or None,
-        remote=remote,
-        alone_on_fd0=fd == 0 and call in WAITS_FOR_INPUT,
-    )
-
-
-def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
-    """Return the only descriptor that poll(2) was given, or None if there are several or we may not read it."""
-    if count != 1:
-        return None
-    try:
-        with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
-            memory.seek(address)
-            fd: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
-    except (OSError, ValueError, OverflowError, struct.error):
-        return None
-    return fd if fd >= 0 else None
+    file, is_alone = kind[1] if kind else target or None, fd == 0 and call in WAITS_FOR_INPUT
+    return Blocked(call=call, fd=fd, file=file, remote=remote, alone_on_fd0=is_alone)
 
 
 def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
@@ -130,18 +119,13 @@ class LockLine:
 
 def read_locks(proc: Path = PROC) -> tuple[LockLine, ...]:
     """Return all locks that this process may see."""
-    matches = (_LOCK_LINE.match(line) for line in read_text(proc / "locks").splitlines())
-    return tuple(
-        LockLine(
-            number=int(match["number"]),
-            waits=match["waits"] is not None,
-            kind=LOCK_KINDS[match["kind"]],
-            pid=int(match["pid"]),
-            file=(os.makedev(int(match["major"], 16), int(match["minor"], 16)), int(match["inode"])),
-        )
-        for match in matches
-        if match is not None and match["kind"] in LOCK_KINDS
-    )
+    found = []
+    for match in map(_LOCK_LINE.match, read_text(proc / "locks").splitlines()):
+        if match is not None and match["kind"] in LOCK_KINDS:
+            number, waits, kind = int(match["number"]), match["waits"] is not None, LOCK_KINDS[match["kind"]]
+            file = os.makedev(int(match["major"], 16), int(match["minor"], 16)), int(match["inode"])
+            found.append(LockLine(number=number, waits=waits, kind=kind, pid=int(match["pid"]), file=file))
+    return tuple(found)
 
 
 def awaited_lock(pid: int, lines: tuple[LockLine, ...]) -> FileLock | None:
@@ -197,7 +181,14 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
     except OSError:
         return LockFile(path=path, kind=kind, exists=False)
     holders, unseen = _holders(seen, {line.pid for line in lines if line.is_of(seen)}, waiting)
-    pid, host = _named_owner(path) if stat.S_ISREG(seen.st_mode) else (None, None)
+    # The pid that the file names, as many lock files do, and the host if it names one
+    match = None
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(seen.st_mode):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                match = _OWNER.match(file.read(MOST_BYTES).decode(errors="replace"))
+    pid, host = (int(match["pid"]), match["host"]) if match else (None, None)
     elsewhere = host is not None and host != os.uname().nodename
     shared = is_shared(Path(path))
     known = pid is not None and not elsewhere and not (shared and host is None)
@@ -215,46 +206,21 @@ def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -
     for pid in list_pids(PROC):
         if pid in waiting:
             continue
-        opened = _has_open(pid, seen)
-        if opened or pid in locking:
+        folder, opened = PROC / str(pid) / "fd", set()
+        is_hidden = False
+        try:
+            for number in os.listdir(folder):  # noqa: PTH208 - only names are needed
+                with contextlib.suppress(OSError):
+                    file = (folder / number).stat()
+                    opened.add((file.st_dev, file.st_ino))
+        except OSError as error:
+            is_hidden = isinstance(error, PermissionError)
+        if (seen.st_dev, seen.st_ino) in opened or pid in locking:
             holders.append(pid)
-        elif opened is None:
+        elif is_hidden:
             with contextlib.suppress(OSError):
                 unseen += (PROC / str(pid)).stat().st_uid == seen.st_uid
     return holders, unseen
-
-
-def _has_open(pid: int, seen: os.stat_result) -> bool | None:
-    folder = PROC / str(pid) / "fd"
-    try:
-        numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed
-    except PermissionError:
-        return None
-    except OSError:
-        return False
-    for number in numbers:
-        try:
-            opened = (folder / number).stat()
-        except OSError:
-            continue
-        if (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino):
-            return True
-    return False
-
-
-def _named_owner(path: str) -> tuple[int | None, str | None]:
-    """Return the pid that the file names, as many lock files do, and the host if it names one."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None, None
-    try:
-        match = _OWNER.match(os.read(fd, MOST_BYTES).decode(errors="replace"))
-    except OSError:
-        return None, None
-    finally:
-        os.close(fd)
-    return (int(match["pid"]), match["host"]) if match else (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,21 +245,17 @@ def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> Proces
     store_port = next((value for name, _, value in pairs if name == b"MASTER_PORT"), b"")
     commands = [child for child in below if child.ppid == pid and child.state not in "ZX"]
     commands = [child for child in commands if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]
+    lost = []
+    for child in (child for child in below if child.state == "Z"):
+        code = None if child.exit_status is None else os.waitstatus_to_exitcode(child.exit_status)
+        lost.append(ended_child(child.pid, code, name=child.name))
     return ProcessCauses(
         blocked=blocked,
         store_port=int(store_port) if store_port.isdigit() else None,
         kernel_function=read_kernel_function(pid),
         waits_for_lock=awaited,
         locks_of_others=() if awaited is not None else locks_of_others(pid, host.family, host.locks),
-        lost_children=tuple(
-            ended_child(
-                child.pid,
-                None if child.exit_status is None else os.waitstatus_to_exitcode(child.exit_status),
-                name=child.name,
-            )
-            for child in below
-            if child.state == "Z"
-        ),
+        lost_children=tuple(lost),
         connections=read_connections(pid, rows),
         lock_file=host.lock_files.get(pid),
         listener=None if listener is None else Owner(pid=listener, command=read_command(listener)),

@@ -107,11 +107,10 @@ class ChildEnd:
 
 
 def safe_flags() -> list[str]:
-    """Return the flags that keep our child Pythons from importing from the current folder.
+    """Return the flags (of Python 3.11) that keep our child Pythons from importing from the current folder.
 
     That may be any user's, such as /tmp, and with ``-m`` and ``-c`` Python looks there first. If this process has the
-    folder on its own path, as after ``python -m ddpdoctor``, its children have it too. Before Python 3.11 there is no
-    such flag.
+    folder on its own path, as after ``python -m ddpdoctor``, its children have it too.
     """
     try:
         has_it = bool({"", str(Path.cwd())}.intersection(sys.path))

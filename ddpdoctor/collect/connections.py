@@ -16,13 +16,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.proc import list_pids, read_link, read_text
 from ddpdoctor.model.facts import Connection, Connections
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROC = Path("/proc")
 ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"  # the states in include/net/tcp_states.h that we use
@@ -59,22 +55,21 @@ class Socket:
 
 
 def read_rows(pid: int | str, proc: Path = PROC) -> tuple[Socket, ...]:
-    """Return the TCP sockets in the network namespace of a process; "" is this one."""
-    return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(read_text(proc / str(pid) / "net" / table)))
+    """Return the TCP sockets in the network namespace of a process; "" is this one.
 
-
-def parse_rows(table: str) -> Iterator[Socket]:
-    """Read "sl local remote state tx:rx timer:when retries uid timeout inode"; queues and retries are hexadecimal."""
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) <= 9:
-            continue
-        local, remote = parse_end(fields[1]), parse_end(fields[2])
-        if local is not None and remote is not None:
-            yield Socket(
-                inode=int(fields[9]), uid=int(fields[7]), state=fields[3], local=local, remote=remote,
-                unsent_bytes=int(fields[4].partition(":")[0], 16), retries=int(fields[6], 16),
-            )  # fmt: skip
+    A line is "sl local remote state tx:rx timer:when retries uid timeout inode"; queues and retries are hexadecimal.
+    """
+    found = []
+    for table in ("tcp", "tcp6"):
+        for fields in map(str.split, read_text(proc / str(pid) / "net" / table).splitlines()[1:]):
+            local, remote = (parse_end(fields[1]), parse_end(fields[2])) if len(fields) > 9 else (None, None)
+            if local is not None and remote is not None:
+                row = Socket(
+                    inode=int(fields[9]), uid=int(fields[7]), state=fields[3], local=local, remote=remote,
+                    unsent_bytes=int(fields[4].partition(":")[0], 16), retries=int(fields[6], 16),
+                )  # fmt: skip
+                found.append(row)
+    return tuple(found)
 
 
 def read_connections(pid: int, rows: tuple[Socket, ...], proc: Path = PROC) -> Connections | None:
@@ -88,13 +83,12 @@ def read_connections(pid: int, rows: tuple[Socket, ...], proc: Path = PROC) -> C
         Connection(local=row.local, remote=row.remote, unsent_bytes=row.unsent_bytes, retries=row.retries)
         for row in own
         if row.unsent_bytes and row.retries
-    ]
+    ][:MOST_STALLED]
+    unanswered = tuple(row.remote for row in mine if row.state == ASKING)[:MOST_STALLED]
+    listening = tuple(row.local for row in rows if row.state == LISTENING)[:MOST_LISTENING]
+    hosts, ends = Counter(row.local.rpartition(":")[0] for row in own).most_common(), tuple(row.local for row in own)
     return Connections(
-        by_address=tuple(Counter(row.local.rpartition(":")[0] for row in own).most_common()),
-        ends=tuple(row.local for row in own),
-        stalled=tuple(stalled[:MOST_STALLED]),
-        unanswered=tuple(row.remote for row in mine if row.state == ASKING)[:MOST_STALLED],
-        listening=tuple(row.local for row in rows if row.state == LISTENING)[:MOST_LISTENING],
+        by_address=tuple(hosts), ends=ends, stalled=tuple(stalled), unanswered=unanswered, listening=listening
     )
 
 

@@ -40,18 +40,6 @@ def has_any(seen: Mapping[int, Written], what: What) -> bool:
     )
 
 
-def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[TensorSplit, ...], int, int]:
-    """Return the first ``most`` differing tensors of a kind, how many differ, and how many exist on any rank."""
-    differing = list(_differing(seen, what))
-    present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
-    splits = []
-    for row, tokens in differing[:most]:
-        sides = group_alike(tokens)
-        absent_on = dict(sides).get(None, ())
-        splits.append(TensorSplit(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=absent_on))
-    return tuple(splits), len(differing), present
-
-
 def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
     """Yield the tensors that differ. A constant (a buffer with a part) may rightly be lacking on some ranks."""
     for row, tokens in _tokens(seen, what):
@@ -111,18 +99,27 @@ class StreamSeen:
                 if is_equal or next(_differing(seen, what), None) is None:
                     self._last_equal[what] = point
                 else:
-                    equal = self._last_equal.get(what)
-                    splits, differing, of = find_splits(seen, what, MAX_SPLITS)
+                    equal, differing, splits = self._last_equal.get(what), list(_differing(seen, what)), []
+                    for row, tokens in differing[:MAX_SPLITS]:
+                        sides = group_alike(tokens)
+                        absent_on = dict(sides).get(None, ())
+                        splits.append(TensorSplit(row=row, sides=tuple(who for _, who in sides), absent_on=absent_on))
+                    last_equal, found = equal[0] if equal else None, tuple(splits)
+                    of = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
                     self.differences[what] = Difference(
-                        what=what,
-                        number=number,
-                        last_equal=equal[0] if equal else None,
-                        splits=splits,
-                        differing=differing,
-                        of=of,
+                        what=what, number=number, last_equal=last_equal, splits=found, differing=len(differing), of=of
                     )
                     self._kept |= dict(kept for kept in (self._last, equal, point) if kept)
-        self._follow(point, seen)
+        if not self.compared:
+            self._kept[number] = point[1]
+        self.compared += 1
+        self.ranks.update(seen)
+        random = {str(text.get("random") or "") for text in point[1].values()}
+        self._same_random += len(random) == 1 and "" not in random
+        parameters = {rank: root_of(one.rows, one.fingerprints, (What.PARAMETER,)) for rank, one in seen.items()}
+        stood_still = has_any(seen, What.PARAMETER) and parameters.items() <= self._parameters.items()
+        self._unchanged = self._unchanged + 1 if stood_still else 0
+        self._parameters, self._last, self._lowest = parameters, point, seen[min(seen)]
         return len(self.differences) > known
 
     def stream(self, writers: Iterable[int]) -> Stream:
@@ -145,23 +142,6 @@ class StreamSeen:
             same_random=self._same_random, every=max((steps for steps in every if type(steps) is int), default=0),
             unpaired=tuple(sorted(set(writers) - self.ranks)),
         )  # fmt: skip
-
-    def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
-        number, texts = point
-        if not self.compared:
-            self._kept[number] = texts
-        self.compared += 1
-        self.ranks.update(seen)
-        random = {str(text.get("random") or "") for text in texts.values()}
-        self._same_random += len(random) == 1 and "" not in random
-        parameters = {rank: root_of(one.rows, one.fingerprints, (What.PARAMETER,)) for rank, one in seen.items()}
-        stood_still = has_any(seen, What.PARAMETER) and all(
-            self._parameters.get(rank) == root for rank, root in parameters.items()
-        )
-        self._unchanged = self._unchanged + 1 if stood_still else 0
-        self._parameters = parameters
-        self._last = point
-        self._lowest = seen[min(seen)]
 
 
 def _values(texts: _Texts) -> tuple[Values, ...]:

@@ -155,14 +155,11 @@ def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
     """Open a fingerprint file; raises OSError, or one of ``DAMAGED`` also if the rank still writes its head."""
     file = FingerprintFile(str(path))
     table = file.table
+    members, rank = tuple(sorted({_whole(rank) for rank in table["ranks"]})), _whole(table["rank"])
+    clock, group, model, optimizer = (table[name] for name in ("clock", "group", "model", "optimizer"))
     key = StreamKey(
-        clock=_CLOCKS[table["clock"]],
-        group=str(table["group"]),
-        members=tuple(sorted({_whole(rank) for rank in table["ranks"]})),
-        model=_whole(table["model"]),
-        optimizer=_whole(table["optimizer"]),
+        clock=_CLOCKS[clock], group=str(group), members=members, model=_whole(model), optimizer=_whole(optimizer)
     )
-    rank = _whole(table["rank"])
     if rank not in key.members:
         raise ValueError(f"rank {rank} is not in its group")
     source = OpenFile(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
-from ddpdoctor.collect.run_files import load
+from ddpdoctor.collect.run_files import attempt_name, load
 from ddpdoctor.model.consistency import Consistency, NodeStreams, RootsRequest, Stream, StreamKept, Values, What
-from ddpdoctor.model.facts import Run, attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.fingerprint_files import NodeIndex, StreamIndex, Writer, Written
     from ddpdoctor.model.consistency import StreamRoot
+    from ddpdoctor.model.facts import Run
 
 FIRST_REST_S = 2.0
 LONGEST_REST_S = 300.0  # the pause doubles up to this; our choice: replicas that differ usually stay so
@@ -51,7 +51,21 @@ class JointStream:
         if self.asked_s is not None:
             is_late = now_s - self.asked_s > ANSWER_LIMIT_S
             has_all = self.reported.keys() <= self.received.keys()
-            return self._compare_contents(now_s) if self.received and (is_late or has_all) else False
+            if not self.received or not (is_late or has_all):
+                return False
+            any_news = False
+            lasts = [max(points) for points in self.received.values() if points]
+            if lasts:
+                upto = min(self.own.upto, *lasts)
+                own = {kept.number: dict(kept.seen) for kept in self.own.points}
+                nodes = [own, *self.received.values()]
+                any_news = compare_points(self.found, nodes, range(self.compared_upto + 1, upto + 1))
+                self.equal |= {member: max(upto, self.equal.get(member, BEFORE_ALL)) for member in self.received}
+                self._settle(upto)
+            self.asked_s, self.received = None, {}
+            self.rests_until_s = now_s + self.rest_s
+            self.rest_s = min(self.rest_s * 2, LONGEST_REST_S)
+            return any_news
         if self.reported and self.ranks().issuperset(self.own.key.members):
             # These points are equal on all nodes, so comparing this node's ranks is enough.
             upto = min(self.equal.get(member, BEFORE_ALL) for member in self.reported)
@@ -80,21 +94,6 @@ class JointStream:
         else:
             self.asked_s = now_s
             self.received = {}
-
-    def _compare_contents(self, now_s: float) -> bool:
-        any_news = False
-        lasts = [max(points) for points in self.received.values() if points]
-        if lasts:
-            upto = min(self.own.upto, *lasts)
-            own = {kept.number: dict(kept.seen) for kept in self.own.points}
-            nodes = [own, *self.received.values()]
-            any_news = compare_points(self.found, nodes, range(self.compared_upto + 1, upto + 1))
-            self.equal |= {member: max(upto, self.equal.get(member, BEFORE_ALL)) for member in self.received}
-            self._settle(upto)
-        self.asked_s, self.received = None, {}
-        self.rests_until_s = now_s + self.rest_s
-        self.rest_s = min(self.rest_s * 2, LONGEST_REST_S)
-        return any_news
 
     def _settle(self, upto: int) -> None:
         self.compared_upto = max(self.compared_upto, upto)
@@ -207,11 +206,7 @@ def read_points(path: Path) -> NodeStreams:
 def unite_consistency(
     folder: Path, attempt: int | None, nodes: Sequence[tuple[Path, int | None]], found: Sequence[Consistency | None]
 ) -> Consistency | None:
-    """Return the comparison of the replicas of all nodes.
-
-    ``folder`` and ``attempt`` belong to the reporting node, ``nodes`` holds the same pair for each other node, and
-    ``found`` holds each node's own comparison, beginning with the reporting node's.
-    """
+    """Return the comparison of the replicas of all nodes; ``found`` has each node's own, this node's first."""
     own, known = found[0], [comparison for comparison in found if comparison is not None]
     joint = {stream.name: stream for stream in read_points(folder / attempt_name(JOINT, attempt)).streams}
     if own is None or (len(known) < 2 and not joint):
@@ -254,8 +249,22 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
         with contextlib.suppress(*DAMAGED):
             points.append(unpack_points(node, rows_read))
     compare_points(seen, points, range(since + 1, MAX_NUMBER))
-    stream = seen.stream(())
-    whole = stream if before is None else _continued(before, stream)
+    whole = after = seen.stream(())
+    if before is not None:
+        found = {difference.what: difference for difference in before.differences}
+        for difference in after.differences:
+            # Its last equal point may be in the earlier range.
+            earlier = before.last_number if difference.what in before.kinds else None
+            last_equal = earlier if difference.last_equal is None else difference.last_equal
+            found.setdefault(difference.what, replace(difference, last_equal=last_equal))
+        whole = replace(
+            before, ranks=tuple(sorted({*before.ranks, *after.ranks})), compared=before.compared + after.compared,
+            last_number=before.last_number if after.last_number is None else after.last_number,
+            tensors=after.tensors or before.tensors,
+            kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
+            differences=tuple(found.values()), values=_united_values([before, after]),
+            same_random=before.same_random + after.same_random, every=after.every,
+        )  # fmt: skip
     # Add what each node knows about its own ranks
     own = [node.found for node in nodes]
     written = {rank for stream in own for rank in stream.ranks}
@@ -273,25 +282,6 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
         unchanged=max(whole.compared - 1, 0) if never_changed else min(unchanged, max(whole.compared - 1, 0)),
         unpaired=tuple(sorted(written - set(whole.ranks))),
     )
-
-
-def _continued(before: Stream, after: Stream) -> Stream:
-    differences = list(before.differences)
-    known = {difference.what for difference in differences}
-    for difference in after.differences:
-        if difference.what not in known:
-            # Its last equal point may be in the earlier range.
-            earlier = before.last_number if difference.what in before.kinds else None
-            last_equal = earlier if difference.last_equal is None else difference.last_equal
-            differences.append(replace(difference, last_equal=last_equal))
-    return replace(
-        before, ranks=tuple(sorted({*before.ranks, *after.ranks})), compared=before.compared + after.compared,
-        last_number=before.last_number if after.last_number is None else after.last_number,
-        tensors=after.tensors or before.tensors,
-        kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
-        differences=tuple(differences), values=_united_values([before, after]),
-        same_random=before.same_random + after.same_random, every=after.every,
-    )  # fmt: skip
 
 
 def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, ...]], ...]:

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.bounded import ChildEnd, run_child
@@ -155,10 +155,9 @@ class Kin:
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
-    """Yield the facts as they grow: a hang in NVML loses only the rest. Raises ``NotRead`` if there is no driver.
+    """Yield the facts as they grow; raises ``NotRead`` if there is no driver.
 
-    Before we query a device, we yield facts in which it did not answer in time. If it never answers, these facts are
-    the last.
+    Before we query a device, we yield facts in which it did not answer in time: the last ones, if it never does.
     """
     init_error = None
     try:
@@ -191,7 +190,14 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
                 gpus = replace(gpus, devices=(*gpus.devices, _silent(index, _words(error))))
             continue
         gpus = replace(gpus, devices=(*gpus.devices, read_gpu(nvml, handles[index], index, kin)))
-    gpus = replace(gpus, pairs=tuple(_read_pairs(nvml, handles)))
+    pairs = []
+    for (first, one), (second, other) in combinations(handles.items(), 2):
+        with contextlib.suppress(NvmlError):  # one of the two is lost; its own facts say so
+            ancestor = ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", one, other), "unknown")
+            status = _ask(nvml, "nvmlDeviceGetP2PStatus", one, other, P2P_READ)
+            p2p = None if status is None else P2P.get(status, "unknown")
+            pairs.append(GpuPair(first=first, second=second, ancestor=ancestor, p2p=p2p))
+    gpus = replace(gpus, pairs=tuple(pairs))
     yield gpus
     yield replace(gpus, on_bus=try_unlisted(system, gpus.on_bus, {gpu.bus_id for gpu in gpus.devices}))
 
@@ -339,24 +345,6 @@ def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
     return processes
 
 
-def _read_pairs(nvml: Nvml, handles: dict[int, Any]) -> Iterator[GpuPair]:
-    for first, one in handles.items():
-        for second, other in handles.items():
-            if first >= second:
-                continue
-            try:
-                ancestor = _ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", one, other)
-                status = _ask(nvml, "nvmlDeviceGetP2PStatus", one, other, P2P_READ)
-            except NvmlError:  # one of the two is lost; its own facts say so
-                continue
-            yield GpuPair(
-                first=first,
-                second=second,
-                ancestor=ANCESTORS.get(ancestor, "unknown"),
-                p2p=None if status is None else P2P.get(status, "unknown"),
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCount:
     """How many NVIDIA GPUs a job may use."""
@@ -412,22 +400,6 @@ def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
     raise NotRead(Unread(why=Why.ERROR, reason=f"NVML gave no answer: {ended.last_error}"))
 
 
-def _list_uuids(nvml: Nvml) -> list[str]:
-    """Return the UUIDs, or "GPU 3" for a GPU whose UUID cannot be read; raises ``NotRead``."""
-    try:
-        nvml.call("nvmlInit")
-        count = nvml.call("nvmlDeviceGetCount")
-    except NvmlError as error:
-        if error.name in NO_DRIVER_ERRORS:
-            raise NotRead(NO_DRIVER) from error
-        sys.exit(f"it says {error.name}")
-    uuids = [f"GPU {index}" for index in range(count)]
-    for index in range(count):
-        with contextlib.suppress(NvmlError):
-            uuids[index] = str(nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByIndex", index)))
-    return uuids
-
-
 def main(arguments: list[str]) -> None:
     """Print all facts so far again and again, one line each time, so that a hanging device costs only later facts."""
     try:
@@ -436,7 +408,19 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"the package nvidia-ml-py cannot be imported: {error}")
     try:
         if arguments == [UUIDS]:
-            _say({UUIDS: _list_uuids(Nvml(pynvml))})
+            nvml = Nvml(pynvml)
+            try:
+                nvml.call("nvmlInit")
+                count = nvml.call("nvmlDeviceGetCount")
+            except NvmlError as error:
+                if error.name in NO_DRIVER_ERRORS:
+                    raise NotRead(NO_DRIVER) from error
+                sys.exit(f"it says {error.name}")
+            uuids = [f"GPU {index}" for index in range(count)]  # if it cannot be read
+            for index in range(count):
+                with contextlib.suppress(NvmlError):
+                    uuids[index] = str(nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByIndex", index)))
+            _say({UUIDS: uuids})
             return
         for gpus in read_gpu_facts(Nvml(pynvml), System()):
             _say(encode(gpus))

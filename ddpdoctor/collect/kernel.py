@@ -63,14 +63,9 @@ def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: A
         xid = XID.search(text)
         if xid:
             bus_id = xid["bus"].lower()  # "0000:1b:00", and in the older form "0000:1b:00.0"
-            xids.append(
-                Xid(
-                    bus_id=bus_id if "." in bus_id else f"{bus_id}.0",
-                    code=int(xid["code"]),
-                    text=xid["text"].strip()[:MAX_TEXT],
-                    age_s=age_s,
-                )
-            )
+            bus_id = bus_id if "." in bus_id else f"{bus_id}.0"
+            said = xid["text"].strip()[:MAX_TEXT]
+            xids.append(Xid(bus_id=bus_id, code=int(xid["code"]), text=said, age_s=age_s))
     return KernelView(xids=tuple(xids))
 
 
@@ -144,16 +139,11 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
         hung_tasks = []
     # The kernel repeats the message with longer times: the last line counts.
     blocked_s = {int(task["pid"]): float(task["seconds"]) for task in hung_tasks if task is not None}
-    return tuple(
-        StuckProcess(
-            pid=process.pid,
-            name=process.name,
-            wchan=wchan,
-            seconds=max(BETWEEN_READS_S, blocked_s.get(process.pid, 0.0)),
-        )
-        for process, wchan, switches in first
-        if (process, wchan, switches) in second
-    )
+    stuck = []
+    for process, wchan, _ in (sleeper for sleeper in first if sleeper in second):
+        seconds = max(BETWEEN_READS_S, blocked_s.get(process.pid, 0.0))
+        stuck.append(StuckProcess(pid=process.pid, name=process.name, wchan=wchan, seconds=seconds))
+    return tuple(stuck)
 
 
 def _sleepers(system: System) -> list[tuple[Process, str, list[str]]]:
@@ -189,12 +179,20 @@ def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all co
     replies = ask_side_by_side(
         {bus_id: partial(system.text, f"{DRIVER}/{bus_id}/information") for bus_id in gpus}, DRIVER_LIMIT_S
     )
+    # From the x86 processor flags, or else the firmware's machine names
+    flags: list[str] = []
+    with contextlib.suppress(OSError), system.path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+        # Reading further is slow, because the kernel checks each processor's clock.
+        flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), flags)
+    product = system.text_or("/sys/class/dmi/id/product_name").lower()
+    machine = f"{system.text_or('/sys/class/dmi/id/sys_vendor')} {product}".lower()
+    is_virtual = any(name in machine for name in HYPERVISORS) and not product.endswith(".metal")
     models = {bus_id: MODEL.search(reply.value or "") for bus_id, reply in replies.items()}
     return Pci(
         devices=tuple(_read_device(system, name, chains[name], bridge=name in bridges) for name in sorted(chains)),
         iommu=any(unit.startswith(("dmar", "ivhd")) for unit in system.names("/sys/class/iommu")),
         iommu_passthrough=iommu_types == {"identity"} if iommu_types else passes_through,
-        virtual_machine=_is_virtual(system),
+        virtual_machine="hypervisor" in flags if flags else is_virtual,
         nvidia_proc_gpus=gpus,
         models={bus_id: model[1] for bus_id, model in models.items() if model is not None},
         numa_nodes=max(1, sum(bool(system.text_or(f"{NODES}/{node}/cpulist")) for node in memory_nodes(system))),
@@ -265,18 +263,6 @@ def parse_acs(config: bytes) -> bool | None:
     return False
 
 
-def _is_virtual(system: System) -> bool:
-    """Return whether this is a virtual machine, from the x86 processor flags, or else the firmware's machine names."""
-    with contextlib.suppress(OSError), system.path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
-        # Reading further is slow, because the kernel checks each processor's clock.
-        flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ())
-        if flags:
-            return "hypervisor" in flags
-    product = system.text_or("/sys/class/dmi/id/product_name").lower()
-    machine = f"{system.text_or('/sys/class/dmi/id/sys_vendor')} {product}".lower()
-    return any(name in machine for name in HYPERVISORS) and not product.endswith(".metal")
-
-
 def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:
     """Return the NVIDIA GPUs on the PCI bus, or () without sysfs."""
     gpus = []
@@ -292,8 +278,7 @@ def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:
 def try_unlisted(system: System, on_bus: tuple[GpuOnBus, ...], listed: set[str]) -> tuple[GpuOnBus, ...]:
     """Open the device file of every GPU that the NVIDIA driver has but NVML does not list.
 
-    If a container or batch system withholds a GPU from this process, its file is missing or access is denied. That
-    distinguishes it from a broken GPU.
+    It is missing or denied if a container or batch system withholds the GPU, which tells it from a broken one.
     """
     tried = []
     for gpu in on_bus:

@@ -59,26 +59,25 @@ class Identity:
 
 def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> NodeProcess:
     """Return the facts of this process; ``rank`` and ``local_rank`` are used if no variable has them."""
-    variables, others = select_variables(system.env)
-    own_rank = read_rank(system.env)
-    own_local_rank = read_local_rank(system.env)
+    (variables, others), under_wrap = select_variables(system.env), "DDPDOCTOR_RUN" in system.env
+    own_rank, own_local_rank = read_rank(system.env), read_local_rank(system.env)
+    rank, local_rank = rank if own_rank is None else own_rank, local_rank if own_local_rank is None else own_local_rank
     return NodeProcess(
-        rank=rank if own_rank is None else own_rank,
-        local_rank=local_rank if own_local_rank is None else own_local_rank,
+        rank=rank,
+        local_rank=local_rank,
         pid=os.getpid(),
         variables=variables,
         other_names=others,
         cpus=system.calls.cpus(),
-        under_wrap="DDPDOCTOR_RUN" in system.env,
+        under_wrap=under_wrap,
     )
 
 
 def read_identity(system: System) -> Identity:
     """Return on which machine and in which container this process runs.
 
-    The boot id identifies a kernel, and the network namespace a container on it. So the ranks of one host are one node,
-    two containers are two nodes, and hosts with the same name stay distinct. The mount namespace does not make a node,
-    because Apptainer gives each task its own.
+    The boot id identifies a kernel, and the network namespace a container on it. The mount namespace does not make a
+    node, because Apptainer gives each task its own.
     """
     host = system.calls.hostname()
     boot = system.text_or("/proc/sys/kernel/random/boot_id")
@@ -168,8 +167,7 @@ def seen_launch(
 ) -> Launch:
     """Return the launch from the environment or the options; without a launcher, that is a single process.
 
-    torchrun wins over a Slurm step and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher do not
-    count as a launch; rules check their values. Raises ``UserError`` for options that do not go together.
+    RANK, WORLD_SIZE and MASTER_ADDR without a launcher do not count; rules check their values. Raises ``UserError``.
     """
     started = torchrun_launch(env)
     if started is not None:
@@ -219,13 +217,11 @@ def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
     launch, run_id = _environment(env), env.get("TORCHELASTIC_RUN_ID")
     if launch is None or run_id is None:
         return None
+    local_rank, nnodes = number(env, "LOCAL_RANK"), number(env, "GROUP_WORLD_SIZE")
+    run = f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    is_agents = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return replace(
-        launch,
-        launcher=Launcher.TORCHRUN,
-        local_rank=number(env, "LOCAL_RANK"),
-        nnodes=number(env, "GROUP_WORLD_SIZE"),
-        run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        launch, launcher=Launcher.TORCHRUN, local_rank=local_rank, nnodes=nnodes, run=run, agent_store=is_agents
     )
 
 
@@ -270,12 +266,11 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
     launch = replace(started, nnodes=started.nnodes or 1, port=_exchange_port(env, started.port + 1))
     settings = JobSettings(
         node_rank=number(env, "GROUP_RANK"), world_size=started.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
-    )  # fmt: skip
+    )
     return _node_launch(launch, settings, started.port, own_screen=False)
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return the launch from the options, as PET_* variables; schedulers and operators number nodes, too."""
     nodes = text(env, "PET_NNODES")
     if not nodes:
         if text(env, "PET_NODE_RANK"):
@@ -285,7 +280,17 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
     if counts is None or not 1 <= counts[0] <= counts[1]:
         raise UserError(f"--nnodes {nodes} is not a number of nodes", help='Give "2", or "1:4" for an elastic job.')
     by_number = text(env, "PET_RDZV_BACKEND") in {"", "static"}
-    host, port = _endpoint(env, by_number=by_number)
+    names, given = _slurm_names(env), parse_endpoint(text(env, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
+    if given is not None:
+        host, port = given.host, _port(given.port, DEFAULT_PORT if by_number else C10D_PORT)
+    else:
+        host = text(env, "PET_MASTER_ADDR", "MASTER_ADDR") or next(iter(names), "")
+        if not host:
+            raise UserError(
+                "--nnodes needs --master-addr or --rdzv-endpoint",
+                help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
+            )
+        port = _port(number(env, "PET_MASTER_PORT", "MASTER_PORT"), DEFAULT_PORT)
     in_step, local_rank = is_slurm_step(env), read_local_rank(env)
     of_scheduler, of_operator = ("SLURM_NODEID",) * in_step, ("RANK",) * (local_rank is None)
     rank = number(env, "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", *of_scheduler, *of_operator)
@@ -294,36 +299,19 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
             "--nnodes with --master-addr needs --node-rank",
             help="Number the nodes from 0, each with its own; or give all --rdzv-endpoint HOST:PORT instead.",
         )
-    names = _slurm_names(env)
     launch = Launch(
         launcher=Launcher.NNODES, rank=rank or 0, world_size=counts[1], local_rank=local_rank, nnodes=counts[1],
         hosts=tuple(dict.fromkeys((host, *names[:1]))), port=_exchange_port(env, port + 1),
         run=text(env, "PET_RDZV_ID"),
     )  # fmt: skip
     ranks = number(env, "PET_NPROC_PER_NODE")
-    settings = JobSettings(
-        node_rank=rank, run_id=launch.run, world_size=None if ranks is None else ranks * counts[1]
-    )  # fmt: skip
+    settings = JobSettings(node_rank=rank, run_id=launch.run, world_size=None if ranks is None else ranks * counts[1])
     pairs = (part.partition("=") for part in text(env, "PET_RDZV_CONF").split(","))
     conf = {name.strip(): value.strip().lower() for name, _, value in pairs}
     return _node_launch(
         launch, settings, port, fewest=counts[0], hosts=names, by_number=by_number,
         is_host=_BOOLEANS.get(conf.get("is_host", "")), own_screen=not in_step,
     )  # fmt: skip
-
-
-def _endpoint(env: Mapping[str, str], *, by_number: bool) -> tuple[str, int]:
-    """Return the store's host and port; raises ``UserError`` if there is no host or the port is invalid."""
-    given = parse_endpoint(text(env, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
-    if given is not None:
-        return given.host, _port(given.port, DEFAULT_PORT if by_number else C10D_PORT)
-    host = text(env, "PET_MASTER_ADDR", "MASTER_ADDR") or next(iter(_slurm_names(env)), "")
-    if not host:
-        raise UserError(
-            "--nnodes needs --master-addr or --rdzv-endpoint",
-            help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
-        )
-    return host, _port(number(env, "PET_MASTER_PORT", "MASTER_PORT"), DEFAULT_PORT)
 
 
 def _port(given: int | None, default: int) -> int:
@@ -348,7 +336,7 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
     )  # fmt: skip
     settings = JobSettings(
         node_rank=number(env, "SLURM_NODEID"), run_id=task.name, world_size=number(env, "WORLD_SIZE")
-    )  # fmt: skip
+    )
     return _node_launch(launch, settings, port, hosts=names, own_screen=False)
 
 
@@ -357,7 +345,6 @@ def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return the launch from RANK, WORLD_SIZE and MASTER_ADDR; without a local rank, each process is a node."""
     rank, world_size, host = number(env, "RANK"), number(env, "WORLD_SIZE"), text(env, "MASTER_ADDR")
     if rank is None or world_size is None or not host or not world_size:
         return None
@@ -375,7 +362,6 @@ def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
 def _node_launch(
     launch: Launch, settings: JobSettings, port: int, *, fewest: int | None = None, **more: Any
 ) -> NodeLaunch:
-    """Complete what a node knows; its store is on the first host of the launch."""
     host, most = launch.hosts[0], launch.nnodes or 1
     settings = replace(settings, nnodes=most, endpoint=f"{host}:{port}")
     return NodeLaunch(launch=launch, settings=settings, host=host, port=port, fewest=fewest or most, most=most, **more)

@@ -1,7 +1,7 @@
 """Reads the limits that the shell, the control groups and the machine set for a job, and how busy others keep it.
 
-/proc/self/cgroup names the group, and every group above it also limits it. In a container with its own cgroup
-namespace, the path is "/". In one without, it is the host's path, and only the mount's top exists.
+/proc/self/cgroup names the group; each above it limits it too. The path is "/" in a container with its own cgroup
+namespace. In one without, it is the host's, and only the mount's top exists.
 """
 
 from __future__ import annotations
@@ -81,6 +81,13 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         with contextlib.suppress(OSError):
             soft, hard = (None if value == UNLIMITED else value for value in system.calls.rlimit(name))
             resources[name] = Limit(soft=soft, hard=hard)
+    shm = None
+    if system.exists(SHARED):
+        volume = read_volume(system, SHARED, mount_of(system, SHARED)[1], "shared memory", deep=plan.deep)
+        stale = _stale_files(system, uid)
+        stale_bytes = sum(stat.st_size for stat in stale.values())
+        names = tuple(sorted(stale))
+        shm = SharedMemory(volume=volume, stale_files=names, stale_bytes=stale_bytes, loader_workers=loader_workers)
     limit = read_memory_limit(system)
     cpus = system.calls.cpus()
     return Limits(
@@ -93,8 +100,8 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
         oom_kills=limit.oom_kills if limit is not None else None,
-        shm=read_shared_memory(system, uid, loader_workers, deep=plan.deep),
-        volumes=read_volumes(system, deep=plan.deep), somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
+        shm=shm, volumes=read_volumes(system, deep=plan.deep),
+        somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
         numa_nodes=len(memory_nodes(system)), numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
         nproc_applies=uid != 0,
     )  # fmt: skip
@@ -222,27 +229,9 @@ def memory_nodes(system: System) -> tuple[str, ...]:
     return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
 
 
-def read_shared_memory(
-    system: System, uid: int | None, loader_workers: int, *, deep: bool
-) -> SharedMemory | None:  # fmt: skip
-    """Return facts about /dev/shm, or None if it does not exist."""
-    if not system.exists(SHARED):
-        return None
-    stale = _stale_files(system, uid)
-    return SharedMemory(
-        volume=read_volume(system, SHARED, mount_of(system, SHARED)[1], "shared memory", deep=deep),
-        stale_files=tuple(sorted(stale)),
-        stale_bytes=sum(stat.st_size for stat in stale.values()),
-        loader_workers=loader_workers,
-    )
-
-
 def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
-    """Return files whose processes have certainly ended.
-
-    In a container, the process may belong to another container or to the host, so we return nothing there. We skip
-    other users' files, because their processes may be hidden, but root sees all processes.
-    """
+    # In a container, the process may belong to another container or to the host, so we return nothing there. We skip
+    # other users' files, because their processes may be hidden, but root sees all processes.
     try:
         if system.live and system.path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
             return {}
@@ -363,12 +352,9 @@ def read_load(system: System, _plan: ReadingPlan) -> Load:
     after, window_s = parse_cpu_times(system.text_or("/proc/stat")), time.monotonic() - started
     if before == after:
         raise NotRead(Unread(why=Why.ABSENT, reason="/proc/stat does not change here, as in a sandbox"))
-    return Load(
-        window_s=window_s,
-        busy=find_busy(before, after, window_s, own_work(own_before, read_own_times(system))),
-        steal_share=steal_share(after.values()),
-        governors=read_governors(system),
-    )
+    busy = find_busy(before, after, window_s, own_work(own_before, read_own_times(system)))
+    steal, governors = steal_share(after.values()), read_governors(system)
+    return Load(window_s=window_s, busy=busy, steal_share=steal, governors=governors)
 
 
 def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
@@ -388,8 +374,8 @@ def find_busy(
 ) -> tuple[BusyCpu, ...]:
     """Return the share of each processor's time that was neither idle nor ours; ``own_s`` is by processor.
 
-    If one of our threads moves to another processor meanwhile, we subtract its time from the wrong one, which can
-    become negative. We then scale the others down by as much, so that the sum contains none of our work.
+    A thread of ours that moves is subtracted from the wrong processor, which can become negative: we then scale the
+    others down by as much.
     """
     left = {
         cpu: 1 - (after[cpu].idle_s - before[cpu].idle_s + own_s.get(cpu, 0.0)) / window_s
@@ -429,10 +415,7 @@ def read_own_times(system: System) -> OwnTimes:
 
 
 def own_pids(system: System) -> set[int]:
-    """Return this process and the other ranks here, which have the same command line, with all their descendants.
-
-    Their parents, which are launchers that may serve the store, also count, but not the parents' other children.
-    """
+    """Return the ranks here (with our command line), all below them, and their parents, which may serve the store."""
     processes = read_processes(system.path("/proc"))
     own = system.text_or("/proc/self/cmdline")
     ranks = [process for process in processes.values() if system.text_or(f"/proc/{process.pid}/cmdline") == own]

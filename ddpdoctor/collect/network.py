@@ -133,20 +133,19 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         flags, speed = _number(system, device, "flags", 0), _number(system, device, "speed", -1)
         carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
         target = read_link(system.path(f"{FOLDER}/{device}"))
-        interfaces.append(
-            node.Interface(
-                name=name,
-                up=bool(flags & IFF_UP),
-                operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
-                carrier=_flag(carrier),
-                loopback=bool(flags & IFF_LOOPBACK),
-                virtual="/virtual/" in target if target else not system.exists(f"{FOLDER}/{device}/device"),
-                mtu=_number(system, device, "mtu", 0),
-                speed_mb_s=speed if speed > 0 else None,
-                addresses=addresses.get(name, ()),
-                link_type=_number(system, device, "type", 0),
-            )
+        interface = node.Interface(
+            name=name,
+            up=bool(flags & IFF_UP),
+            operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
+            carrier=_flag(carrier),
+            loopback=bool(flags & IFF_LOOPBACK),
+            virtual="/virtual/" in target if target else not system.exists(f"{FOLDER}/{device}/device"),
+            mtu=_number(system, device, "mtu", 0),
+            speed_mb_s=speed if speed > 0 else None,
+            addresses=addresses.get(name, ()),
+            link_type=_number(system, device, "type", 0),
         )
+        interfaces.append(interface)
     return tuple(interfaces)
 
 
@@ -179,21 +178,15 @@ def read_names(system: System, plan: ReadingPlan) -> node.Names:
         if name:
             reply = replies[use]
             error = None if reply.error is None else reply.error.strerror or str(reply.error)
+            error = f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error
+            found, duration_s = reply.value or (), round(reply.duration_s, 3)
             lookups[use] = node.Lookup(
-                name=name,
-                addresses=reply.value or (),
-                error=f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error,
-                timed_out=reply.timed_out,
-                duration_s=round(reply.duration_s, 3),
+                name=name, addresses=found, error=error, timed_out=reply.timed_out, duration_s=duration_s
             )
-    return node.Names(
-        hostname=hostname,
-        fqdn=next(iter(replies["full name"].value or ()), None),
-        own=lookups["own"],
-        master=lookups.get("master"),
-        head=lookups.get("head"),
-        reverse_s=max((reply.duration_s for use, reply in replies.items() if use.startswith(_REVERSE)), default=None),
-    )
+    full = next(iter(replies["full name"].value or ()), None)
+    reverse_s = max((reply.duration_s for use, reply in replies.items() if use.startswith(_REVERSE)), default=None)
+    of_job = {"master": lookups.get("master"), "head": lookups.get("head")}
+    return node.Names(hostname=hostname, fqdn=full, own=lookups["own"], reverse_s=reverse_s, **of_job)
 
 
 def master_name(env: Mapping[str, str]) -> str | None:
@@ -315,13 +308,21 @@ def read_firewall(system: System) -> tuple[node.FirewallChain, ...] | Unread:
         if all(isinstance(reply.error, FileNotFoundError) for reply in replies.values()):
             return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
         return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
-    iptables = tuple(_refusing("iptables", _parse_iptables(done.get("iptables-save", ""))))
-    # Tables of chains from the output of nft list ruleset
-    text = done.get("nft", "")
-    tables: Tables = {}
     chains: dict[str, _Chain] = {}
+    section = ""
+    for line in done.get("iptables-save", "").splitlines():
+        if line.startswith("*"):
+            section = line[1:].strip()
+        elif section == "filter" and line.startswith(":"):
+            name, policy, *_ = [*line[1:].split(), "-"]
+            chains[name] = _Chain(incoming=name == "INPUT", policy=policy.lower())
+        elif section == "filter" and line.startswith("-A "):
+            _, name, rule = [*line.split(" ", 2), ""][:3]
+            chains.setdefault(name, _Chain()).rules.append(rule)
+    iptables = tuple(_refusing("iptables", {"filter": chains}))
+    tables: Tables = {}
     chain: _Chain | None = None
-    for line in _joined(text):
+    for line in _joined(done.get("nft", "")):
         table, start = _TABLE.match(line), _CHAIN.match(line)
         if table:
             chains = tables.setdefault(table[1], {})
@@ -330,8 +331,8 @@ def read_firewall(system: System) -> tuple[node.FirewallChain, ...] | Unread:
         elif line == "}":
             chain = None
         elif chain is not None and line.startswith("type "):
-            policy = _POLICY.search(line)
-            chain.incoming, chain.policy = " hook input " in line, policy[1] if policy else ""
+            given = _POLICY.search(line)
+            chain.incoming, chain.policy = " hook input " in line, given[1] if given else ""
         elif chain is not None:
             chain.rules.append(_COUNTER.sub("", line).strip())
     nft = _refusing("nft", tables)
@@ -378,21 +379,6 @@ def _joined(text: str) -> Iterator[str]:
         if line and not line.startswith(("set ", "map ", "flowtable ", "ct helper ")):
             yield line
         line = ""
-
-
-def _parse_iptables(text: str) -> Tables:
-    chains: dict[str, _Chain] = {}
-    table = ""
-    for line in text.splitlines():
-        if line.startswith("*"):
-            table = line[1:].strip()
-        elif table == "filter" and line.startswith(":"):
-            name, policy, *_ = [*line[1:].split(), "-"]
-            chains[name] = _Chain(incoming=name == "INPUT", policy=policy.lower())
-        elif table == "filter" and line.startswith("-A "):
-            _, name, rule = [*line.split(" ", 2), ""][:3]
-            chains.setdefault(name, _Chain()).rules.append(rule)
-    return {"filter": chains}
 
 
 def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> node.Rdma:  # noqa: ARG001
@@ -450,34 +436,33 @@ def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
 def _read_device(system: System, name: str, first: Counters, later: Counters) -> node.RdmaDevice:
     folder = f"{DEVICES}/{name}"
     bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - only the name is needed
-    ports = sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal())
+    ports = []
+    for number in sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal()):
+        place = f"{folder}/ports/{number}"
+        rate = system.text_or(f"{place}/rate")
+        rate_gb_s = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)  # "400 Gb/sec (4X NDR)"
+        gids = []
+        for index in sorted(int(entry) for entry in system.names(f"{place}/gids") if entry.isdecimal()):
+            gid = system.text_or(f"{place}/gids/{index}")
+            if gid.strip("0:"):  # a table has hundreds of empty entries, whose attributes cannot be read
+                kind = system.text_or(f"{place}/gid_attrs/types/{index}")
+                netdev = system.text_or(f"{place}/gid_attrs/ndevs/{index}") or None
+                gids.append(node.Gid(index=index, gid=gid, type=kind, netdev=netdev))
+        port = node.RdmaPort(
+            device=name, port=number, state=_worded(system, f"{place}/state"),
+            phys_state=_worded(system, f"{place}/phys_state"),
+            link_layer=system.text_or(f"{place}/link_layer", "Unspecified"),
+            rate_gb_s=float(rate_gb_s[1]) if rate_gb_s else None, gids=tuple(gids), counters=first.get(place, {}),
+            counters_later=later.get(place, {}), rate_text=rate,
+        )  # fmt: skip
+        ports.append(port)
     verbs = system.names(VERBS)
     return node.RdmaDevice(
         name=name, bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
         board=system.text_or(f"{folder}/board_id") or None, firmware=system.text_or(f"{folder}/fw_ver") or None,
-        ports=tuple(_read_port(system, name, port, first, later) for port in ports),
+        ports=tuple(ports),
         uverbs=next((file for file in verbs if system.text_or(f"{VERBS}/{file}/ibdev") == name), None),
         netdevs=system.names(f"{folder}/device/net"), virtual_function=system.exists(f"{folder}/device/physfn"),
-    )  # fmt: skip
-
-
-def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> node.RdmaPort:
-    folder = f"{DEVICES}/{device}/ports/{number}"
-    rate = system.text_or(f"{folder}/rate")
-    rate_gb_s = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)  # "400 Gb/sec (4X NDR)"
-    gids = []
-    for index in sorted(int(name) for name in system.names(f"{folder}/gids") if name.isdecimal()):
-        gid = system.text_or(f"{folder}/gids/{index}")
-        if gid.strip("0:"):  # a table has hundreds of empty entries, whose attributes cannot be read
-            kind = system.text_or(f"{folder}/gid_attrs/types/{index}")
-            netdev = system.text_or(f"{folder}/gid_attrs/ndevs/{index}") or None
-            gids.append(node.Gid(index=index, gid=gid, type=kind, netdev=netdev))
-    return node.RdmaPort(
-        device=device, port=number, state=_worded(system, f"{folder}/state"),
-        phys_state=_worded(system, f"{folder}/phys_state"),
-        link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),
-        rate_gb_s=float(rate_gb_s[1]) if rate_gb_s else None, gids=tuple(gids), counters=first.get(folder, {}),
-        counters_later=later.get(folder, {}), rate_text=rate,
     )  # fmt: skip
 
 

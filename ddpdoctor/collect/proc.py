@@ -162,7 +162,7 @@ def read_io(pid: int, thread: int | None = None) -> IoBytes | None:
         return None
     return IoBytes(
         read=int(values.get("rchar", 0)), written=int(values.get("wchar", 0)), fetched=int(values.get("read_bytes", 0))
-    )  # fmt: skip
+    )
 
 
 def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:

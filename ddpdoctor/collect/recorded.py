@@ -18,32 +18,13 @@ from itertools import compress
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model import steps
+from ddpdoctor.model import facts, steps
 from ddpdoctor.model.codec import INTEGERS, Decoder, WrongValue
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
-from ddpdoctor.model.facts import (
-    AtError,
-    Call,
-    CallKind,
-    CallLog,
-    DeviceState,
-    DeviceTime,
-    GroupState,
-    Helper,
-    LockKind,
-    LostChild,
-    ModelSeen,
-    ProcessCauses,
-    Raised,
-    ReducerSaid,
-    StoreSought,
-    TensorSeen,
-    signal_name,
-)
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
-from ddpdoctor.model.words import dtype_name, grouped, op_name
-from ddpdoctor.recorder.storage import flight, ring_layout, ring_reading
+from ddpdoctor.model.words import dtype_name, op_name
+from ddpdoctor.recorder.storage import flight, ring_layout
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
@@ -61,13 +42,13 @@ KEYS: dict[Any, dict[str, str]] = {
     Frame: {"file": "f", "line": "l", "function": "n", "user": "u"},
     Stack: {"is_main": "main", "is_daemon": "daemon"},
     StackSample: {"time_ns": "at"},
-    Raised: {"time_ns": "at", "thread_is_main": "main", "in_call": "call", "from_child": "child", "passed_on_as": "as",
-             "of_ranks": "ranks", "message": "text"},
-    ModelSeen: {"site": "frame"},
-    ReducerSaid: {"site": "frame"},
+    facts.Raised: {"time_ns": "at", "thread_is_main": "main", "in_call": "call", "from_child": "child",
+                   "passed_on_as": "as", "of_ranks": "ranks", "message": "text"},
+    facts.ModelSeen: {"site": "frame"},
+    facts.ReducerSaid: {"site": "frame"},
     NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},
-    AtError: {"memory": "resident"},
-    StoreSought: {"of_agent": "agent", "set_at": "set"},
+    facts.AtError: {"memory": "resident"},
+    facts.StoreSought: {"of_agent": "agent", "set_at": "set"},
     steps.DataParallelSeen: {"site": "frame"},
     steps.HandReduced: {"site": "frame"},
     steps.GradientTimes: {"number": "n", "cap_bytes": "cap", "static_graph": "static", "bucket_view": "view",
@@ -91,6 +72,7 @@ ENDS = {
 }
 MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
 FETCH_CELLS = 4
+DEFAULT_GROUP = "0"
 _MESH, _MESH_OF_ALL = "mesh_", "mesh_default"
 # Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait.
 _NUMBER, _ENDED, _GROUP, _FLAGS, _FIRST_PHASE = range(5)
@@ -119,7 +101,7 @@ def read_record(kind: type[Kind], entry: Any, lost: list[str] | None = None, **k
 def read_or_none(kind: type[Kind], entry: Any) -> Kind | None:
     """Return a record, or None if the entry is empty or damaged as a whole."""
     try:
-        found: Kind = _RECORDS.of(kind)(entry)
+        found: Kind | None = None if entry is None else _RECORDS.of(kind)(entry)
     except WrongValue:
         return None
     return found
@@ -162,9 +144,9 @@ def _read_frame(value: Any) -> Frame:
 _RECORDS = Decoder(KEYS, {Frame: _read_frame})
 
 
-def read_errors(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
+def read_errors(notes: list[dict[str, Any]]) -> tuple[facts.Raised, ...]:
     """Return each exception once: it is noted when its call fails, and again when it ends the process."""
-    found: list[Raised] = []
+    found: list[facts.Raised] = []
     for note in notes:
         if note.get("k") != "raised":
             continue
@@ -175,13 +157,15 @@ def read_errors(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
     return tuple(found)
 
 
-def read_error(note: dict[str, Any]) -> Raised:
+def read_error(note: dict[str, Any]) -> facts.Raised:
     """Return an exception from its note."""
     # An error's text. If a child passed the error on, that is the last line of the child's traceback.
     text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
     lines = [line for line in text.splitlines() if line.strip()]
     return read_record(
-        Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
+        facts.Raised,
+        note,
+        message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text,
     )
 
 
@@ -190,7 +174,7 @@ def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
     return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
 
 
-def read_groups(entries: Any) -> tuple[GroupState, ...]:
+def read_groups(entries: Any) -> tuple[facts.GroupState, ...]:
     """Return the process groups that a rank reported, without damaged entries."""
     found = []
     for entry in dicts(entries):
@@ -203,7 +187,7 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
             is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
             mesh_dim = str(desc).removeprefix(_MESH) if is_mesh else ""
             timeout_s = read_seconds(entry.get("timeout_s"))
-            found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
+            found.append(read_record(facts.GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
     return tuple(found)
 
 
@@ -223,30 +207,10 @@ def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
 
 
-def read_rings(folder: Path, *, kept: bool = True) -> tuple[dict[int, RingContent], dict[int, str]]:
-    """Return the latest ring of each pid, ``kept`` copies first, and why the rings of other pids cannot be read."""
-    contents: dict[int, ring_reading.RingContent] = {}
-    damaged: dict[int, str] = {}
-    copies = sorted((folder / "evidence").glob("*.held")) if kept else ()
-    for path in (*sorted((folder / "rings").glob("*.ring")), *copies):
-        try:
-            content = ring_reading.read_ring_file(path)
-        except (OSError, ring_reading.DamagedRingError) as error:
-            pid = path.name.partition("-")[0]
-            if pid.isdigit():
-                why = (error.strerror or "not to be read") if isinstance(error, OSError) else str(error)
-                damaged[int(pid)] = f"its record cannot be read: {why}"
-            continue
-        known = contents.get(content.pid)
-        if known is None or known.start_ticks <= content.start_ticks:
-            contents[content.pid] = content
-    return contents, {pid: why for pid, why in damaged.items() if pid not in contents}
-
-
-def read_log(slots: Slots) -> CallLog:
+def read_log(slots: Slots) -> facts.CallLog:
     """Return all calls of a ring, including those that have not ended."""
     kinds = tuple(
-        CallKind(
+        facts.CallKind(
             op=slot.op, api=slot.api or slot.op, group=slot.group, dtype=slot.dtype or None, shape=slot.shape,
             tensors=slot.tensors, peer=slot.peer if slot.peer >= 0 else None, redop=slot.redop or None,
             site=read_or_none(Frame, slot.site), is_async=bool(slot.flags & ring_layout.FLAG_ASYNC),
@@ -254,7 +218,7 @@ def read_log(slots: Slots) -> CallLog:
         )
         for slot in slots.kinds
     )  # fmt: skip
-    return CallLog(kinds, (slots.which, slots.numbers, slots.seqs, slots.started_ns, slots.ended_ns))
+    return facts.CallLog(kinds, (slots.which, slots.numbers, slots.seqs, slots.started_ns, slots.ended_ns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,11 +268,12 @@ def _shows_times(entries: Sequence[dict[str, Any]]) -> bool:
     return any(entry["state"] == "started" or "duration_ms" in entry for entry in entries)
 
 
-def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupState]) -> tuple[Call, ...]:
+def pending_on_device(
+    recorded: Recorded, log: facts.CallLog, groups: Sequence[facts.GroupState]
+) -> tuple[facts.Call, ...]:
     """Return the oldest operation of each group, and of each pair of ranks, that has not completed on the device.
 
-    The oldest comes first and has the highest index, because it holds the rank up. If the recorder saw the call,
-    the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
+    The oldest comes first and has the highest index, because it holds the rank up. Calls that C++ made have no site.
     Where torch does not tell what has completed, the last call counts as long as its device has work.
     """
     pending = [entry for entry in recorded.entries if flight.is_pending(entry)]
@@ -319,7 +284,7 @@ def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupSt
     return tuple(_as_call(entry, recorded, log, groups, last + len(pending) - at) for at, entry in enumerate(pending))
 
 
-def device_times(recorded: Recorded, notes: Sequence[dict[str, Any]] = ()) -> tuple[DeviceTime, ...]:
+def device_times(recorded: Recorded, notes: Sequence[dict[str, Any]] = ()) -> tuple[facts.DeviceTime, ...]:
     """Return how long the last completed collectives ran, else by the note before groups are destroyed."""
     rows = [
         (entry["process_group"][0], entry["collective_seq_id"], _op(entry), entry["duration_ms"])
@@ -330,10 +295,12 @@ def device_times(recorded: Recorded, notes: Sequence[dict[str, Any]] = ()) -> tu
         noted = find_note(reversed(notes), "device_times").get("rows") or ()
         sound = (row for row in noted if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12)
         rows = [(group, seq, op_name(op), ran_ms) for group, seq, op, ran_ms in sound]
-    return tuple(DeviceTime(group=group, seq=seq, op=op, ran_ms=float(ran_ms)) for group, seq, op, ran_ms in rows)
+    return tuple(facts.DeviceTime(group=group, seq=seq, op=op, ran_ms=float(ran_ms)) for group, seq, op, ran_ms in rows)
 
 
-def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Sequence[GroupState], index: int) -> Call:
+def _as_call(
+    entry: dict[str, Any], recorded: Recorded, log: facts.CallLog, groups: Sequence[facts.GroupState], index: int
+) -> facts.Call:
     group, ahead_ns = entry["process_group"][0], recorded.wall_ahead_ns
     created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
     # The global rank of the peer, or None for any source or if the group's ranks are unknown
@@ -355,12 +322,12 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
                   "tensors": len(sizes) if has_inputs else 0, "site": None}  # fmt: skip
     shared |= {"op": _op(entry), "peer": peer} if entry["is_p2p"] else {}
     is_scheduled = entry["state"] == "scheduled" and recorded.timed
-    state = DeviceState.SCHEDULED if is_scheduled else DeviceState.UNKNOWN
+    state = facts.DeviceState.SCHEDULED if is_scheduled else facts.DeviceState.UNKNOWN
     if entry["state"] == "started":
-        state = DeviceState.STARTED
+        state = facts.DeviceState.STARTED
     elif flight.backend_of(entry) in flight.HOOKED:
-        state = DeviceState.UNTOLD if flight.is_untold(entry) else DeviceState.UNTIMED
-    return Call(
+        state = facts.DeviceState.UNTOLD if flight.is_untold(entry) else facts.DeviceState.UNTIMED
+    return facts.Call(
         **{**shared, "group": group, "is_async": False, "failed": False, "thread_is_main": True},
         index=index,
         seq=None if entry["is_p2p"] else entry["collective_seq_id"],
@@ -377,7 +344,9 @@ def _op(entry: dict[str, Any]) -> str:
     return match[1] if match else op_name(name)
 
 
-def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
+def _known_call(
+    entry: dict[str, Any], log: facts.CallLog, peer: int | None, created_ns: int | None
+) -> facts.Call | None:
     """Return the call that made an entry (of a send the last with this peer before it), or None if C++ did."""
     op, group, number = _op(entry), entry["process_group"][0], entry.get("collective_seq_id")
     single = op.removesuffix("_single") if flight.backend_of(entry) in flight.HOOKED else None
@@ -395,6 +364,43 @@ def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_n
         ):
             return log[at]
     return None
+
+
+def device_facts(
+    folder: Path, content: RingContent, evidence: dict[str, Any], log: facts.CallLog, *, is_over: bool
+) -> dict[str, Any]:
+    """Return fields of a ``Rank``: its groups, and the calls that have not ended on the host or on the device."""
+    # The rank last reported its groups in its evidence or at a failed call. Evidence of a slow start is out of date if
+    # the job fails later: then the calls count instead.
+    # By group, the highest number among ended calls and the starts of phases
+    highest: dict[str, int] = {}
+    open_calls = log.open()
+    for kind, at in log.last.items():
+        name = kind.group or DEFAULT_GROUP
+        number = log.numbers[at] - (1 if kind.numbered and not log.ended_ns[at] else 0)
+        if log.numbers[at] > 0 and kind.op != "work_wait":
+            highest[name] = max(highest.get(name, 0), number)
+    raised = (note for note in reversed(content.notes) if note.get("k") == "raised")
+    reported = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
+    members = {group.name: group.ranks for groups in reported[:1] for group in groups}
+    inferred = tuple(
+        facts.GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
+        for name, number in sorted(highest.items())
+    )
+    fresh = (groups for groups in reported if all(highest.get(group.name, 0) <= group.enqueued + 1 for group in groups))
+    groups = next(fresh, inferred)
+    # torch's dump is newer than the answer of a process that has ended.
+    dumped = read_dump(folder, content) if is_over or not evidence else None
+    recorded = dumped or read_flight(evidence)
+    on_nccl = "nccl" in str(find_note(reversed(content.notes), "initialized").get("backend")).lower()
+    unread = dumped is None and evidence.get("flight_recorder") is None and not is_over
+    return {
+        "groups": groups,
+        "device_unread": (on_nccl and unread) or (recorded.untold is not None and recorded.idle is None),
+        "device_idle": recorded.idle,
+        "open_calls": (*open_calls, *pending_on_device(recorded, log, groups)),
+        "device_times": device_times(recorded, content.notes),
+    }
 
 
 def read_steps(content: RingContent) -> steps.StepTimes | None:
@@ -417,11 +423,7 @@ def read_steps(content: RingContent) -> steps.StepTimes | None:
 
 
 def read_first_step(content: RingContent) -> int | None:
-    """Return when a process ended its first step, or None if it ended none.
-
-    The record of a long run keeps a sample of the steps, and the last ones. The time is then inferred from the first
-    known step and the pace from there to the last one.
-    """
+    """Return when a process ended its first step, or None: in a long run inferred from the pace of the known steps."""
     known: list[tuple[int, int]] = sorted(
         (number, ended_ns)
         for columns in (content.kept, content.steps)
@@ -441,18 +443,14 @@ def read_lines(
     """Return where a rank and its children were sampled, the most frequent first; ``ended``: kept by the watcher."""
     found = []
     for seen, in_child in ((content, False), *((child, True) for child in children)):
-        for one in seen.lines:
-            place = read_or_none(Frame, one.site)
-            calls_module, phase = divmod(one.phase, ring_layout.CALLS_MODULE)
+        for sampled in seen.lines:
+            place = read_or_none(Frame, sampled.site)
+            calls_module, phase = divmod(sampled.phase, ring_layout.CALLS_MODULE)
             if place is not None and calls_module in {0, 1}:
-                calls = bool(calls_module)
-                found.append(
-                    steps.LineSeen(
-                        frame=place, phase=steps.Phase(phase), times=one.times, in_child=in_child, calls_module=calls
-                    )
-                )
-    for file, line, function, times in ended:
-        frame = Frame(file=file, line=line, function=function, user=True)
+                line = steps.LineSeen(frame=place, phase=steps.Phase(phase), times=sampled.times, in_child=in_child)
+                found.append(replace(line, calls_module=bool(calls_module)))
+    for file, number, function, times in ended:
+        frame = Frame(file=file, line=number, function=function, user=True)
         found.append(steps.LineSeen(frame=frame, phase=steps.Phase.BEFORE, times=times, in_child=True))
     return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
 
@@ -480,21 +478,24 @@ def fetch_cells(content: RingContent) -> tuple[int, int, int, int]:
 
 def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
     """Return the recorded children of each process, by its pid; a fork server's children count as its parent's."""
-    owners = ((owner_of(content, contents.get), content) for content in contents.values())
-    return grouped((owner, content) for owner, content in owners if owner is not None)
+    found: dict[int, list[RingContent]] = {}
+    for content in contents.values():
+        owner = owner_of(content, contents.get)
+        if owner is not None:
+            found.setdefault(owner, []).append(content)
+    return found
 
 
 def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]]:
     """Yield the errors that ended a child's main thread, as watch.json has them, each with the pid of its rank."""
-    if content.role == ring_layout.ROLE_CHILD:
-        note = find_note(content.notes, "process")
-        rank = note.get("rank_pid") or note.get("ppid")
-        if not isinstance(rank, int):
-            return
-        for raised in content.notes:
-            is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
-            if is_end and raised.get("type") != "KeyboardInterrupt":
-                yield rank, {"who": Helper.CHILD.value, "name": str(content.pid), "error": raised}
+    note = find_note(content.notes, "process") if content.role == ring_layout.ROLE_CHILD else {}
+    rank = note.get("rank_pid") or note.get("ppid")
+    if not isinstance(rank, int):
+        return
+    for raised in content.notes:
+        is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
+        if is_end and raised.get("type") != "KeyboardInterrupt":
+            yield rank, {"who": facts.Helper.CHILD.value, "name": str(content.pid), "error": raised}
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
@@ -536,11 +537,10 @@ def read_speed(content: RingContent) -> steps.Speed | None:
         reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
         input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
     )  # fmt: skip
+    names = ("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns")
+    elapsed_ms, cpu_ms, queued_ms, others_ms = (cells[name] / 1e6 for name in names)
     core_time = steps.CoreTime(
-        elapsed_ms=cells["trained_ns"] / 1e6,
-        on_core_ms=cells["main_cpu_ns"] / 1e6,
-        queued_ms=cells["run_delay_ns"] / 1e6,
-        others_queued_ms=cells["others_delay_ns"] / 1e6,
+        elapsed_ms=elapsed_ms, on_core_ms=cpu_ms, queued_ms=queued_ms, others_queued_ms=others_ms
     )
     return steps.Speed(
         ends_with=ENDS[key[1]],
@@ -549,7 +549,7 @@ def read_speed(content: RingContent) -> steps.Speed | None:
         sample_bits=cells["sample_bits"],
         kept=kept,
         totals=totals,
-        core_time=core_time if cells["trained_ns"] else None,
+        core_time=core_time if elapsed_ms else None,
         surroundings=read_or_none(steps.Surroundings, find_note(notes, "surroundings")),
         data_parallel=read_all(steps.DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
         hand_reduced=read_or_none(steps.HandReduced, find_note(notes, "hand_reduced")),
@@ -596,46 +596,38 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[steps.GradientTime
             tuple(n for n in columns.get(name, ()) if isinstance(n, int)) for name in ("sizes", "ready", "buckets")
         )
         if sizes and len(sizes) == len(ready):  # else it is damaged
-            found.append(
-                read_record(
-                    steps.GradientTimes,
-                    note,
-                    sizes_bytes=sizes,
-                    ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),
-                    bucket_bytes=buckets,
-                    compute_end_ms=whole_or_0(note.get("compute_us")) / 1e3,
-                    exposed_ms=whole_or_0(note.get("exposed_us")) / 1e3,
-                )
-            )
+            end_ms, exposed_ms = (whole_or_0(note.get(name)) / 1e3 for name in ("compute_us", "exposed_us"))
+            ready_ms = tuple(us / 1e3 if us >= 0 else None for us in ready)
+            known: dict[str, Any] = {"compute_end_ms": end_ms, "exposed_ms": exposed_ms, "ready_ms": ready_ms}
+            found.append(read_record(steps.GradientTimes, note, sizes_bytes=sizes, bucket_bytes=buckets, **known))
     return tuple(found)
 
 
-def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
+def read_models(notes: list[dict[str, Any]]) -> tuple[facts.ModelSeen, ...]:
     """Return the models in the order of their construction. Equal models have their rows in one note only."""
     wrapped = [note for note in notes if note.get("k") == "ddp" and note.get("digest")]
     packed = {str(note["digest"]): str(note["rows"]) for note in wrapped if note.get("rows")}
-    return tuple(read_record(ModelSeen, note, tensors=unpack(packed.get(str(note["digest"]), ""))) for note in wrapped)
+    return tuple(
+        read_record(facts.ModelSeen, note, tensors=unpack(packed.get(str(note["digest"]), ""))) for note in wrapped
+    )
 
 
-def read_parameters(notes: list[dict[str, Any]]) -> tuple[TensorSeen, ...]:
+def read_parameters(notes: list[dict[str, Any]]) -> tuple[facts.TensorSeen, ...]:
     """Return the parameters that optimizers train without DDP."""
     packed = [str(note["rows"]) for note in notes if note.get("k") == "named" and note.get("rows")]
     return tuple(tensor for rows in packed for tensor in unpack(rows))
 
 
 @lru_cache(maxsize=64)
-def unpack(packed: str) -> tuple[TensorSeen, ...]:
+def unpack(packed: str) -> tuple[facts.TensorSeen, ...]:
     """Return the rows of a model, or () if they are missing or damaged; ranks with equal models share the cache."""
     try:
+        rows = [(*row, None if row[2] is None else tuple(map(int, row[2]))) for row in _unpacked(packed)]
         return tuple(
-            TensorSeen(
-                name=str(name),
-                shape=None if shape is None else tuple(map(int, shape)),
-                dtype=str(dtype),
-                requires_grad=bool(requires_grad),
-                is_buffer=kind == "b",
+            facts.TensorSeen(
+                name=str(name), shape=shape, dtype=str(dtype), requires_grad=bool(requires_grad), is_buffer=kind == "b"
             )
-            for kind, name, shape, dtype, requires_grad in _unpacked(packed)
+            for kind, name, _, dtype, requires_grad, shape in rows
         )
     except (ValueError, TypeError):
         return ()
@@ -654,13 +646,35 @@ def _unpacked(packed: str) -> Any:
         return []
 
 
-def read_unfinished(notes: list[dict[str, Any]]) -> ReducerSaid | None:
-    """Return what the last backward left out, for the first model whose last note still says so."""
-    last: dict[tuple[str, Any], ReducerSaid | None] = {}
-    for note in notes:
-        if note.get("k") == "unfinished":
-            last[str(note.get("group")), note.get("model")] = read_or_none(ReducerSaid, note)
-    return next((said for said in last.values() if said is not None), None)
+def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
+    """Return the loaders in the order of first use, or None; later notes and the evidence replace earlier ones."""
+    loaders: dict[int, dict[str, Any]] = {}
+    passes: dict[int, dict[int, dict[str, Any]]] = {}
+    strays: dict[int, dict[str, Any]] = {}
+    for note in (*notes, *dicts(evidence.get("loaders"))):
+        if note.get("k") == "loader":
+            loaders[whole_or_0(note.get("n"))] = note
+        elif note.get("k") == "pass":
+            passes.setdefault(whole_or_0(note.get("l")), {})[whole_or_0(note.get("p"))] = note
+        elif note.get("k") == "epoch_call":
+            strays[whole_or_0(note.get("n"))] = note
+    if not loaders:
+        return None
+    calls = [note for _, note in sorted(strays.items()) if not note.get("used")]
+    found = []
+    for number, note in sorted(loaders.items()):
+        of_loader = sorted(passes.get(number, {}).items())
+        ordered = [entry for _, entry in of_loader]
+        epochs = tuple(read_record(EpochSeen, entry, trained=whole_or_0(entry.get("bw")) > 0) for entry in ordered)
+        loader = read_record(
+            LoaderSeen, note, indices_seen=not note.get("it") and any(epoch.drawn for epoch in epochs), epochs=epochs,
+            passes=of_loader[-1][0] if of_loader else 0,
+            trained_batches=max((whole_or_0(entry.get("tb")) for entry in ordered), default=0),
+            in_join=any(bool(entry.get("j")) for entry in ordered),
+            stray_calls=read_all(EpochCall, [call for call in calls if call.get("N") == note.get("N") is not None]),
+        )  # fmt: skip
+        found.append(replace(loader, samples=None) if any(entry.get("w") for entry in ordered) else loader)
+    return tuple(found)
 
 
 def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
@@ -672,38 +686,38 @@ def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
 
 
 def read_process_causes(
-    seen: ProcessCauses | None, notes: list[dict[str, Any]], evidence: dict[str, Any]
-) -> ProcessCauses | None:  # fmt: skip
+    seen: facts.ProcessCauses | None, notes: list[dict[str, Any]], evidence: dict[str, Any]
+) -> facts.ProcessCauses | None:
     """Return all known causes for one rank, or None if there are none; ``seen`` is what the watcher saw."""
     ends = [note for note in notes if note.get("k") == "child_end" and isinstance(note.get("code"), int)]
     reaped = [ended_child(int(note["pid"]), note["code"], reaped=True) for note in ends]
     noted = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
-    at_error = read_or_none(AtError, noted)
+    at_error = read_or_none(facts.AtError, noted)
     path = lock_of(evidence)[0]
     sought = evidence.get("store")  # the store that it is connecting to, as its recorder says
     store = None
     if isinstance(sought, dict) and isinstance(sought.get("port"), int) and isinstance(sought.get("rank"), int):
-        store = read_record(StoreSought, sought, given=sought.get("given") or None)
+        store = read_record(facts.StoreSought, sought, given=sought.get("given") or None)
     if seen is None and not reaped and at_error is None and not path and store is None:
         return None
-    seen = seen or ProcessCauses()
+    seen = seen or facts.ProcessCauses()
     ended = {child.pid: child for child in (*seen.lost_children, *reaped)}
     return replace(
         seen, lost_children=tuple(ended.values())[-MOST_CHILDREN:], lock_path=path, store=store, at_error=at_error
     )
 
 
-def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
+def lock_of(evidence: dict[str, Any]) -> tuple[str | None, facts.LockKind]:
     """Return the lock file that a rank polls for, and its kind; earlier recorders reported only the path."""
     lock = evidence.get("lock")
     if isinstance(lock, dict) and isinstance(lock.get("path"), str):
-        known = {kind.value: kind for kind in LockKind}
-        return lock["path"], known.get(str(lock.get("kind")), LockKind.KERNEL)
+        known = {kind.value: kind for kind in facts.LockKind}
+        return lock["path"], known.get(str(lock.get("kind")), facts.LockKind.KERNEL)
     path = evidence.get("lock_path")
-    return (str(path) if path else None), LockKind.KERNEL
+    return (str(path) if path else None), facts.LockKind.KERNEL
 
 
-def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> LostChild:
+def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> facts.LostChild:
     """Return a child that has ended; ``code`` is its exit status, or a signal's number below zero."""
-    how = signal_name(-code) if code is not None and code < 0 else None
-    return LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)
+    how = facts.signal_name(-code) if code is not None and code < 0 else None
+    return facts.LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)

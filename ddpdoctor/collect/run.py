@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import run_files
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
-from ddpdoctor.collect.rank import RankContext, RunFolder, find_answers, read_rank
-from ddpdoctor.collect.recorded import believed, errors_of_child, find_children, read_all, read_rings
+from ddpdoctor.collect.rank import RankContext, RunFolder, read_rank
+from ddpdoctor.collect.recorded import believed, errors_of_child, find_children, read_all
 from ddpdoctor.collect.run_ranks import find_ends, find_ranks, interruption_ns, is_on_one_host, stop_of_others
 from ddpdoctor.model import facts
 from ddpdoctor.model.codec import WrongValue, decode
@@ -23,13 +23,12 @@ from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import StackSample
 from ddpdoctor.model.steps import Speed, StepParts, StepTimes
 from ddpdoctor.model.words import grouped
+from ddpdoctor.recorder.storage import ring_reading
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from ddpdoctor.recorder.storage import ring_reading
 
     Entries = Sequence[dict[str, Any]]  # what the agent of one node logged in all attempts
     # What was seen of another node, its folder, the attempt by its own count, and its job by the reporting node's clock
@@ -58,7 +57,22 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
             )
     run = _read_run(folder)
     try:
-        contents, lost = read_rings(folder, kept=kept)
+        contents: dict[int, ring_reading.RingContent] = {}  # the latest ring of each pid
+        damaged: dict[int, str] = {}
+        copies = sorted((folder / "evidence").glob("*.held")) if kept else ()
+        for path in (*sorted((folder / "rings").glob("*.ring")), *copies):
+            try:
+                content = ring_reading.read_ring_file(path)
+            except (OSError, ring_reading.DamagedRingError) as error:
+                pid = path.name.partition("-")[0]
+                if pid.isdigit():
+                    why = (error.strerror or "not to be read") if isinstance(error, OSError) else str(error)
+                    damaged[int(pid)] = f"its record cannot be read: {why}"
+                continue
+            known = contents.get(content.pid)
+            if known is None or known.start_ticks <= content.start_ticks:
+                contents[content.pid] = content
+        lost = {pid: why for pid, why in damaged.items() if pid not in contents}
         for path in folder.glob("lost-*"):
             pid = path.name.split("-")[1]
             if pid.isascii() and pid.isdecimal():
@@ -66,7 +80,8 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
         return RunFolder(
             path=folder, run=run, end=run_files.load(facts.JobEnd, folder / facts.END_NAME),
             agent=run_files.read_entries(folder / "agent.jsonl"), contents=contents, lost=lost,
-            answers=find_answers(folder / "evidence"), machine=run_files.load(Node, folder / run_files.MACHINE_NAME),
+            answers=run_files.find_answers(folder / "evidence"),
+            machine=run_files.load(Node, folder / run_files.MACHINE_NAME),
             control_flow=run_files.load(tuple[facts.ControlFlow, ...], folder / run_files.CONTROL_FLOW_NAME) or (),
             nccl_lines=run_files.read_warnings(folder),
             reached=run_files.load(tuple[Connecting, ...], folder / facts.REACHED_NAME) or (),
@@ -86,7 +101,8 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
         known = agent.ends | {end.pid: end for end in read_all(run_files.End, coded)}
         pid, code = watch.launcher_pid, watch.launcher_status
         if pid is not None and code is not None:  # the command itself may be a rank
-            known[pid] = run_files.End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
+            ended_ns = watch.processes.get(pid, run_files.UNSEEN).ended_ns
+            known[pid] = run_files.End(pid=pid, code=code, at=ended_ns or watch.now_ns or 0)
         ends = find_ends(sources, contents, path, watch, known)
         # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
         stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
@@ -96,7 +112,7 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
         context = RankContext(
             run=folder, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
             watch=watch, children=find_children(contents), agent_lacks=agent.lacks,
-            child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
+            child_errors=grouped([pair for content in contents.values() for pair in errors_of_child(content)]),
         )  # fmt: skip
         ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
         world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
@@ -107,7 +123,7 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
         chosen = run.debug_level or "OFF"
         writers = []
         for one in (contents[source.pid] for source in sources if source.pid in contents):
-            began_ns, ended_ns = one.cells["started_ns"], watch.of(one.pid).ended_ns
+            began_ns, ended_ns = one.cells["started_ns"], watch.processes.get(one.pid, run_files.UNSEEN).ended_ns
             writers.append(Writer(pid=one.pid, ticks=one.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
         return facts.Job(
             now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
@@ -153,8 +169,7 @@ def _read_shape(
 ) -> tuple[int | None, int, int | None, bool]:
     """Return the world size, the number of hosts, the ranks expected here, and whether ranks may run elsewhere.
 
-    They come from torchrun's arguments, from its agent's log, or from the ranks' environment. If a launcher has only
-    one rank, that rank counts as a node of its own, and its world size is the number of nodes.
+    If a launcher has only one rank, that rank counts as a node of its own, and its world size is the number of nodes.
     """
     if run.launcher != "command":
         local, nnodes = run.nproc, run.nnodes or 1
@@ -292,10 +307,9 @@ class NotThere(Exception):  # noqa: N818 - says what it is
 
 
 def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int | None:
-    """Return the other node's number for an attempt of this node; None stands for the last attempt.
+    """Return the other node's number for an attempt of this node (None: the last); raises ``NotThere``.
 
-    The agents of all nodes share a number for each attempt (the round of their rendezvous). If they logged none, the
-    number is the same on both nodes. Raises ``NotThere``.
+    Agents of all nodes share a number, the round of their rendezvous. Without it, both nodes count alike.
     """
     meeting = run_files.log_of(own, attempt).meeting
     last = run_files.log_of(other)

@@ -18,11 +18,12 @@ from ddpdoctor.collect.proc import read_environment
 from ddpdoctor.collect.recorded import read_lacks, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.codec import WrongValue, decode, encode
-from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
+from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import check_json, make_folder, parse_json, read_end, read_plain, write_whole
+from ddpdoctor.recorder.storage.ring_reading import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
 MOST_ATTEMPTS = 2**16  # our choice: no launcher restarts a job more often
 MACHINE_NAME = "machine.json"
 # The facts that decide how data travel between ranks. Reading them imports no torch and gives the GPUs no work.
-SECTIONS = frozenset({
-    "conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes",
-})  # fmt: skip
+SECTIONS = frozenset(
+    {"conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes"}
+)
 MACHINE_LIMIT_S = 6.0  # Our choice: a healthy node takes one second to read. A section that hangs is reported as such.
 CONTROL_FLOW_NAME = "control_flow.json"
 MAX_FILES = 64
@@ -71,7 +72,12 @@ _WARNING = re.compile(
 TRIAL_FOLDER = "tuning"
 MAX_BYTES = 16 * 2**20  # our choice: a line has about 100 bytes, so this is over 100,000 blocks
 NS_PER_MS = 1e6
-Lines = list[dict[str, Any]]
+Answers = dict[tuple[int, int], list[tuple[int, str]]]  # number and file of a recorder's answer, by pid and ticks
+
+
+def attempt_name(stem: str, attempt: int | None = None) -> str:
+    """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
+    return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
 
 
 def save(path: Path, record: Any) -> None:
@@ -148,10 +154,10 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
     mine = [e for e in entries if e.get("attempt") == wanted]
     return AgentLog(
         attempt=wanted,
+        lacks=read_lacks(entries),
         started={e["pid"]: decode(WorkerStart, e) for e in mine if e.get("k") == "rank"},
         ends={e["pid"]: decode(End, e) for e in mine if e.get("k") == "end"},
         closing_ns=next((e["at"] for e in mine if e.get("k") == "closing"), None),
-        lacks=read_lacks(entries),
         meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
         superseded_ns=min((e["at"] for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
@@ -168,16 +174,39 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = parse_json(line.encode())
-            if isinstance(entry, dict) and str(entry.get("k")) in RECORDS:
-                decode(RECORDS[str(entry.get("k"))], entry)
+            kind = str(entry.get("k")) if isinstance(entry, dict) else ""
+            if kind in RECORDS:
+                decode(RECORDS[kind], entry)
         except (ValueError, WrongValue):
             continue
-        attempt = entry.get("attempt", -1) if isinstance(entry, dict) else None
-        if isinstance(entry, dict) and entry.get("k") == "closing" and type(entry.get("at")) is not int:
-            continue
-        if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
-            entries.append(entry)
+        if isinstance(entry, dict) and (kind != "closing" or type(entry.get("at")) is int):
+            attempt = entry.get("attempt", -1)
+            if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
+                entries.append(entry)
     return entries
+
+
+def find_answers(folder: Path) -> Answers:
+    """Return the answers in the evidence folder, which is listed only once for all ranks."""
+    found: Answers = {}
+    for path in folder.glob("*.json"):
+        numbers = path.stem.split("-")
+        if len(numbers) == 3 and all(number.isdigit() for number in numbers):
+            pid, ticks, request = map(int, numbers)
+            found.setdefault((pid, ticks), []).append((request, str(path)))
+    return found
+
+
+def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
+    """Return the latest readable answer of a process, or an empty dict."""
+    for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
+        try:
+            body = parse_group_json(read_plain(path))
+        except DAMAGED:
+            continue
+        if isinstance(body, dict):
+            return body
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +258,8 @@ class WatchedJob:
     host_causes: HostCauses | None = None
     processes: dict[int, WatchedRank] = field(default_factory=dict)
 
-    def of(self, pid: int) -> WatchedRank:
-        """Return what the watcher saw of a process, or ``UNSEEN``."""
-        return self.processes.get(pid, UNSEEN)
 
-
-UNSEEN = WatchedRank()
+UNSEEN = WatchedRank()  # of a process that the watcher did not see
 
 
 def read_watch(folder: Path, attempt: int | None) -> WatchedJob:
@@ -276,16 +301,10 @@ def save_control_flow(folder: Path, job: Job) -> bool:
         began_s = (folder / "run.json").stat().st_mtime
         sites = [kind.site for rank in job.ranks for kind in rank.recent_calls.kinds]
         sites += [call.site for rank in job.ranks for call in rank.open_calls]
-        sites += [
-            frame
-            for rank in job.ranks
-            for sample in rank.samples[-1:]
-            for stack in sample.stacks
-            if stack.is_main
-            for frame in stack.frames
-            if frame.user
-        ]
-        sites += [frame for rank in job.ranks for error in rank.raised for frame in error.frames if frame.user]
+        looks = [sample for rank in job.ranks for sample in rank.samples[-1:]]
+        stacks = [stack.frames for sample in looks for stack in sample.stacks if stack.is_main]
+        stacks += [error.frames for rank in job.ranks for error in rank.raised]
+        sites += [frame for frames in stacks for frame in frames if frame.user]
         flows = tuple(
             flow
             for file in list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]
@@ -472,15 +491,16 @@ def read_trial(folder: Path) -> TrialRecord:
             setting, reason = str(line["refused"]), str(line.get("reason", ""))
             if setting not in refused or not reason.startswith("another rank"):  # the reason of the one that refused it
                 refused[setting] = reason
+    whole = tuple(
+        TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
+        for (number, setting), columns in blocks.items()
+        if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1  # that each rank has ended
+    )
     return TrialRecord(
         settings=_texts(plan.get("plan")),
         late=_texts(late.get("late")),
         rounds=whole_or_0(plan.get("rounds")),
-        blocks=tuple(
-            TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
-            for (number, setting), columns in blocks.items()
-            if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1  # that each rank has ended
-        ),
+        blocks=whole,
         refused=tuple(refused.items()),
         stop=TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT,
         reason=str(end.get("reason", "")),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.recorded import find_note
-from ddpdoctor.collect.run_files import End, WatchedJob, WorkerStart, read_text
+from ddpdoctor.collect.run_files import UNSEEN, End, WatchedJob, WorkerStart, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
@@ -34,7 +34,7 @@ _FATAL = {
     "Bus error": 7,
     "Floating-point exception": 8,
     "Illegal instruction": 4,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,11 @@ def find_ranks(
     """Return the processes that are ranks.
 
     ``started`` is what torch's elastic agent started in this attempt, by pid, and ``until_ns`` is when it began the
-    next attempt. ``started`` is empty if another launcher starts the ranks.
+    next one. If it is empty, another launcher started the processes that have a rank number or joined a group.
 
     The processes of a rank are a tree, and the rank is the one that the launcher started. It hands over to processes
     below it only if it joined no group itself: it runs the training as its child, or it starts a world of ranks
     (mp.spawn). What a rank starts beside its training, such as an evaluation that makes a group, is no rank.
-
-    With torch's elastic agent, the launcher's processes are its children. With any other, they are the processes that
-    have a rank number or joined a group, with or without a recorder.
     """
     if started:
         return _of_agent(started, contents, until_ns)
@@ -117,15 +114,9 @@ def _of_agent(
             continue
         content = instead[0] if instead else own
         joined = _joined_as(content) if content is not None else None
-        sources.append(
-            Source(
-                pid=pid if content is None else content.pid,
-                rank=start.rank if joined is None else joined,
-                local_rank=start.local_rank,
-                world_size=start.world_size,
-                stands_for=pid if content is not None and content.pid != pid else None,
-            )
-        )
+        own_pid, number = pid if content is None else content.pid, start.rank if joined is None else joined
+        known = Source(pid=own_pid, rank=number, local_rank=start.local_rank, world_size=start.world_size)
+        sources.append(known if own_pid == pid else replace(known, stands_for=pid))
     for position, content in enumerate(sorted(spawned.values(), key=lambda c: c.pid)):
         joined = _joined_as(content)
         rank = position if joined is None else joined
@@ -138,9 +129,9 @@ def _hands_over(
 ) -> list[RingContent]:
     """Return the processes that are ranks in place of the launcher's own, or none if it is the rank.
 
-    ``below`` are the outermost processes below it that joined a group or were given a number. One of them is the rank
-    if it joined the job under the number of its parent, as the child of a wrapper does. A process that is ``alone``,
-    or whose children make a larger world than the launcher knows, starts the ranks.
+    ``below`` are the outermost processes below it that joined a group or have a number. One that joined under its
+    parent's number is the rank, as the child of a wrapper. A process that is ``alone``, or whose children make a larger
+    world than the launcher knows, starts the ranks.
     """
     if _made_world(own) or own.cells["steps"] or not below:
         return []
@@ -191,7 +182,7 @@ def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[So
         # Helpers are dropped, and processes that ended before the last of the same rank began (a script that trains
         # twice). More than one process is left only if they really share a rank number.
         last = max(map(_began, same))
-        ended = {c.pid: watch.of(c.pid).ended_ns for c in same}
+        ended = {c.pid: watch.processes.get(c.pid, UNSEEN).ended_ns for c in same}
         left = [c for c in same if _began(c) == last or (ended_ns := ended[c.pid]) is None or ended_ns >= last]
         for c in [c for c in left if _made_world(c)] or left:
             env = _environment(c)
@@ -262,14 +253,12 @@ def find_ends(
     ends = dict(known)
     unexplained = []
     for source in sources:
-        row = watch.of(source.pid)
+        row = watch.processes.get(source.pid, UNSEEN)
         shell = known.get(source.stands_for or 0)
         gone_ns = row.ended_ns or (shell.at if shell else None)
         if source.pid in ends or gone_ns is None:
             continue
-        code = row.code
-        if code is None:
-            code = _code_of(contents.get(source.pid), folder, shell)
+        code = row.code if row.code is not None else _code_of(contents.get(source.pid), folder, shell)
         if code is None:
             unexplained.append((source.pid, gone_ns))
         else:
@@ -287,7 +276,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
     for source in sources:
         end = ends.get(source.pid)
         if end is not None and end.code == -SIGTERM:
-            terminated.append(watch.of(source.pid).asked_to_end_ns or end.at)
+            terminated.append(watch.processes.get(source.pid, UNSEEN).asked_to_end_ns or end.at)
         elif end is not None and end.code != 0:
             others.append(end.at)
     terminated.sort()
@@ -307,7 +296,7 @@ def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: W
         return None
     times_ns = [noted]
     for source in sources:
-        end, row = ends.get(source.pid), watch.of(source.pid)
+        end, row = ends.get(source.pid), watch.processes.get(source.pid, UNSEEN)
         if end is not None and end.code == -SIGTERM:
             times_ns.append(min(filter(None, (row.asked_to_end_ns, row.ended_ns, end.at))))
     return min(time_ns for time_ns in times_ns if time_ns > noted - SAME_SIGNAL_NS)

@@ -65,8 +65,17 @@ MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - all collectors get both
     """Return the versions of the installed software."""
+    from importlib import metadata
+
     driver, is_open = read_driver(system)
-    torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
+    torch_version = torch_cuda = nccl_wheel = None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        torch = metadata.distribution("torch") if system.live else None
+        if torch is not None:
+            torch_version, torch_cuda = torch.version, cuda_of_wheel(torch.version, torch.requires or ())
+            for name in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+                with contextlib.suppress(metadata.PackageNotFoundError):
+                    nccl_wheel = metadata.version(name)
     try:
         kernel = system.calls.kernel()
     except OSError:
@@ -78,6 +87,7 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
     # The version of NVIDIA's (Mellanox's) out-of-tree drivers; the kernel's own have none, or the kernel's.
     ofed = system.text_or("/sys/module/mlx5_core/version")
     hosts_lines, hosts_own = _digest_hosts(system)
+    libraries = [f"{folder}/{name}" for folder in folders for name in system.names(folder) if _NVML.fullmatch(name)]
     return Software(
         python=platform.python_version(),
         executable=sys.executable,
@@ -91,9 +101,7 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
         nccl_wheel=nccl_wheel,
         driver=driver,
         driver_is_open=is_open,
-        nvml_libraries=tuple(
-            sorted(f"{folder}/{name}" for folder in folders for name in system.names(folder) if _NVML.fullmatch(name))
-        ),
+        nvml_libraries=tuple(sorted(libraries)),
         ofed=None if ofed in {"", system.text_or("/proc/sys/kernel/osrelease")} else ofed,
         torch_cuda=torch_cuda,
         gpu_devices=tuple(f"/dev/{name}" for name in system.names("/dev") if _GPU_DEVICE.fullmatch(name)),
@@ -135,20 +143,6 @@ def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ..
             if own in names or own in names[0].split("."):
                 own_lines.add(digest)
     return tuple(sorted(lines)[:MOST_HOSTS_LINES]), tuple(sorted(own_lines))
-
-
-def _wheels() -> tuple[str | None, str | None, str | None]:
-    from importlib import metadata
-
-    try:
-        torch = metadata.distribution("torch")
-    except metadata.PackageNotFoundError:
-        return None, None, None
-    nccl = None
-    for name in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            nccl = metadata.version(name)
-    return torch.version, cuda_of_wheel(torch.version, torch.requires or ()), nccl
 
 
 def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | None:
@@ -231,9 +225,8 @@ def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]: 
     """Read NCCL's files as NCCL does, in order of precedence.
 
     NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets only variables that
-    are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). So the environment wins over the user's
-    file, which wins over the machine's. If HOME and the password database differ, we read both homes, because NCCL's
-    version decides which counts. A file that the user named is reported even if it is missing.
+    are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). If HOME and the password database differ,
+    we read both homes, because NCCL's version decides which counts.
     """
     chosen = system.env.get(FILE_VARIABLE, "")
     files = [_empty_conf(chosen)] if chosen else _confs_at_home(system)
@@ -252,7 +245,7 @@ def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]: 
 def _empty_conf(path: str, since: str = "", until: str = "") -> ConfFile:
     return ConfFile(
         path=path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), since=since, until=until
-    )  # fmt: skip
+    )
 
 
 def _confs_at_home(system: System) -> list[ConfFile]:
@@ -293,11 +286,6 @@ def _read_conf(system: System, empty: ConfFile, *, wanted: bool) -> ConfFile | N
             repeated.append(number)
         else:
             values[name], lines[name] = value[:LONGEST], number
-    return replace(
-        empty,
-        variables={name: hide_login(value) if is_listed(name) else "" for name, value in values.items()},
-        hidden_by_env=tuple(name for name in values if name in system.env),
-        bad_lines=tuple(bad),
-        lines=lines,
-        repeated_lines=tuple(repeated),
-    )
+    shown = {name: hide_login(value) if is_listed(name) else "" for name, value in values.items()}
+    hidden, wrong, again = tuple(name for name in values if name in system.env), tuple(bad), tuple(repeated)
+    return replace(empty, variables=shown, hidden_by_env=hidden, bad_lines=wrong, lines=lines, repeated_lines=again)

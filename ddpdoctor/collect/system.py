@@ -1,7 +1,6 @@
 """Access to a machine: the files below a root folder, and system calls; and the facts of a node, read with them.
 
-The same code reads this machine and a recorded one, which is a folder of files with answers in place of
-``SystemCalls``.
+A recorded machine is read by the same code: it is a folder of files with answers in place of ``SystemCalls``.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ ALONE = frozenset({"load"})  # what is read after all others have ended, because
 # Each collector has shorter limits for its own look-ups, commands and children: a dead server costs one fact only.
 LIMITS_S = {"torch": TORCH_LIMIT_S, "gpus": 45.0, "gpu_trial": TRIAL_LIMIT_S}
 # The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
-SECTIONS_FOR_BENCH = frozenset({
-    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
-})  # fmt: skip
+SECTIONS_FOR_BENCH = frozenset({"conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software"})
 
 
 class SystemCalls:
@@ -137,10 +134,7 @@ class SystemCalls:
         return {name: (bool(state.isup), state.mtu, state.speed) for name, state in psutil.net_if_stats().items()}
 
     def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port on all addresses briefly, with or without SO_REUSEADDR, and never listen on it.
-
-        Like torch's store, we bind on IPv6 and IPv4 at once, else on IPv4.
-        """
+        """Bind a TCP port briefly without listening, like torch's store: on IPv6 and IPv4 at once, else on IPv4."""
         try:
             _bind(socket.AF_INET6, port, reuse=reuse)
         except OSError as error:

@@ -12,7 +12,7 @@ from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.node_messages import find
 from ddpdoctor.model.consistency import NodeStreams, RootsReport, RootsRequest
-from ddpdoctor.model.facts import REPLICAS_NAME, attempt_name
+from ddpdoctor.model.facts import REPLICAS_NAME
 from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class SharedReplicas:
     def save(self, folder: Path, attempt: int | None) -> None:
         """Write the kept points, and on the first node the result over all nodes; raises OSError."""
         from ddpdoctor.collect.fingerprint_nodes import JOINT, POINTS
-        from ddpdoctor.collect.run_files import save
+        from ddpdoctor.collect.run_files import attempt_name, save
 
         if self._index is not None:
             save(folder / attempt_name(POINTS, attempt), self.kept())
@@ -200,6 +200,7 @@ class LiveComparison:
                 # Save the results of an attempt that the launcher gave up on. Drop those from before the first
                 # attempt.
                 from ddpdoctor.collect.fingerprint_nodes import COMPARISON, JOINT, POINTS
+                from ddpdoctor.collect.run_files import attempt_name
 
                 if self._attempt >= 0:
                     self._end(self._attempt)
@@ -257,7 +258,7 @@ class LiveComparison:
     def _write(self, found: Consistency, attempt: int | None) -> bool:
         """Save the results completely or not at all; return False on a full disk, where the ranks' files then stay."""
         from ddpdoctor.collect.fingerprint_nodes import COMPARISON
-        from ddpdoctor.collect.run_files import save
+        from ddpdoctor.collect.run_files import attempt_name, save
 
         try:
             save(self._folder / attempt_name(COMPARISON, attempt), found)

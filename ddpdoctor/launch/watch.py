@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.kernel import read_kernel_oom_pids
 from ddpdoctor.collect.limits import read_oom_kills
-from ddpdoctor.collect.rank import find_answers, read_answer
-from ddpdoctor.collect.run_files import AgentLog, log_of, read_entries
+from ddpdoctor.collect.run_files import AgentLog, attempt_name, find_answers, log_of, read_answer, read_entries
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, Followed, describe
 from ddpdoctor.launch.node_messages import NodeProgress
 from ddpdoctor.launch.seen import CausesSeen, HoldUps, Receptions, Strangers, WorkersSeen
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.facts import HostCauses, attempt_name
+from ddpdoctor.model.facts import HostCauses
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import open_plain, remove
 

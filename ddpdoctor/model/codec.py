@@ -3,9 +3,8 @@
 The name of a field in JSON is its own, or ``metadata["json"]``: a field that got a better name keeps the old one in
 files, so that saved runs are still read. A field with ``metadata["omit"]`` is left out where it has its default. A
 report holds records in its plain data until it is written: decoding leaves them as they are, so that one reader serves
-a report that was just made and one that comes from a file. Hosts may run different versions, so unknown fields are
-dropped and missing ones take their default. Any other value that does not match its hint raises ``WrongValue``. Nothing
-is executed.
+a new report and one from a file. Hosts may run different versions, so unknown fields are dropped and missing ones take
+their default. Any other value that does not match its hint raises ``WrongValue``. Nothing is executed.
 """
 
 from __future__ import annotations

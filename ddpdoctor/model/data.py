@@ -328,6 +328,4 @@ def _share(plan: SamplingPlan, rank: int) -> RankShare:
     # The sampler gives rank r the positions r, r + W, r + 2 W, ..., also beyond the end of the samples.
     inside = max(0, -(-(plan.samples - rank) // plan.world_size))
     repeated = max(0, drawn - inside) if plan.sharing is Sharing.SAMPLER else 0
-    return RankShare(
-        rank=rank, drawn=drawn, repeated=repeated, batches=batches, last_batch=last, delivered=delivered
-    )  # fmt: skip
+    return RankShare(rank=rank, drawn=drawn, repeated=repeated, batches=batches, last_batch=last, delivered=delivered)

@@ -36,20 +36,13 @@ MEMBERS_NAME = "members.json"
 JUMPS = frozenset({"continue", "break", "return"})
 LOOPS = frozenset({"for", "fixed-for", "while"})
 # Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
-PHASES = frozenset(
-    {
-        "init_process_group",
-        "new_group",
-        "destroy_process_group",
-        "ddp_init",
-        "ddp_forward",
-        "ddp_forward_no_grad",
-        "backward",
-        "next_batch",
-        "epoch",
-        "work_wait",
-    }
-)
+PHASES = frozenset({"init_process_group", "new_group", "destroy_process_group", "ddp_init", "work_wait"}) | {
+    "ddp_forward",
+    "ddp_forward_no_grad",
+    "backward",
+    "next_batch",
+    "epoch",
+}
 # Values of ``Call.op`` that concern one peer only.
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
@@ -320,11 +313,6 @@ class NodesSeen:
     # ranks. Then a node without messages must have joined if ranks run here.
     of_ranks: bool = False
     alone_since_ns: int | None = None  # since when no other member has sent a message within the limit
-
-
-def attempt_name(stem: str, attempt: int | None = None) -> str:
-    """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
-    return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

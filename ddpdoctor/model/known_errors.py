@@ -26,12 +26,8 @@ FAULTS = {
     "gpu": "the GPU itself", "peer": "another rank", "either": "the script or the machine",
     "none": "no rank of the job",
 }  # fmt: skip
-_ORIGINS = {
-    "script": FaultOrigin.SCRIPT,
-    "settings": FaultOrigin.SETTINGS,
-    "machine": FaultOrigin.SETTINGS,
-    "gpu": FaultOrigin.MACHINE,
-}
+# Values of ``FaultOrigin`` by the same column
+_ORIGINS = {"script": "script", "settings": "settings", "machine": "settings", "gpu": "machine"}
 _MODULE = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?=[A-Z]\w*(?:Error|Exception|Interrupt)\b)")
 _MOST_CHARACTERS = 8192
 SHM_FIX = (
@@ -76,7 +72,9 @@ def read_known_errors() -> tuple[KnownError, ...]:
     return tuple(
         KnownError(
             pattern=re.compile(row["match"], re.DOTALL), shown=row["shown"], means=row["means"],
-            fault=FAULTS[row["fault"]], origin=_ORIGINS.get(row["fault"]), fix=row["fix"], source=row["source"],
+            fault=FAULTS[row["fault"]],
+            origin=FaultOrigin(_ORIGINS[row["fault"]]) if row["fault"] in _ORIGINS else None, fix=row["fix"],
+            source=row["source"],
             nature=row.get("nature") or ("peer-lost" if row["fault"] == "peer" else "own"),
             vague=row.get("vague", False), loose=row.get("loose", False), marks=tuple(row.get("marks", ())),
         )

@@ -56,10 +56,7 @@ EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"  # holds ddpdoctor's own port, on whic
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of SLURM_JOB_NODELIST or SLURM_STEP_NODELIST in order. Raises ValueError if it is malformed.
-
-    Numbers are padded to the width of the range's first: "n[08-10]" is n08, n09, n10. A name may have several ranges.
-    """
+    """Return the hosts of SLURM_JOB_NODELIST or SLURM_STEP_NODELIST, "n[08-10]"; raises ValueError if malformed."""
     hosts: list[str] = []
     parts = _HOST.findall(text)
     if ",".join(parts) != text.strip():
@@ -93,7 +90,6 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _numbers(ranges: str, space: int) -> list[str]:
-    """Expand the text in brackets: "1-3,07"."""
     found: list[str] = []
     for part in ranges.split(","):
         span = _SPAN.fullmatch(part)

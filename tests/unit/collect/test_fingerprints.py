@@ -20,7 +20,7 @@ from ddpdoctor.collect.fingerprint_files import (
     pack_stream,
 )
 from ddpdoctor.collect.fingerprint_nodes import ANSWER_LIMIT_S, JOINT, POINTS, Joint, read_points, unite_consistency
-from ddpdoctor.collect.run_files import save
+from ddpdoctor.collect.run_files import attempt_name, save
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import (
     Consistency,
@@ -35,7 +35,6 @@ from ddpdoctor.model.consistency import (
     TensorSplit,
     What,
 )
-from ddpdoctor.model.facts import attempt_name
 from ddpdoctor.recorder.storage import fingerprint_file
 from tests.fingerprints import TICKS, FakeRank, only_stream, row, write_job
 from tests.golden import Cases, outline, table

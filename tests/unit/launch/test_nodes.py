@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consistency, unite_consistency
+from ddpdoctor.collect.run_files import attempt_name
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import OTHER_PORT, HostedMeeting, by_port
@@ -31,7 +32,7 @@ from ddpdoctor.launch.placement import MOST_ADDRESSES, Placement, Style, own_add
 from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, SharedReplicas
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.consistency import Consistency, RootsReport
-from ddpdoctor.model.facts import Run, attempt_name
+from ddpdoctor.model.facts import Run
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank

@@ -121,7 +121,7 @@ def test_the_errors_of_a_ranks_ended_children_are_kept_the_first_and_the_last(tm
             watch.follow(at_once=True)
     watch.followed[rank] = Followed(pid=rank, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=1)
     watch.save(ended=True, launcher_status=0)
-    errors = read_watch(tmp_path, None).of(rank).child_errors
+    errors = read_watch(tmp_path, None).processes[rank].child_errors
     assert [(one.who, one.name, one.error.type) for one in errors] == [
         (Helper.CHILD, str(rank + n), "ValueError") for n in (1, 2, 4, 5, 6, 7, 8, 11)
     ]
@@ -201,7 +201,7 @@ def killed_for_memory(request, given):
     ring = mmap.mmap(-1, 1)
     watch.followed[7] = Followed(pid=7, ticks=1, role=ring_layout.ROLE_RANK, ring=ring, ended_ns=ended_ns)
     watch.save(ended=True, launcher_status=0)
-    return read_watch(folder, None).of(7).oom
+    return read_watch(folder, None).processes[7].oom
 
 
 # Which status a bench ends with whose ranks ended as they did.

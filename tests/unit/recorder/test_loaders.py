@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.collect.rank import read_loaders
+from ddpdoctor.collect.recorded import read_loaders
 from ddpdoctor.model.data import LoaderSeen
 from ddpdoctor.recorder.loaders import MAX_BYTES, MAX_PASSES
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
