@@ -5,17 +5,10 @@ server sends HMAC("server", both). Then requests and answers alternate. A reques
 big-endian), operation (1 byte), length of the key (2 bytes), key, value. An answer is the length of the rest (4 bytes),
 status (1 byte), value.
 
-``DDPDOCTOR_TOKEN``, the same on every host, is the only real secret. With it every message is signed, also over
-torchrun's store. Without it:
-
-- A Slurm step derives a token from job, step and user. That keeps out other jobs and accidents, but another user of the
-  cluster can derive it too.
-- Under torchrun, and with --nnodes by hand, anyone who reaches the port may take part. The job's own store at
-  MASTER_PORT trusts its network in the same way.
-
-A peer with the token can only send facts, which are parsed within limits and never run. Without a token, a stranger can
-send wrong facts, which makes the report wrong, and can read what the others sent: hosts, stacks, variables of the
-allow-list. Nothing is encrypted, with or without a token.
+``DDPDOCTOR_TOKEN`` is the only real secret. Without it, another user of a Slurm cluster can derive the token, which
+keeps out only other jobs and accidents; under torchrun and with --nnodes by hand anyone who reaches the port may take
+part, as in the job's own store at MASTER_PORT. Such a stranger can send wrong facts, which are parsed within limits and
+never run, and can read what others sent: hosts, stacks, variables of the allow-list. Nothing is ever encrypted.
 """
 
 from __future__ import annotations
