@@ -57,15 +57,12 @@ class Meeting:
         return self.visit(number).host or f"node {number}"
 
     def names(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Return the hosts of nodes, each once, in the order of the numbers."""
         return tuple(dict.fromkeys(self.name(number) for number in numbers))
 
     def arrived(self) -> tuple[Visit, ...]:
-        """Return the nodes that arrived."""
         return tuple(visit for visit in self.rendezvous.visits if visit.arrived)
 
     def node(self, number: int) -> Node | None:
-        """Return the facts about a node's machine, or None if there are none."""
         arrived = self.arrived()
         if len(arrived) != len(self.rendezvous.fleet.nodes):
             return None

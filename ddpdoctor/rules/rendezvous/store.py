@@ -10,19 +10,11 @@ from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.network import open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.rendezvous.mesh import (
-    PLACE_IS_WRONG,
-    Meeting,
-    describe,
-    failure_of,
-    first_few,
-    is_black_hole,
-    say_duration,
-    say_size,
-)
+from ddpdoctor.rules.rendezvous import mesh
 
 if TYPE_CHECKING:
     from ddpdoctor.model.launch import Connecting, StoreView, Visit
+    from ddpdoctor.rules.rendezvous.mesh import Meeting
 
 
 WORDS = {
@@ -51,7 +43,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     if untried is not None:
         return unknown(f"{untried[0].host} could not serve a test store: {untried[1].without_torch}")
     failing = [(visit, view) for visit, view in seen if fails(view)]
-    causes = [meeting.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
+    causes = [meeting.cause(mesh.PLACE_IS_WRONG, visit.host) for visit, _ in failing]
     open_ones = [
         (visit, view)
         for (visit, view), cause in zip(failing, causes, strict=True)
@@ -119,7 +111,7 @@ def _held_up(
     works = next(attempt for _, view in seen for attempt in view.attempts if attempt.contact is Contact.CONNECTED)
     silent = [{attempt.address for attempt in view.attempts if attempt.contact is dead.contact} for _, view in seen]
     everywhere = all(dead.address in addresses for addresses in silent)
-    lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
+    lines = mesh.first_few(f"{visit.host} to {mesh.describe(attempt)}" for visit, attempt in those)
     return Problem(
         summary=f"on {name_list(clients)}, {dead.host} first resolves to an address that does not respond: torch "
         "waits there for minutes, before it tries the next address",
@@ -154,7 +146,7 @@ def _unreached(
         direction = f"; it works from {others}, so check what leaves {these}, and what {server.host} accepts from there"
     else:
         direction = f"; the store listens there, so check what {server.host} accepts"
-    lines = list(first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those))
+    lines = list(mesh.first_few(f"{visit.host} to {mesh.describe(attempt)}" for visit, attempt in those))
     if server is not None:
         lines.append(f"{server.host} serves the store and can reach it")
     if works_for:
@@ -220,11 +212,13 @@ def check_start_trial(meeting: Meeting) -> Answer:
         reason = known
     elif any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
         reason = "not all nodes reach the store"
-    elif any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
+    elif any(mesh.failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
         reason = "not all nodes can connect to each other"
     else:
-        stalled = next((pair.large for pair in meeting.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
-        reason = f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
+        stalled = next(
+            (pair.large for pair in meeting.rendezvous.pairs if pair.large and mesh.is_black_hole(pair)), None
+        )
+        reason = f"a payload of {mesh.say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
     if reason:
         return skipped(f"a real start fails, as expected: {reason}")
     hosts = meeting.names(trial.node for trial in failed)
@@ -234,8 +228,8 @@ def check_start_trial(meeting: Meeting) -> Answer:
         "although the store and all connections work",
         worked,
         hosts=hosts,
-        evidence=first_few(
-            f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
+        evidence=mesh.first_few(
+            f"{meeting.name(trial.node)}, after {mesh.say_duration(trial.duration_s)}: {trial.error or trial.stage}"
             for trial in failed
         ),
         fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "
