@@ -82,7 +82,15 @@ def read_file(path: Path, extent: Extent) -> saved.FileSeen:
             # Damaged or truncated: without an index we cannot know which.
             return replace(seen, form=form, state=saved.ReadState.UNREADABLE, detail=str(error))
     if index is None:
-        return replace(seen, state=saved.ReadState.FOREIGN, detail=name_foreign(head))
+        lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
+        other = (
+            f"it begins with {head[:8]!r}, which is neither a zip archive nor an old format of torch.save nor "
+            "safetensors"
+            if any(head)
+            else "only zeros at its beginning, as after a host crash before the data reached the disk"
+        )
+        detail = next((what for beginning, what in _BEGINNINGS if lowered.startswith(beginning)), other)
+        return replace(seen, state=saved.ReadState.FOREIGN, detail=detail)
     if is_safe:
         tensors = _describe_all(index.root.items())
         weights = (saved.Weights(where="", tensors=tensors),) if tensors else ()
@@ -163,18 +171,6 @@ def _with_values(seen: saved.FileSeen, index: formats.FileIndex, extent: Extent)
                 if (tensor := open_tensor(buffer, ref, starts)) is not None
             }
     return replace(seen, values=values, unseen=unseen, digests=digests)
-
-
-def name_foreign(head: bytes) -> str:
-    lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
-    for beginning, what in _BEGINNINGS:
-        if lowered.startswith(beginning):
-            return what
-    if not any(head):
-        return "only zeros at its beginning, as after a host crash before the data reached the disk"
-    return (
-        f"it begins with {head[:8]!r}, which is neither a zip archive nor an old format of torch.save nor safetensors"
-    )
 
 
 def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], str]:

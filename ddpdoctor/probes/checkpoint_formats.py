@@ -260,17 +260,14 @@ def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
             children += (("", child) for child in (value.args, value.state, value.items))
         if children:
             seen.add(id(value))
-        waiting.extend((_join(path, key), child) for key, child in reversed(children))
-
-
-def _join(path: str, key: Any) -> str:
-    if isinstance(key, int) and key.bit_length() > MOST_BITS:
-        name = "(a number)"  # Python refuses to convert a number with thousands of digits
-    elif isinstance(key, PLAIN_KEYS):
-        name = "" if key in LAYERS else str(key)
-    else:
-        name = f"({type(key).__name__})"
-    return f"{path}.{name}" if path and name else path or name
+        for key, child in reversed(children):
+            if isinstance(key, int) and key.bit_length() > MOST_BITS:
+                name = "(a number)"  # Python refuses to convert a number with thousands of digits
+            elif isinstance(key, PLAIN_KEYS):
+                name = "" if key in LAYERS else str(key)
+            else:
+                name = f"({type(key).__name__})"
+            waiting.append((f"{path}.{name}" if path and name else path or name, child))
 
 
 def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:

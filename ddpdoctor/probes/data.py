@@ -307,28 +307,25 @@ def _describe(
 ) -> RankDraws:
     dataset = getattr(made, "dataset", made) if base is None else base.dataset
     batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
-    samples = None if base is None else base.samples
+    samples, divider = None, None
+    if base is not None:  # what divides the samples among ranks: the sampler, or the user's own batch sampler
+        batches, samples = made.batch_sampler, base.samples
+        sampler = batches if batches is not None and type(batches) is not BatchSampler else made.sampler
+        divider = SamplerSeen(
+            type=_type_of(sampler), replicas=_plain(sampler, "num_replicas", int), rank=_plain(sampler, "rank", int),
+            seed=_plain(sampler, "seed", int), shuffle=_plain(sampler, "shuffle", bool),
+            drop_last=_plain(sampler, "drop_last", bool),
+            standard=type(sampler).__iter__ is DistributedSampler.__iter__,
+        )  # fmt: skip
     loader = LoaderSeen(
         number=1, site=None, dataset=_type_of(dataset), dataset_digest="", samples=samples,
         batch_size=batch_size if isinstance(batch_size, int) else None, drop_last=getattr(made, "drop_last", None),
         iterable=base is None, workers=getattr(made, "num_workers", 0), indices_seen=base is not None,
-        sampler=None if base is None else _describe_sampler(made), epochs=seen, passes=len(seen),
+        sampler=divider, epochs=seen, passes=len(seen),
     )  # fmt: skip
     return RankDraws(
         rank=passes[0].rank, host=os.uname().nodename, loader=loader, kind=_type_of(made), samples=samples,
         set_epoch=any(epoch.set_epoch is not None for epoch in seen), passes=passes, notes=notes,
-    )  # fmt: skip
-
-
-def _describe_sampler(loader: Any) -> SamplerSeen:
-    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler."""
-    batch_sampler = loader.batch_sampler
-    is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
-    sampler = batch_sampler if is_own else loader.sampler
-    return SamplerSeen(
-        type=_type_of(sampler), replicas=_plain(sampler, "num_replicas", int), rank=_plain(sampler, "rank", int),
-        seed=_plain(sampler, "seed", int), shuffle=_plain(sampler, "shuffle", bool),
-        drop_last=_plain(sampler, "drop_last", bool), standard=type(sampler).__iter__ is DistributedSampler.__iter__,
     )  # fmt: skip
 
 
