@@ -137,16 +137,13 @@ def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
 
 def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
     """Return the way over a store that somebody else serves, which ``open_it`` connects to within a limit."""
-    return MeetingWay(
-        "store",
-        lambda token, limit_s, **_: mailbox.knock(mailbox.StoreBox(open_it(limit_s)), token, limit_s, SERVED_BY),
-    )
+    knock, box = mailbox.knock, mailbox.StoreBox
+    return MeetingWay("store", lambda token, limit_s, **_: knock(box(open_it(limit_s)), token, limit_s, SERVED_BY))
 
 
 def by_folder(path: Path) -> MeetingWay:
-    return MeetingWay(
-        "folder", lambda token, limit_s, **_: mailbox.knock(mailbox.FolderBox(path), token, limit_s, SERVED_BY)
-    )
+    box = mailbox.FolderBox
+    return MeetingWay("folder", lambda token, limit_s, **_: mailbox.knock(box(path), token, limit_s, SERVED_BY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

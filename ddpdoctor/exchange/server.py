@@ -93,9 +93,8 @@ class Server:
         address, both = ("127.0.0.1" if self._one_host else ""), not self._one_host and socket.has_dualstack_ipv6()
         for family in (socket.AF_INET6, socket.AF_INET) if both else (socket.AF_INET,):
             try:  # without IPv6, IPv4 is tried next; a port that is taken fails for both
-                listener = socket.create_server(
-                    (address, port), family=family, dualstack_ipv6=family is socket.AF_INET6
-                )
+                is_both = family is socket.AF_INET6
+                listener = socket.create_server((address, port), family=family, dualstack_ipv6=is_both)
             except OSError as error:
                 failed = describe(error)
                 continue

@@ -65,10 +65,9 @@ class Extent:
 
 def read_file(path: Path, extent: Extent) -> saved.FileSeen:
     """Read a file. Raises ``OSError`` if it cannot be opened."""
-    seen = saved.FileSeen(
-        path=str(path), size_bytes=path.stat().st_size, form=saved.Form.FOREIGN, state=saved.ReadState.EMPTY
-    )
-    if seen.size_bytes == 0:
+    size, form = path.stat().st_size, saved.Form.FOREIGN
+    seen = saved.FileSeen(path=str(path), size_bytes=size, form=form, state=saved.ReadState.EMPTY)
+    if size == 0:
         return seen
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
@@ -256,9 +255,8 @@ def _part_of_dict(value: dict[Any, Any]) -> saved.StatePart | None:
 
 
 def _is_optimizer(value: Any) -> bool:
-    return (
-        isinstance(value, dict) and isinstance(value.get("param_groups"), list) and isinstance(value.get("state"), dict)
-    )
+    held = value if isinstance(value, dict) else {}
+    return isinstance(held.get("param_groups"), list) and isinstance(held.get("state"), dict)
 
 
 def _is_random(key: str, value: Any) -> bool:
@@ -354,9 +352,6 @@ def _chunks(tensor: Any) -> Iterator[Any]:
     """Yield the values in pieces that torch can compute with on a CPU, complex values as pairs of real ones."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    pieces = (
-        tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else (row for row in tensor.reshape(1, *tensor.shape))
-    )
-    for piece in pieces:
+    for piece in tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else tensor.reshape(1, *tensor.shape):
         # torch cannot compare one-byte floats on a CPU.
         yield piece.float() if piece.element_size() == 1 else piece

@@ -279,8 +279,8 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
         raise zipfile.BadZipFile(str(error)) from error
     with opened as archive:
         records = {_short(info.filename): info for info in archive.infolist()}
-        has_checksums = any(info.CRC for info in records.values())
-        damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
+        has_sums = any(info.CRC for info in records.values())
+        damaged = tuple(_damaged(archive, records)) if has_sums and checksums else ()
         info, problem = records.get(PICKLE), ""
         root, names = None, tuple[str, ...]()
         if info is None:
@@ -297,9 +297,7 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
                 problem = str(error)
         sound = (name for name in records if name.startswith("data/") and name not in damaged)
         starts = {name.removeprefix("data/"): _start(file, records[name]) for name in sound}
-    return FileIndex(
-        root=root, names=names, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums
-    )
+    return FileIndex(root=root, names=names, problem=problem, starts=starts, damaged=damaged, has_checksums=has_sums)
 
 
 def _short(name: str) -> str:

@@ -311,9 +311,8 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
         # In the names beside it all numbers may be others.
         others = (r"\d+".join(map(re.escape, re.split(r"\d+", text))) for text in (before, after))
         form = re.compile(r"({})(\d+)({})".format(*others))
-        groups = grouped(
-            (f"{found[1]}*{found[3]}", int(found[2])) for found in filter(None, map(form.fullmatch, known))
-        )
+        matches = filter(None, map(form.fullmatch, known))
+        groups = grouped((f"{found[1]}*{found[3]}", int(found[2])) for found in matches)
         own = set(groups.pop(f"{before}*{after}", ()))
         elsewhere = set(chain.from_iterable(groups.values()))
         highest = max(own, default=0)

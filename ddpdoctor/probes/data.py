@@ -203,9 +203,8 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
             help="Name a function that returns the DataLoader that training iterates.",
         )
     if not is_loader and not hasattr(made, "__iter__"):
-        raise UserError(
-            f"{name} returns {_type_of(made)}, not a loader", help="Return the DataLoader that training iterates."
-        )
+        advice = "Return the DataLoader that training iterates."
+        raise UserError(f"{name} returns {_type_of(made)}, not a loader", help=advice)
     if not is_loader or isinstance(made.dataset, IterableDataset):
         return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
     try:
@@ -221,19 +220,17 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
     return _describe(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
-def _draw_pass(
-    loader: Any, base: Base, rank: int, number: int, *, set_epoch: bool
-) -> tuple[EpochSeen, RankPass, bytes]:
+def _draw_pass(made: Any, base: Base, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass, bytes]:
     """Draw the indices that a DataLoader would request from its workers in one pass.
 
     Return the pass for the data rules, the same for the report, and the bitmap of the samples drawn: bit i % 8 of byte
     i // 8 is set for sample i. Raises ``NoIndices``; errors of the user's sampler propagate.
     """
-    epoch = _begin_pass(loader, number, set_epoch=set_epoch)
+    epoch = _begin_pass(made, number, set_epoch=set_epoch)
     bits, order, first = bytearray(-(-base.samples // 8)), hashlib.blake2b(digest_size=DIGEST_BYTES), ""
     drawn = batches = last = total = xor = 0
-    batch_sampler = loader.batch_sampler
-    for batch in batch_sampler if batch_sampler is not None else ([index] for index in loader.sampler):
+    batch_sampler = made.batch_sampler
+    for batch in batch_sampler if batch_sampler is not None else ([index] for index in made.sampler):
         indices = [base.trace(index) for index in batch]
         order.update(struct.pack(f"<{len(indices)}q", *indices))
         first = first or order.hexdigest()
@@ -285,13 +282,8 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
 
 def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     """Return a pass's epoch, or None if the loader has none. If asked to, set it first, as training loops do."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners: tuple[Any, ...] = (
-        loader,
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    )
+    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners: tuple[Any, ...] = (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
     if not set_epoch:
         found = (getattr(owner, "epoch", None) for owner in owners)
         return next((epoch for epoch in found if isinstance(epoch, int)), None)

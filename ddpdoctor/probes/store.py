@@ -153,9 +153,8 @@ def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connectin
 
 
 def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
-    return Connecting(
-        host=host, address=address, port=port, contact=contact, error=error, duration_s=time.monotonic() - began
-    )
+    took_s = time.monotonic() - began
+    return Connecting(host=host, address=address, port=port, contact=contact, error=error, duration_s=took_s)
 
 
 class TorchProcess:

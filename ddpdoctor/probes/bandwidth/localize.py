@@ -87,11 +87,8 @@ def visit_units(
             for group in groups.of(slot):
                 small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
                 large = measure(group, _case(size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
-                own = group.index
-                late = [
-                    statistics.median([*call[:own], *call[own + 1 :]]) - call[own]
-                    for call in zip(*small.waits_us, strict=True)
-                ]
+                own, waits_us = group.index, zip(*small.waits_us, strict=True)
+                late = [statistics.median([*call[:own], *call[own + 1 :]]) - call[own] for call in waits_us]
                 busbw_gb_s = large.measurement.busbw_gb_s or 0.0
                 mine = [small.measurement.p50_us, busbw_gb_s, float(statistics.median(late))]
             groups.close(slot)
@@ -172,9 +169,8 @@ def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     for unit, visits, shared in _visit_all("pairs", rounds, world, log, progress):
         late_us = [statistics.median(late) for late in zip(*(late for _, _, late in visits), strict=True)]
         first, second = unit.ranks
-        pairs[unit] = Pair(
-            ranks=(first, second), hosts=(hosts[first], hosts[second]), late_us=(late_us[0], late_us[1]), **shared
-        )
+        both = hosts[first], hosts[second]
+        pairs[unit] = Pair(ranks=(first, second), hosts=both, late_us=(late_us[0], late_us[1]), **shared)
         log.pairs = list(pairs.values())
 
 

@@ -171,14 +171,9 @@ class _Sweep:
         needed = needed_bytes(first.cases[0], group, most)
         reason = find_lack(needed, int(free_bytes[least]), group.ranks[least])
         if slot is None or reason:
-            (collective, dtype), sizes = (
-                first.curve,
-                tuple(step.size_bytes for step in steps if step.curve == first.curve),
-            )
+            sizes, (what, dtype) = tuple(step.size_bytes for step in steps if step.curve == first.curve), first.curve
             reason = reason or f"the budget of {self._settings.budget_s:g} s is too short"
-            log.left_out.append(
-                LeftOut(collective=collective, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason)
-            )
+            log.left_out.append(LeftOut(collective=what, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason))
             return [step for step in steps if step.curve != first.curve]
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         began_s = time.monotonic()
@@ -268,9 +263,7 @@ def read_free_bytes(device: torch.device) -> int:
 
 
 def left_of(*spaces: Space | None) -> int:
-    return min(
-        [UNKNOWN_BYTES, *(max(0, space.limit_bytes - space.used_bytes) for space in spaces if space is not None)]
-    )
+    return min([UNKNOWN_BYTES, *(max(0, space.limit_bytes - space.used_bytes) for space in spaces if space)])
 
 
 class NcclLogs:

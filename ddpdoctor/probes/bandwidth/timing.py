@@ -67,9 +67,7 @@ class ResultLog:
                 self.notes.append(text)
 
     def bench(self, stop: Stop | None = None) -> Bench:
-        parts: dict[str, Any] = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name != "_lock"
-        }
+        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "_lock"}
         parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
         return Bench(**parts, stop=stop)
 

@@ -61,9 +61,7 @@ def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
 
 def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[TensorSplit, ...]]:
     """Return for each kind the tensors that differ between ranks, in the order of the first ranks."""
-    keyed = {
-        rank: {(digest.what, digest.name, digest.part): digest for digest in seen} for rank, seen in tensors.items()
-    }
+    keyed = {rank: {(row.what, row.name, row.part): row for row in rows} for rank, rows in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
     found: dict[What, list[TensorSplit]] = {}
     for key in order:

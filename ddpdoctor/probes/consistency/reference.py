@@ -304,9 +304,7 @@ class Alone:
                 double.module.double()
                 if isinstance(double.loss_fn, torch.nn.Module):
                     double.loss_fn.double()
-                self._double = self._copy(
-                    double, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
-                )
+                self._double = self._copy(double, lambda part: part.double() if part.is_floating_point() else part)
 
     def answer(self, question: Question) -> OneProcess:
         kept = torch.load(question.path, map_location="cpu", weights_only=True)

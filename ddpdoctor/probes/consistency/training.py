@@ -187,9 +187,8 @@ def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
     module, optimizer, loss_fn = (*parts, None, None, None)[:3]
     returned = f"--model {spec} returned"
     if isinstance(module, DistributedDataParallel):
-        raise UserError(
-            f"{returned} a model that is already in DDP", help="Return the bare module: ddpdoctor wraps it in DDP."
-        )
+        advice = "Return the bare module: ddpdoctor wraps it in DDP."
+        raise UserError(f"{returned} a model that is already in DDP", help=advice)
     names = [type(part).__name__ for part in parts]
     kinds = names[0] if len(names) == 1 else f"({', '.join(names)})"
     if len(parts) not in {1, 2, 3} or not isinstance(module, torch.nn.Module):

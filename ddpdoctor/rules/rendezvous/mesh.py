@@ -270,10 +270,8 @@ def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
 
 def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     if blame.way is PairSide.OUTBOUND:
-        host = meeting.name(blame.nodes[0])
-        return (
-            f"check outgoing rules (nft list ruleset, as root) and the route (ip route get {bad[0].address}) on {host}"
-        )
+        host, route = meeting.name(blame.nodes[0]), f"ip route get {bad[0].address}"
+        return f"check outgoing rules (nft list ruleset, as root) and the route ({route}) on {host}"
     first = meeting.node(bad[0].target)
     sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
     targets = name_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))

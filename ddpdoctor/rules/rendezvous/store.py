@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Connecting, StoreView, Visit
     from ddpdoctor.rules.rendezvous.mesh import Meeting
 
+    Attempts = list[tuple[Visit, Connecting]]
+
 
 WORDS = {
     Contact.REFUSED: "is refused",
@@ -76,18 +78,13 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     server = servers[0][0] if servers and not servers[0][1].not_served else None
     problems += (_unreached(meeting, contact, those, server, works_for) for contact, those in by_contact.items())
     # The addresses at which torch waits in vain before it tries the one that works
-    heard = [
-        (
-            visit,
-            next(
-                (attempt for attempt in view.attempts if attempt.contact in {Contact.NO_ANSWER, Contact.CONNECTED}),
-                None,
-            ),
-        )
+    told = {Contact.NO_ANSWER, Contact.CONNECTED}
+    firsts = (
+        (visit, next(attempt for attempt in view.attempts if attempt.contact in told))
         for visit, view in seen
         if reached(view)
-    ]
-    held_up = [(visit, one) for visit, one in heard if one is not None and one.contact is Contact.NO_ANSWER]
+    )
+    held_up = [(visit, attempt) for visit, attempt in firsts if attempt.contact is Contact.NO_ANSWER]
     if held_up:
         problems.append(_held_up(held_up, seen, server))
     return judged(problems, reach)
@@ -103,9 +100,7 @@ def fails(view: StoreView) -> bool:
     return bool(view.not_served) or not reached(view)
 
 
-def _held_up(
-    those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, StoreView]], server: Visit | None
-) -> Problem:
+def _held_up(those: Attempts, seen: list[tuple[Visit, StoreView]], server: Visit | None) -> Problem:
     dead = those[0][1]
     clients = tuple(visit.host for visit, _ in those)
     works = next(attempt for _, view in seen for attempt in view.attempts if attempt.contact is Contact.CONNECTED)
@@ -123,11 +118,7 @@ def _held_up(
 
 
 def _unreached(
-    meeting: Meeting,
-    contact: Contact,
-    those: list[tuple[Visit, Connecting]],
-    server: Visit | None,
-    works_for: list[Visit],
+    meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, works_for: list[Visit]
 ) -> Problem:
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     attempt = those[0][1]
@@ -164,9 +155,7 @@ def _unreached(
     )
 
 
-def _fix(
-    meeting: Meeting, contact: Contact, those: list[tuple[Visit, Connecting]], server: Visit | None, *, outbound: bool
-) -> str:
+def _fix(meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, *, outbound: bool) -> str:
     attempt = those[0][1]
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     if contact is Contact.UNRESOLVED:
@@ -215,10 +204,8 @@ def check_start_trial(meeting: Meeting) -> Answer:
     elif any(mesh.failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
         reason = "not all nodes can connect to each other"
     else:
-        stalled = next(
-            (pair.large for pair in meeting.rendezvous.pairs if pair.large and mesh.is_black_hole(pair)), None
-        )
-        reason = f"a payload of {mesh.say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
+        stalled = (pair.large for pair in meeting.rendezvous.pairs if pair.large and mesh.is_black_hole(pair))
+        reason = next((f"a payload of {mesh.say_size(large.size_bytes)} stalls" for large in stalled), "")
     if reason:
         return skipped(f"a real start fails, as expected: {reason}")
     hosts = meeting.names(trial.node for trial in failed)
