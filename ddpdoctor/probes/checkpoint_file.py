@@ -122,10 +122,8 @@ def _read_zip(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.Fil
         state = saved.ReadState.UNREADABLE if damaged else saved.ReadState.FOREIGN
         return replace(seen, state=state, detail=index.problem, damaged=damaged)
     refused, refusal = ((), "") if damaged else try_load(Path(seen.path), named=index.names)
-    whole = replace(
-        seen, state=saved.ReadState.WHOLE, damaged=damaged, contents=describe(index), refused=refused, refusal=refusal
-    )
-    return _with_values(whole, index, extent)
+    seen = replace(seen, damaged=damaged, contents=describe(index), refused=refused, refusal=refusal)
+    return _with_values(replace(seen, state=saved.ReadState.WHOLE), index, extent)
 
 
 def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
@@ -147,11 +145,10 @@ def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
     tail = file.read(TAIL_BYTES)
     has_end = 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
     zeros = "" if end == size else f"its last {size - end} bytes are zeros"
-    seen = replace(
-        seen,
-        state=saved.ReadState.UNREADABLE if has_end else saved.ReadState.CUT,
-        detail="the directory of its records is damaged" if has_end else zeros,
-    )
+    if has_end:
+        seen = replace(seen, state=saved.ReadState.UNREADABLE, detail="the directory of its records is damaged")
+    else:
+        seen = replace(seen, state=saved.ReadState.CUT, detail=zeros)
     return seen if index is None else replace(seen, lost=_lost(index), contents=describe(index))
 
 

@@ -37,10 +37,7 @@ FORM = "package.module:function"
 _OURS = str(Path(ddpdoctor.__file__).parent) + os.sep
 _NOT_THE_USERS = tuple(
     str(Path(folder).resolve()) + os.sep
-    for folder in {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(ddpdoctor.__file__).parent),
-    }
+    for folder in {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), _OURS}
 )
 
 

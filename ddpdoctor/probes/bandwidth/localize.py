@@ -139,11 +139,8 @@ class _Groups:
                     world.tracker.leave()
         finally:
             everybody.bound_device_id = bound
-        return [
-            RankGroup(handles[unit.ranks], unit.ranks, world.device, world.backend, world.tracker)
-            for unit in slot
-            if self._rank in unit.ranks
-        ]
+        own = [unit.ranks for unit in slot if self._rank in unit.ranks]
+        return [RankGroup(handles[ranks], ranks, world.device, world.backend, world.tracker) for ranks in own]
 
     def close(self, slot: Sequence[Unit] | None = None) -> None:
         """Close the groups of a slot if some rank has too many open; without a slot, close all."""

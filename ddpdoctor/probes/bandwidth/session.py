@@ -122,11 +122,8 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error
-        raise UserError(
-            f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}: {error}",
-            help="Choose another MASTER_PORT.",
-            status=ExitStatus.INCONCLUSIVE,
-        ) from error
+        problem, advice = f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}", "Choose another MASTER_PORT."
+        raise UserError(f"{problem}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE) from error
 
 
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:

@@ -297,9 +297,7 @@ def join(batches: Sequence[Any]) -> Any:
 
 def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
     """Return how many samples each batch has: the length of its first tensor, or 0 if it has none."""
-    return tuple(
-        next((int(leaf.shape[0]) for _, leaf in leaves(batch) if getattr(leaf, "ndim", 0)), 0) for batch in batches
-    )
+    return tuple(next((len(leaf) for _, leaf in leaves(batch) if getattr(leaf, "ndim", 0)), 0) for batch in batches)
 
 
 def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:

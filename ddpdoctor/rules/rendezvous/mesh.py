@@ -157,10 +157,8 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
         both = None if former is None else tuple(sorted({*former.pairs, *blame.pairs}))
         by_node[node] = blame if both is None else BadPairs(way=PairSide.CUT_OFF, nodes=(node,), pairs=both)
     between = grouped(((min(pair), max(pair)), pair) for pair in sorted(left))
-    return (
-        *tuple(by_node[node] for node in sorted(by_node)),
-        *tuple(BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items()),
-    )
+    rest = (BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
+    return (*(by_node[node] for node in sorted(by_node)), *rest)
 
 
 HOW = {
@@ -231,18 +229,14 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
         lines.append(f"{_both(meeting, pair)} at {what}")
     failure = bad[0].connecting
     how = "not tested" if failure is None else HOW.get(failure.contact, "it fails")
+    source, target = map(meeting.name, blame.pairs[0])
     if blame.way is PairSide.ALL:
         who = f"{name_list(meeting.names(blame.nodes))} cannot connect to each other in any direction"
     elif blame.way is PairSide.PAIR:
-        source, target = blame.pairs[0]
         both = " or vice versa" if len(blame.pairs) > 1 else ""
-        who = f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, but both can connect to others"
+        who = f"{source} cannot connect to {target}{both}, but both can connect to others"
     elif blame.alone:
-        source, target = blame.pairs[0]
-        who = (
-            f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), but the other direction "
-            "works"
-        )
+        who = f"{source} cannot connect to {target} (inbound there), but the other direction works"
     elif blame.way is PairSide.CUT_OFF:
         who = f"{first} is cut off: it cannot connect to any other host, and no other host can connect to it"
     elif blame.way is PairSide.INBOUND:
