@@ -405,8 +405,7 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> FileIndex:
     file.seek(0)
     (length,) = HEADER_LENGTH.unpack(file.read(HEADER_LENGTH.size))
     try:
-        header = parse_json(file.read(length))
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        entries = {name: entry for name, entry in parse_json(file.read(length)).items() if name != "__metadata__"}
         tensors: dict[str, TensorRef] = {}
         begins: dict[str, int] = {}
         for name, entry in entries.items():

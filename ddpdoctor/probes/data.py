@@ -276,8 +276,7 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
         number=number, set_epoch=epoch, batches=batches, drawn=0, total=0, xor=0, order="", first="", complete=complete,
         trained=True, batch_digests=tuple(digests), backwards=batches,
     )  # fmt: skip
-    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
-    return seen, row
+    return seen, RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
 
 
 def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:

@@ -116,8 +116,7 @@ def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tup
 
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
     """Return how far ``ours``, of one file, is from ``theirs``, or None if they cannot be subtracted."""
-    both = (ours, theirs)
-    if any(one.layout is not torch.strided or one.is_quantized for one in both):
+    if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in (ours, theirs)):
         return None
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype or ours.numel() == 0:
         return None
@@ -181,8 +180,7 @@ class Saved:
     def below(self, prefix: str) -> Saved:
         tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
         values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
-        beside = len(self.tensors) - len(tensors)
-        return Saved(tensors, values, self.stripped, prefix, beside)
+        return Saved(tensors, values, self.stripped, prefix, beside=len(self.tensors) - len(tensors))
 
 
 def _load(path: Path) -> Any:

@@ -301,18 +301,12 @@ def judge(
         check(backend)
     except UserError as error:
         return StartDecision(problem=error.message, help=error.help, status=error.status)
-    members = tuple(
-        replace(
-            proposal.member,
-            device=f"cuda:{proposal.gpu.index}",
-            device_name=proposal.gpu.name,
-            gpu_ranks=users[proposal.gpu.uuid],
-        )
-        if backend == "nccl" and proposal.gpu is not None
-        else proposal.member
-        for proposal in proposals
-    )
-    return StartDecision(backend=backend, members=members)
+    members = [proposal.member for proposal in proposals]
+    for place, gpu in enumerate(gpus.values() if backend == "nccl" else ()):
+        if gpu is not None:
+            device = f"cuda:{gpu.index}"
+            members[place] = replace(members[place], device=device, device_name=gpu.name, gpu_ranks=users[gpu.uuid])
+    return StartDecision(backend=backend, members=tuple(members))
 
 
 def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> None:

@@ -117,8 +117,7 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
 
     try:
         with meet_ranks(launch, env, meet_limit_s=timeout_s, limit_s=timeout_s) as ranks:
-            own = propose(launch, env, settings)
-            return run_agreed(ranks, own, timeout_s, show_error, run, check)
+            return run_agreed(ranks, propose(launch, env, settings), timeout_s, show_error, run, check)
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error

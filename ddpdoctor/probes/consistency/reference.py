@@ -238,8 +238,7 @@ def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
     if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
         return (math.nan,) * len(parts)
     # With the pseudo-inverse, equal parts share their weight.
-    solved = torch.linalg.pinv(gram, hermitian=True) @ aims
-    return tuple(float(weight) for weight in solved)
+    return tuple(float(weight) for weight in torch.linalg.pinv(gram, hermitian=True) @ aims)
 
 
 def _mean(parts: Sequence[Named], name: str) -> Any:

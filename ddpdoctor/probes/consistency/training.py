@@ -320,8 +320,7 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
         if any(not torch.equal(part, parts[0]) for part in parts):
             raise CannotJoin(f"{place} is one number, and differs between ranks")
         return parts[0]
-    shapes = {tuple(part.shape[1:]) for part in parts}
-    if len(shapes) > 1:
+    if len({tuple(part.shape[1:]) for part in parts}) > 1:
         shown = " and ".join(str(list(part.shape)) for part in parts[:2])
         raise CannotJoin(f"{place} has shapes that do not fit together ({shown}, ...): pad them to one")
     return torch.cat(list(parts))

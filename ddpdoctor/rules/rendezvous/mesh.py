@@ -78,8 +78,7 @@ class Meeting:
 def describe(attempt: Connecting) -> str:
     """Return "10.0.0.4:29500: Connection refused (after 0.3 ms)"."""
     place = say_place(attempt.address or attempt.host, attempt.port)
-    words = attempt.error or attempt.contact.value
-    return f"{place}: {words} (after {say_duration(attempt.duration_s)})"
+    return f"{place}: {attempt.error or attempt.contact.value} (after {say_duration(attempt.duration_s)})"
 
 
 def say_duration(duration_s: float) -> str:
