@@ -7,9 +7,10 @@ import io
 import re
 import statistics
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
-from pathlib import PurePosixPath
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddpdoctor.model import saved
@@ -21,7 +22,6 @@ from ddpdoctor.probes.loading import import_torch, load_callable, users_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 MOST_CHARACTERS = 300
 METADATA = ".metadata"
@@ -259,12 +259,9 @@ def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[saved.Damage]:
 def list_folder(folder: Path) -> dict[str, int]:
     """Return the sizes of a folder's files by name, as far as they can be read."""
     found: dict[str, int] = {}
-    try:
-        for path, _ in zip(folder.iterdir(), range(MOST_ENTRIES), strict=False):
-            if path.is_file():
-                found[path.name] = path.stat().st_size
-    except OSError:
-        return found
+    with suppress(OSError):
+        for path in filter(Path.is_file, islice(folder.iterdir(), MOST_ENTRIES)):
+            found[path.name] = path.stat().st_size
     return found
 
 

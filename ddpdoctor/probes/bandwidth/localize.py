@@ -60,12 +60,7 @@ class Unit:
 
 
 def visit_units(
-    world: RankGroup,
-    phase: str,
-    slots: Sequence[tuple[Unit, ...]],
-    size_bytes: int,
-    budget_s: float,
-    progress: Progress,
+    world: RankGroup, phase: str, slots: Sequence[tuple[Unit, ...]], size_bytes: int, budget_s: float, show: Progress
 ) -> Iterator[tuple[Unit, UnitVisit]]:
     """Yield visits on every rank: units of a slot at once, slots one by one, ``VISITS`` times if there is time."""
     groups = _Groups(world)
@@ -79,7 +74,7 @@ def visit_units(
             more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
             what = f"{slot[0].name}{more}"
             share = done / (VISITS * len(slots))
-            progress(f"{phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
+            show(f"{phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
             world.tracker.at(phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
             # Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a
             # unit.
