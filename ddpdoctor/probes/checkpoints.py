@@ -63,7 +63,11 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     for number, path in enumerate(paths):
         progress(str(path))
         files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
-    folders = {path.parent: list_folder(path.parent) for path in paths}
+    folders: dict[Path, dict[str, int]] = {path.parent: {} for path in paths}
+    for folder, sizes in folders.items():
+        with suppress(OSError):  # the sizes of its files, as far as they can be read
+            for beside in filter(Path.is_file, islice(folder.iterdir(), MOST_ENTRIES)):
+                sizes[beside.name] = beside.stat().st_size
     gaps: dict[str, saved.Gap] = {}
     leftovers: dict[saved.Leftover, None] = {}
     for path in paths:
@@ -254,15 +258,6 @@ def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[saved.Damage]:
                 is_sound = False
         if not is_sound:
             yield saved.Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
-
-
-def list_folder(folder: Path) -> dict[str, int]:
-    """Return the sizes of a folder's files by name, as far as they can be read."""
-    found: dict[str, int] = {}
-    with suppress(OSError):
-        for path in filter(Path.is_file, islice(folder.iterdir(), MOST_ENTRIES)):
-            found[path.name] = path.stat().st_size
-    return found
 
 
 def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> Iterator[saved.Leftover]:

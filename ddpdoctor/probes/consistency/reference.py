@@ -175,7 +175,14 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
     means = {name: _mean(best.parts, name) for name in names}
     held = {name: ddp[name].double() for name in names}
-    weights = _weights([{n: part[n] for n in names} for part in best.parts], {n: best.whole[n] for n in names})
+    # The weights that bring the parts' gradients closest to the whole batch's, by least squares
+    shared = [{name: part[name] for name in names} for part in best.parts]
+    gram = torch.tensor([[_dot(part, other) for other in shared] for part in shared], dtype=torch.float64)
+    aims = torch.tensor([_dot(part, best.whole) for part in shared], dtype=torch.float64)
+    weights = (math.nan,) * len(shared)
+    if bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
+        # With the pseudo-inverse, equal parts share their weight.
+        weights = tuple(float(weight) for weight in torch.linalg.pinv(gram, hermitian=True) @ aims)
     squared = _dot(means, means)
     scale = _dot(held, means) / squared if squared else 0.0
     rounding = _roundings(names, plain, double, reordered, ddp)
@@ -229,16 +236,6 @@ def _roundings(
     typical = statistics.median(shares) if shares else 0.0
     floors = {name: FLOOR_ULPS * torch.finfo(ddp[name].dtype).eps for name in names}
     return {name: max(own[name], norms[name] * max(typical, floors[name]), math.ulp(0.0)) for name in names}
-
-
-def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
-    """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
-    gram = torch.tensor([[_dot(part, other) for other in parts] for part in parts], dtype=torch.float64)
-    aims = torch.tensor([_dot(part, whole) for part in parts], dtype=torch.float64)
-    if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
-        return (math.nan,) * len(parts)
-    # With the pseudo-inverse, equal parts share their weight.
-    return tuple(float(weight) for weight in torch.linalg.pinv(gram, hermitian=True) @ aims)
 
 
 def _mean(parts: Sequence[Named], name: str) -> Any:
