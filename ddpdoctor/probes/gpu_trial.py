@@ -83,7 +83,9 @@ def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
     return ((places + seed) * PRIME % 2**31).to(torch.int32)
 
 
-def make_product(size: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+def make_product(
+    size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return two matrices of -1, 0 and 1, and their product by a formula: 256 if 3 divides i - j, else -128."""
     rows = torch.arange(size, device=device)
     inner = torch.arange(INNER, device=device)
