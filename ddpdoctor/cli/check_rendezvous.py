@@ -10,7 +10,7 @@ from typing import Annotated
 
 from ddpdoctor.cli import options as shared
 from ddpdoctor.cli.options import NODES, Option, ReportOptions, settings_of, typed
-from ddpdoctor.model.errors import ExitStatus, report_status
+from ddpdoctor.model.errors import ExitStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,5 +68,4 @@ def run(options: Options) -> int:
     if checked is None:
         return ExitStatus.OK
     name = REPORT_NAME if checked.judged else f"node-{checked.number}.json"
-    report = deliver(checked.report, outputs, name, shows=checked.shows)
-    return report_status(report, severity_of(options.fail_on))
+    return deliver(checked.report, outputs, name, shows=checked.shows).exit_status(severity_of(options.fail_on))

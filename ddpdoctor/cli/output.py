@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.options import settings_of
-from ddpdoctor.model.errors import UserError, report_status
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.recorder.storage.files import write_whole
 from ddpdoctor.report.lines import clean, printable, wrap
@@ -267,7 +267,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
 
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
-    return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
+    return deliver(report, outputs).exit_status(severity_of(outputs.fail_on))
 
 
 def severity_of(fail_on: FailOn) -> Severity | None:

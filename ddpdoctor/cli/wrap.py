@@ -80,7 +80,7 @@ class Options:
 
 def run(options: Options) -> int:
     from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show
-    from ddpdoctor.model.errors import ExitStatus, has_found
+    from ddpdoctor.model.errors import ExitStatus
 
     outer = find_outer_run(os.environ)
     prepared = prepare(options, os.environ, outer)
@@ -101,7 +101,7 @@ def run(options: Options) -> int:
 
     def settle_status() -> None:
         nonlocal status
-        if options.fail_on != "never" and status == 0 and has_found(report(), severity_of(options.fail_on)):
+        if options.fail_on != "never" and status == 0 and report().has_found(severity_of(options.fail_on)):
             status = ExitStatus.FOUND
         elif options.exit_status_of_verdict:
             status = status_of_verdict(report(), status)

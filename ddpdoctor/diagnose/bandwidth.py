@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.job import judge_job
 from ddpdoctor.diagnose.report import attempt, make_report, member_rows
 from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
-from ddpdoctor.model.errors import ExitStatus, UserError, report_status
+from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, Severity, now
 from ddpdoctor.model.reading import known
@@ -182,7 +182,7 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     status = None if report.job is None else report.job.status
     if status is JobStatus.INTERRUPTED:
         return ExitStatus.INTERRUPTED
-    found = report_status(report, fail_on)
+    found = report.exit_status(fail_on)
     return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 

@@ -172,8 +172,6 @@ class Conversation:
             member=self._member,
         )  # fmt: skip
 
-    # Records
-
     def add(self, key: str, amount: int) -> int:
         return self.store.add(self.prefix + key, amount)
 
@@ -252,8 +250,6 @@ class Conversation:
     def _chunks(self, key: str, size: int) -> list[str]:
         return [f"{self.prefix}{key}/{number}" for number in range(-(-size // CHUNK_BYTES))]
 
-    # All members
-
     def gather(
         self, kind: type[Kind], key: str, members: Callable[[], Iterable[int]], limit_s: float, *,
         is_over: Callable[[dict[int, Kind]], bool] | None = None,
@@ -297,8 +293,6 @@ class Conversation:
         self.send(key, decided)
         return decided
 
-    # Alarm and questions
-
     def news(self, amount: int = 0) -> News:
         """Return whether the alarm was raised and how many questions were asked so far."""
         counter = self.add("news", amount)
@@ -316,8 +310,6 @@ class Conversation:
 
     def alarm(self, kind: type[Kind]) -> Kind:
         return self.receive(kind, "alarm", ALARM_LIMIT_S, "the rank that raised the alarm")
-
-    # Goodbye
 
     def say_goodbye(self, word: Any, others: Callable[[], int], limit_s: float, *, ends_process: bool = False) -> None:
         """Send the last record, and wait until ``others`` members have confirmed it or the limit has passed.

@@ -1,10 +1,9 @@
 """A client of torch's TCPStore that does not import torch: importing takes a second and 135 MiB.
 
-torch's own client also waits without end for a server of another kind that stays silent.
-
-The protocol is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, identical in torch 2.6, 2.13
-and 2.15. Numbers are in host byte order; text and values follow their length (8 bytes). A client begins with VALIDATE
-and a magic number. The server answers a PING with its nonce.
+torch's own client also waits without end for a server of another kind that stays silent. The protocol is that of
+torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, identical in torch 2.6, 2.13 and 2.15. Numbers are in
+host byte order; text and values follow their length (8 bytes). A client begins with VALIDATE and a magic number. The
+server answers a PING with its nonce.
 """
 
 from __future__ import annotations

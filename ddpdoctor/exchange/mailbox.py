@@ -1,12 +1,8 @@
 """Carries requests to a server as messages through a store that somebody else serves, or through a shared folder.
 
-Anyone who can access the store or folder can write to it. So every message carries an HMAC-SHA256, keyed with the job's
-token, over its side (client or server), the meeting (a random ID of one server run), the line (a random ID of one
-client), its number on that line, and its text. It cannot be forged, nor replayed while the server remembers its line.
-It is not encrypted. Without a token, everyone with access is trusted.
-
-A message that gets no answer is posted again under the same number. The server answers each number once, so a request
-never takes effect twice.
+Anyone with access can write there. So an HMAC-SHA256, keyed with the job's token, covers a message's side, meeting (a
+random ID of one server run), line (of one client), number on that line, and text: it cannot be forged, nor replayed
+while the server remembers its line. Each number is answered once, so one that is posted again takes no effect twice.
 """
 
 from __future__ import annotations
@@ -25,18 +21,9 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ddpdoctor.exchange import wire
 from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.exchange.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, StoreError, wait_for
-from ddpdoctor.exchange.wire import (
-    CALL_LIMIT_S,
-    MAX_REQUEST_BYTES,
-    BadRequest,
-    RemoteClient,
-    RequestType,
-    Status,
-    answer,
-    pack_request,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +33,7 @@ if TYPE_CHECKING:
 
 MEETING_BYTES = LINE_BYTES = 16
 _HEADER = struct.Struct(f"!{LINE_BYTES}sQ32s")
-MAX_MESSAGE_BYTES = _HEADER.size + MAX_REQUEST_BYTES
+MAX_MESSAGE_BYTES = _HEADER.size + wire.MAX_REQUEST_BYTES
 AGAIN_S = 3.0  # our choice: a message without an answer is posted again after this time
 # Our choice: the time that an announced meeting has to answer. One that crashed never answers.
 PAUSE_S, KNOCK_S = 0.2, 1.0
@@ -131,15 +118,15 @@ class Forwarder:
             if len(self._answered) > MAX_LINES:
                 del self._answered[next(iter(self._answered))]
             try:
-                found, _ = answer(self._values, request)
-            except BadRequest as bad:
-                found = bytes([Status.REFUSED]) + str(bad).encode()
+                found, _ = wire.answer(self._values, request)
+            except wire.BadRequest as bad:
+                found = bytes([wire.Status.REFUSED]) + str(bad).encode()
             with contextlib.suppress(StoreError):  # what is wrong with one line must not keep the others waiting
                 self._box.reply(line, Message(line, number, found).seal(b"server", self.meeting, self._token))
         return came
 
 
-class MailboxClient(RemoteClient):
+class MailboxClient(wire.RemoteClient):
     """A client that sends its requests as messages, one at a time."""
 
     beat_every_s = 3.0  # our choice: a beat by message costs about ten requests to the store that carries it
@@ -154,7 +141,7 @@ class MailboxClient(RemoteClient):
     def close(self) -> None:
         self._box.close()
 
-    def ask(self, request: bytes, limit_s: float = CALL_LIMIT_S) -> bytes:
+    def ask(self, request: bytes, limit_s: float = wire.CALL_LIMIT_S) -> bytes:
         with self._lock:
             self._number += 1
             sealed = Message(self._line, self._number, request).seal(b"client", self._meeting, self._token)
@@ -189,7 +176,7 @@ def knock(box: MessageBox, token: bytes, limit_s: float, served_by: str) -> Mail
                 continue
             client = MailboxClient(box, shown, token, served_by)
             try:
-                client.ask(pack_request(RequestType.NOW, "now", b""), min(KNOCK_S, left_s))
+                client.ask(wire.pack_request(wire.RequestType.NOW, "now", b""), min(KNOCK_S, left_s))
             except StoreError:
                 seen = "its server does not answer, or has another token (DDPDOCTOR_TOKEN)"
             else:

@@ -38,9 +38,6 @@ SERVED_BY = "the first node"
 OTHER_PORT = "word"  # the name of the way that costs the job's store a question
 
 
-# Ranks
-
-
 @contextmanager
 def meet(launch: Launch, env: Mapping[str, str], limit_s: float) -> Iterator[Conversation]:
     """Yield the conversation of a job's ranks, over the launcher's store if it serves one, else over one of rank 0's.
@@ -84,9 +81,6 @@ def _serve_torch_store(launch: Launch, limit_s: float) -> Any:
         raise StoreError(f"cannot listen on port {launch.port}: {str(error).partition(chr(10))[0]}") from error
 
 
-# Nodes: the one that serves
-
-
 class HostedMeeting(ExitStack):
     """Serves the meeting from this process until it is closed, or the context ends."""
 
@@ -122,9 +116,6 @@ class HostedMeeting(ExitStack):
         return self.enter_context(closing(mailbox.Forwarder(box, self.values, self._token).start()))
 
 
-# Nodes: the others
-
-
 @dataclass(frozen=True, slots=True)
 class MeetingWay:
     """A way to the meeting."""
@@ -146,16 +137,13 @@ def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
 
 def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
     """Return the way over a store that somebody else serves, which ``open_it`` connects to within a limit."""
-    return MeetingWay(
-        "store",
-        lambda token, limit_s, **_: mailbox.knock(mailbox.StoreBox(open_it(limit_s)), token, limit_s, SERVED_BY),
-    )
+    knock, box = mailbox.knock, mailbox.StoreBox
+    return MeetingWay("store", lambda token, limit_s, **_: knock(box(open_it(limit_s)), token, limit_s, SERVED_BY))
 
 
 def by_folder(path: Path) -> MeetingWay:
-    return MeetingWay(
-        "folder", lambda token, limit_s, **_: mailbox.knock(mailbox.FolderBox(path), token, limit_s, SERVED_BY)
-    )
+    box = mailbox.FolderBox
+    return MeetingWay("folder", lambda token, limit_s, **_: mailbox.knock(box(path), token, limit_s, SERVED_BY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +259,7 @@ def race(openers: Sequence[Callable[[float], Client]], limit_s: float) -> Raced:
     return Raced(best, None if best is None else found[best], errors)
 
 
-# Nodes: who serves in a shared folder if the first never comes
-
+# Who serves in a shared folder if the first node never comes
 RAISE_EVERY_S = 0.5
 # Our choice: six increments. A member waits this long to see the others, and one that is silent this long is gone.
 SETTLE_S = 3.0
@@ -333,8 +320,6 @@ class ServerCandidate:
     def close(self) -> None:
         mailbox.remove(self._folder / self._name)
 
-
-# Heartbeats
 
 REOPEN_LIMIT_S = 3.0  # Our choice: the limit of one attempt to reconnect. The next beat tries again.
 

@@ -8,6 +8,7 @@ import queue
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError
@@ -109,28 +110,22 @@ def _try_host(
     for family, address in addresses:
         address_left_s = max(began_s + left_s - time.monotonic(), FIRST_PAUSE_S)
         try:
-            return _try_address(family, address, min(address_left_s, CONNECT_LIMIT_S), greet)
+            with ExitStack() as opened:
+                connection = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                connection.settimeout(min(address_left_s, CONNECT_LIMIT_S))
+                # Both sides keep to this size, so that ddpdoctor can still report a network that loses large packets.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SAFE_SEGMENT_BYTES)
+                connection.connect(address)
+                made = greet(connection)
+                opened.pop_all()
         except (OSError, WrongServer) as error:
             contact = Contact.NO_STORE if isinstance(error, WrongServer) else contact_of(error)
             own, own_port = address[:2]
             place = f"[{own}]:{own_port}" if ":" in own else f"{own}:{own_port}"
             fail(place if host == own else f"{place} ({host})", str(own), contact, error)
+        else:
+            return made
     return None
-
-
-def _try_address(
-    family: socket.AddressFamily, address: Any, limit_s: float, greet: Callable[[socket.socket], Made]
-) -> Made:
-    connection = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(limit_s)
-        # Both sides keep to this size, so that ddpdoctor can still report a network that loses large packets.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SAFE_SEGMENT_BYTES)
-        connection.connect(address)
-        return greet(connection)
-    except BaseException:
-        connection.close()
-        raise
 
 
 def receive(connection: socket.socket, length: int) -> bytes:

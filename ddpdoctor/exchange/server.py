@@ -1,13 +1,9 @@
 """Serves this process's ``KeyValues`` over TCP, for processes that share no store of their launcher.
 
-A peer must hold the job's token. It is dropped if it is slow, sends garbage, or exceeds the limits. Values are kept as
-bytes and, except for counters, never parsed. The server listens on all addresses of the host, as torch's own store
-does, because nobody knows yet which of them the others can reach. If all processes are on one host, it listens on the
-loopback address only.
-
-It works on the sockets themselves, because that bounds what a peer can take: before the proof it reads 64 bytes and no
-more, and what all unfinished requests hold together has a limit. Without a token any peer can pass for a member, so the
-same limits hold for members. No connection can end the thread: an error ends the connection on which it came.
+It listens on all addresses, as torch's own store does, because nobody knows yet which of them the others can reach; on
+the loopback address only if all processes are on one host. It works on the sockets themselves, because that bounds what
+a peer can take: 64 bytes before the proof, and what all unfinished requests hold together. Without a token any peer can
+pass for a member, so the same limits hold for members. An error ends only the connection on which it came.
 """
 
 from __future__ import annotations
@@ -25,18 +21,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.exchange import wire
 from ddpdoctor.exchange.reach import describe
 from ddpdoctor.exchange.store import KeyValues, StoreError
-from ddpdoctor.exchange.wire import (
-    HELLO,
-    LENGTH,
-    MAX_REQUEST_BYTES,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    BadRequest,
-    answer,
-    prove,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -106,9 +93,8 @@ class Server:
         address, both = ("127.0.0.1" if self._one_host else ""), not self._one_host and socket.has_dualstack_ipv6()
         for family in (socket.AF_INET6, socket.AF_INET) if both else (socket.AF_INET,):
             try:  # without IPv6, IPv4 is tried next; a port that is taken fails for both
-                listener = socket.create_server(
-                    (address, port), family=family, dualstack_ipv6=family is socket.AF_INET6
-                )
+                is_both = family is socket.AF_INET6
+                listener = socket.create_server((address, port), family=family, dualstack_ipv6=is_both)
             except OSError as error:
                 failed = describe(error)
                 continue
@@ -193,13 +179,13 @@ class Server:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ours = os.urandom(NONCE_BYTES)
-            await self._loop.sock_sendall(connection, HELLO + ours)
-            theirs, proof = await self._read(peer, NONCE_BYTES), await self._read(peer, PROOF_BYTES)
-            if not hmac.compare_digest(proof, prove(self._token, b"client", ours, theirs)):
+            ours = os.urandom(wire.NONCE_BYTES)
+            await self._loop.sock_sendall(connection, wire.HELLO + ours)
+            theirs, proof = await self._read(peer, wire.NONCE_BYTES), await self._read(peer, wire.PROOF_BYTES)
+            if not hmac.compare_digest(proof, wire.prove(self._token, b"client", ours, theirs)):
                 self.strangers += 1
                 return
-            await self._loop.sock_sendall(connection, prove(self._token, b"server", ours, theirs))
+            await self._loop.sock_sendall(connection, wire.prove(self._token, b"server", ours, theirs))
             peer.proven = True
             while peer in self.peers:
                 peer.deadline_s = None
@@ -208,15 +194,15 @@ class Server:
                     return
                 peer.active_s = self._clock()
                 peer.deadline_s = peer.active_s + REQUEST_LIMIT_S  # one for all of it, however it drips in
-                (length,) = LENGTH.unpack(first + await self._read(peer, LENGTH.size - 1))
-                if length > MAX_REQUEST_BYTES:
+                (length,) = wire.LENGTH.unpack(first + await self._read(peer, wire.LENGTH.size - 1))
+                if length > wire.MAX_REQUEST_BYTES:
                     return
-                found, peer.member = answer(self.values, await self._read(peer, length), peer.member)
-                await self._loop.sock_sendall(connection, LENGTH.pack(len(found)) + found[:PIECE_BYTES])
+                found, peer.member = wire.answer(self.values, await self._read(peer, length), peer.member)
+                await self._loop.sock_sendall(connection, wire.LENGTH.pack(len(found)) + found[:PIECE_BYTES])
                 if len(found) > PIECE_BYTES:
                     await self._loop.sock_sendall(connection, memoryview(found)[PIECE_BYTES:])
                 await asyncio.sleep(0)  # one that always has the next request ready must not keep the others waiting
-        except (OSError, EOFError, BadRequest):
+        except (OSError, EOFError, wire.BadRequest):
             pass
         except Exception:  # noqa: BLE001, S110 - whatever a peer sends, only its own connection ends
             pass

@@ -5,17 +5,10 @@ server sends HMAC("server", both). Then requests and answers alternate. A reques
 big-endian), operation (1 byte), length of the key (2 bytes), key, value. An answer is the length of the rest (4 bytes),
 status (1 byte), value.
 
-``DDPDOCTOR_TOKEN``, the same on every host, is the only real secret. With it every message is signed, also over
-torchrun's store. Without it:
-
-- A Slurm step derives a token from job, step and user. That keeps out other jobs and accidents, but another user of the
-  cluster can derive it too.
-- Under torchrun, and with --nnodes by hand, anyone who reaches the port may take part. The job's own store at
-  MASTER_PORT trusts its network in the same way.
-
-A peer with the token can only send facts, which are parsed within limits and never run. Without a token, a stranger can
-send wrong facts, which makes the report wrong, and can read what the others sent: hosts, stacks, variables of the
-allow-list. Nothing is encrypted, with or without a token.
+``DDPDOCTOR_TOKEN`` is the only real secret. Without it, another user of a Slurm cluster can derive the token, which
+keeps out only other jobs and accidents; under torchrun and with --nnodes by hand anyone who reaches the port may take
+part, as in the job's own store at MASTER_PORT. Such a stranger can send wrong facts, which are parsed within limits and
+never run, and can read what others sent: hosts, stacks, variables of the allow-list. Nothing is ever encrypted.
 """
 
 from __future__ import annotations
@@ -29,16 +22,8 @@ from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ddpdoctor.exchange import store
 from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
-from ddpdoctor.exchange.store import (
-    BEAT_EVERY_S,
-    MAX_KEY_BYTES,
-    MAX_VALUE_BYTES,
-    ClockTimes,
-    KeyValues,
-    StoreError,
-    is_whole,
-)
 from ddpdoctor.model.node import Launcher
 
 if TYPE_CHECKING:
@@ -50,7 +35,7 @@ if TYPE_CHECKING:
 
 HELLO = b"ddpdoctor server 1\n"
 NONCE_BYTES = PROOF_BYTES = 32
-MAX_REQUEST_BYTES = 3 + MAX_KEY_BYTES + MAX_VALUE_BYTES
+MAX_REQUEST_BYTES = 3 + store.MAX_KEY_BYTES + store.MAX_VALUE_BYTES
 LENGTH = struct.Struct("!I")
 _TIMES = struct.Struct("!qq")
 _REQUEST = struct.Struct("!BH")
@@ -101,7 +86,7 @@ def pack_request(operation: RequestType, key: str, value: bytes) -> bytes:
     return _REQUEST.pack(operation, len(name)) + name + value
 
 
-def answer(values: KeyValues, request: bytes, member: str | None = None) -> tuple[bytes, str | None]:
+def answer(values: store.KeyValues, request: bytes, member: str | None = None) -> tuple[bytes, str | None]:
     """Carry out a request; return the answer and the member that beats or leaves. Both are without their lengths.
 
     ``member`` is the one that has beaten over this connection so far. Raises ``BadRequest``, and carries out nothing,
@@ -112,7 +97,7 @@ def answer(values: KeyValues, request: bytes, member: str | None = None) -> tupl
         operation, key, value = RequestType(number), request[3 : 3 + length].decode(), request[3 + length :]
     except (struct.error, ValueError):
         raise BadRequest("a malformed request") from None
-    if not 0 < length <= MAX_KEY_BYTES or len(request) < 3 + length:
+    if not 0 < length <= store.MAX_KEY_BYTES or len(request) < 3 + length:
         raise BadRequest("a malformed request")
     if operation in {RequestType.BEAT, RequestType.LEAVE}:
         if member not in {None, key}:  # else one connection could take the places of all members
@@ -120,20 +105,20 @@ def answer(values: KeyValues, request: bytes, member: str | None = None) -> tupl
         member = key
     try:
         found = _carry_out(values, operation, key, value)
-    except StoreError as error:
+    except store.StoreError as error:
         return bytes([Status.REFUSED]) + str(error).encode(), member
     return (bytes([Status.NOTHING]) if found is None else bytes([Status.DONE]) + found), member
 
 
-def _carry_out(values: KeyValues, operation: RequestType, key: str, value: bytes) -> bytes | None:
+def _carry_out(values: store.KeyValues, operation: RequestType, key: str, value: bytes) -> bytes | None:
     if operation in {RequestType.SET, RequestType.ADD, RequestType.FORGET} and key.startswith(values.own_keys):
-        raise StoreError("only the server itself writes this key")
+        raise store.StoreError("only the server itself writes this key")
     match operation:
         case RequestType.LOOK:
             return values.get(key)
         case RequestType.ADD:
-            if not is_whole(value):
-                raise StoreError("only whole numbers can be added")
+            if not store.is_whole(value):
+                raise store.StoreError("only whole numbers can be added")
             return b"%d" % values.add(key, int(value))
         case RequestType.NOW:
             return _TIMES.pack(*values.now())
@@ -151,7 +136,7 @@ def _carry_out(values: KeyValues, operation: RequestType, key: str, value: bytes
 class RemoteClient(ABC):
     """Asks a server elsewhere; how a request gets there is up to ``ask``. Implements ``store.Client``."""
 
-    beat_every_s = BEAT_EVERY_S
+    beat_every_s = store.BEAT_EVERY_S
 
     def __init__(self, served_by: str) -> None:
         """``served_by`` names the server in error messages: "rank 0", "the first node"."""
@@ -165,18 +150,18 @@ class RemoteClient(ABC):
 
     def add(self, key: str, amount: int) -> int:
         found = self._call(RequestType.ADD, key, b"%d" % amount) or b"0"
-        if not is_whole(found):
+        if not store.is_whole(found):
             raise self._misled(key)
         return int(found)
 
     def forget(self, key: str) -> None:
         self._call(RequestType.FORGET, key)
 
-    def now(self) -> ClockTimes:
+    def now(self) -> store.ClockTimes:
         found = self._call(RequestType.NOW, "now")
         if found is None or len(found) != _TIMES.size:
             raise self._misled("now")
-        return ClockTimes(*_TIMES.unpack(found))
+        return store.ClockTimes(*_TIMES.unpack(found))
 
     def beat(self, member: str, said: bytes = b"") -> bytes:
         return self._call(RequestType.BEAT, member, said) or b""
@@ -193,17 +178,17 @@ class RemoteClient(ABC):
         """Return the answer to a request, both without their lengths; raises ``StoreError``."""
 
     def _call(self, operation: RequestType, key: str, value: bytes = b"") -> bytes | None:
-        if len(value) > MAX_VALUE_BYTES or len(key.encode()) > MAX_KEY_BYTES:
-            raise StoreError(f"{key[:MAX_KEY_BYTES]} is over the limit for a message")
+        if len(value) > store.MAX_VALUE_BYTES or len(key.encode()) > store.MAX_KEY_BYTES:
+            raise store.StoreError(f"{key[: store.MAX_KEY_BYTES]} is over the limit for a message")
         found = self.ask(pack_request(operation, key, value))
         if not found:
             raise self._misled(key)
         if found[0] == Status.REFUSED:
-            raise StoreError(f"{self._served_by} refused {key}: {found[1:201].decode(errors='replace')}")
+            raise store.StoreError(f"{self._served_by} refused {key}: {found[1:201].decode(errors='replace')}")
         return None if found[0] == Status.NOTHING else found[1:]
 
-    def _misled(self, key: str) -> StoreError:
-        return StoreError(f"{self._served_by} sent an invalid answer to {key}")
+    def _misled(self, key: str) -> store.StoreError:
+        return store.StoreError(f"{self._served_by} sent an invalid answer to {key}")
 
 
 class ServerClient(RemoteClient):
@@ -223,13 +208,13 @@ class ServerClient(RemoteClient):
             with self._lock:
                 self._connection.sendall(with_length(request))
                 (length,) = LENGTH.unpack(receive(self._connection, LENGTH.size))
-                if not 0 < length <= 1 + MAX_VALUE_BYTES:
+                if not 0 < length <= 1 + store.MAX_VALUE_BYTES:
                     raise ConnectionError("an answer over the limit")
                 return receive(self._connection, length)
         except OSError as error:
             # A late answer must not be mistaken for the answer to the next request.
             self._connection.close()
-            raise StoreError(f"the connection to {self._served_by} failed: {describe(error)}") from error
+            raise store.StoreError(f"the connection to {self._served_by} failed: {describe(error)}") from error
 
 
 def open_client(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddpdoctor.model.findings import Report, Severity
 
 
 class ExitStatus(IntEnum):
@@ -56,20 +52,3 @@ def typed_line(error: BaseException) -> str:
     """Return the type and the first line of an error: "ValueError: no such label". It has at most 500 characters."""
     name, line = type(error).__name__, first_line(error)
     return name if line == name else f"{name}: {line}"[:500]
-
-
-def has_found(report: Report, fail_on: Severity | None) -> bool:
-    """Return whether a report has a finding at least as severe as ``fail_on``. None means "never"."""
-    return fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings)
-
-
-def report_status(report: Report, fail_on: Severity | None) -> ExitStatus:
-    """Return the status for a report: findings take precedence, then crashed checks, then inconclusive ones."""
-    from ddpdoctor.model.findings import Outcome
-
-    if has_found(report, fail_on):
-        return ExitStatus.FOUND
-    outcomes = {check.outcome for check in report.checks}
-    if Outcome.CRASHED in outcomes:
-        return ExitStatus.DEFECT
-    return ExitStatus.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else ExitStatus.OK

@@ -7,6 +7,8 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
+from ddpdoctor.model.errors import ExitStatus
+
 SCHEMA_VERSION = 1
 
 
@@ -174,6 +176,19 @@ class Report:
     ranks: tuple[RankRow, ...]
     data: dict[str, Any] = field(default_factory=dict)
     tool_version: str = ""
+
+    def has_found(self, fail_on: Severity | None) -> bool:
+        """Return whether it has a finding at least as severe as ``fail_on``. None means "never"."""
+        return fail_on is not None and any(finding.severity.order <= fail_on.order for finding in self.findings)
+
+    def exit_status(self, fail_on: Severity | None) -> ExitStatus:
+        """Return its status: findings take precedence, then crashed checks, then inconclusive ones."""
+        if self.has_found(fail_on):
+            return ExitStatus.FOUND
+        outcomes = {check.outcome for check in self.checks}
+        if Outcome.CRASHED in outcomes:
+            return ExitStatus.DEFECT
+        return ExitStatus.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else ExitStatus.OK
 
 
 def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:

@@ -65,10 +65,9 @@ class Extent:
 
 def read_file(path: Path, extent: Extent) -> saved.FileSeen:
     """Read a file. Raises ``OSError`` if it cannot be opened."""
-    seen = saved.FileSeen(
-        path=str(path), size_bytes=path.stat().st_size, form=saved.Form.FOREIGN, state=saved.ReadState.EMPTY
-    )
-    if seen.size_bytes == 0:
+    size, form = path.stat().st_size, saved.Form.FOREIGN
+    seen = saved.FileSeen(path=str(path), size_bytes=size, form=form, state=saved.ReadState.EMPTY)
+    if size == 0:
         return seen
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
@@ -82,7 +81,15 @@ def read_file(path: Path, extent: Extent) -> saved.FileSeen:
             # Damaged or truncated: without an index we cannot know which.
             return replace(seen, form=form, state=saved.ReadState.UNREADABLE, detail=str(error))
     if index is None:
-        return replace(seen, state=saved.ReadState.FOREIGN, detail=name_foreign(head))
+        lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
+        other = (
+            f"it begins with {head[:8]!r}, which is neither a zip archive nor an old format of torch.save nor "
+            "safetensors"
+            if any(head)
+            else "only zeros at its beginning, as after a host crash before the data reached the disk"
+        )
+        detail = next((what for beginning, what in _BEGINNINGS if lowered.startswith(beginning)), other)
+        return replace(seen, state=saved.ReadState.FOREIGN, detail=detail)
     if is_safe:
         tensors = _describe_all(index.root.items())
         weights = (saved.Weights(where="", tensors=tensors),) if tensors else ()
@@ -115,10 +122,8 @@ def _read_zip(seen: saved.FileSeen, file: BinaryIO, extent: Extent) -> saved.Fil
         state = saved.ReadState.UNREADABLE if damaged else saved.ReadState.FOREIGN
         return replace(seen, state=state, detail=index.problem, damaged=damaged)
     refused, refusal = ((), "") if damaged else try_load(Path(seen.path), named=index.names)
-    whole = replace(
-        seen, state=saved.ReadState.WHOLE, damaged=damaged, contents=describe(index), refused=refused, refusal=refusal
-    )
-    return _with_values(whole, index, extent)
+    seen = replace(seen, damaged=damaged, contents=describe(index), refused=refused, refusal=refusal)
+    return _with_values(replace(seen, state=saved.ReadState.WHOLE), index, extent)
 
 
 def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
@@ -140,11 +145,10 @@ def _read_cut_zip(seen: saved.FileSeen, file: BinaryIO) -> saved.FileSeen:
     tail = file.read(TAIL_BYTES)
     has_end = 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
     zeros = "" if end == size else f"its last {size - end} bytes are zeros"
-    seen = replace(
-        seen,
-        state=saved.ReadState.UNREADABLE if has_end else saved.ReadState.CUT,
-        detail="the directory of its records is damaged" if has_end else zeros,
-    )
+    if has_end:
+        seen = replace(seen, state=saved.ReadState.UNREADABLE, detail="the directory of its records is damaged")
+    else:
+        seen = replace(seen, state=saved.ReadState.CUT, detail=zeros)
     return seen if index is None else replace(seen, lost=_lost(index), contents=describe(index))
 
 
@@ -163,18 +167,6 @@ def _with_values(seen: saved.FileSeen, index: formats.FileIndex, extent: Extent)
                 if (tensor := open_tensor(buffer, ref, starts)) is not None
             }
     return replace(seen, values=values, unseen=unseen, digests=digests)
-
-
-def name_foreign(head: bytes) -> str:
-    lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
-    for beginning, what in _BEGINNINGS:
-        if lowered.startswith(beginning):
-            return what
-    if not any(head):
-        return "only zeros at its beginning, as after a host crash before the data reached the disk"
-    return (
-        f"it begins with {head[:8]!r}, which is neither a zip archive nor an old format of torch.save nor safetensors"
-    )
 
 
 def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
@@ -260,9 +252,8 @@ def _part_of_dict(value: dict[Any, Any]) -> saved.StatePart | None:
 
 
 def _is_optimizer(value: Any) -> bool:
-    return (
-        isinstance(value, dict) and isinstance(value.get("param_groups"), list) and isinstance(value.get("state"), dict)
-    )
+    held = value if isinstance(value, dict) else {}
+    return isinstance(held.get("param_groups"), list) and isinstance(held.get("state"), dict)
 
 
 def _is_random(key: str, value: Any) -> bool:
@@ -358,9 +349,6 @@ def _chunks(tensor: Any) -> Iterator[Any]:
     """Yield the values in pieces that torch can compute with on a CPU, complex values as pairs of real ones."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    pieces = (
-        tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else (row for row in tensor.reshape(1, *tensor.shape))
-    )
-    for piece in pieces:
+    for piece in tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else tensor.reshape(1, *tensor.shape):
         # torch cannot compare one-byte floats on a CPU.
         yield piece.float() if piece.element_size() == 1 else piece

@@ -260,17 +260,14 @@ def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
             children += (("", child) for child in (value.args, value.state, value.items))
         if children:
             seen.add(id(value))
-        waiting.extend((_join(path, key), child) for key, child in reversed(children))
-
-
-def _join(path: str, key: Any) -> str:
-    if isinstance(key, int) and key.bit_length() > MOST_BITS:
-        name = "(a number)"  # Python refuses to convert a number with thousands of digits
-    elif isinstance(key, PLAIN_KEYS):
-        name = "" if key in LAYERS else str(key)
-    else:
-        name = f"({type(key).__name__})"
-    return f"{path}.{name}" if path and name else path or name
+        for key, child in reversed(children):
+            if isinstance(key, int) and key.bit_length() > MOST_BITS:
+                name = "(a number)"  # Python refuses to convert a number with thousands of digits
+            elif isinstance(key, PLAIN_KEYS):
+                name = "" if key in LAYERS else str(key)
+            else:
+                name = f"({type(key).__name__})"
+            waiting.append((f"{path}.{name}" if path and name else path or name, child))
 
 
 def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
@@ -282,8 +279,8 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
         raise zipfile.BadZipFile(str(error)) from error
     with opened as archive:
         records = {_short(info.filename): info for info in archive.infolist()}
-        has_checksums = any(info.CRC for info in records.values())
-        damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
+        has_sums = any(info.CRC for info in records.values())
+        damaged = tuple(_damaged(archive, records)) if has_sums and checksums else ()
         info, problem = records.get(PICKLE), ""
         root, names = None, tuple[str, ...]()
         if info is None:
@@ -300,9 +297,7 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
                 problem = str(error)
         sound = (name for name in records if name.startswith("data/") and name not in damaged)
         starts = {name.removeprefix("data/"): _start(file, records[name]) for name in sound}
-    return FileIndex(
-        root=root, names=names, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums
-    )
+    return FileIndex(root=root, names=names, problem=problem, starts=starts, damaged=damaged, has_checksums=has_sums)
 
 
 def _short(name: str) -> str:
@@ -410,8 +405,7 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> FileIndex:
     file.seek(0)
     (length,) = HEADER_LENGTH.unpack(file.read(HEADER_LENGTH.size))
     try:
-        header = parse_json(file.read(length))
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        entries = {name: entry for name, entry in parse_json(file.read(length)).items() if name != "__metadata__"}
         tensors: dict[str, TensorRef] = {}
         begins: dict[str, int] = {}
         for name, entry in entries.items():

@@ -7,9 +7,10 @@ import io
 import re
 import statistics
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
-from pathlib import PurePosixPath
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddpdoctor.model import saved
@@ -20,8 +21,7 @@ from ddpdoctor.probes.checkpoint_formats import DTYPES, MOST_ELEMENTS, Opaque, U
 from ddpdoctor.probes.loading import import_torch, load_callable, users_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 MOST_CHARACTERS = 300
 METADATA = ".metadata"
@@ -63,7 +63,11 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     for number, path in enumerate(paths):
         progress(str(path))
         files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
-    folders = {path.parent: list_folder(path.parent) for path in paths}
+    folders: dict[Path, dict[str, int]] = {path.parent: {} for path in paths}
+    for folder, sizes in folders.items():
+        with suppress(OSError):  # the sizes of its files, as far as they can be read
+            for beside in filter(Path.is_file, islice(folder.iterdir(), MOST_ENTRIES)):
+                sizes[beside.name] = beside.stat().st_size
     gaps: dict[str, saved.Gap] = {}
     leftovers: dict[saved.Leftover, None] = {}
     for path in paths:
@@ -256,18 +260,6 @@ def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[saved.Damage]:
             yield saved.Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
 
 
-def list_folder(folder: Path) -> dict[str, int]:
-    """Return the sizes of a folder's files by name, as far as they can be read."""
-    found: dict[str, int] = {}
-    try:
-        for path, _ in zip(folder.iterdir(), range(MOST_ENTRIES), strict=False):
-            if path.is_file():
-                found[path.name] = path.stat().st_size
-    except OSError:
-        return found
-    return found
-
-
 def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> Iterator[saved.Leftover]:
     """Yield the temporary files of unfinished writes, and ``path`` itself if it is much smaller than similar files.
 
@@ -305,29 +297,20 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
         if missing := tuple(one for one in wanted if one not in known):
             yield saved.Gap(pattern=f"{before}*{after}", missing=missing, why=f"the names say that there are {count}")
         return
-    for found in RANK.finditer(path.name):
-        yield from _missing_ranks(path.name, found.span(3), known)
-
-
-def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[saved.Gap]:
-    """Yield the ranks that other steps have but this one lacks, and gaps between the numbers."""
-    before, after = name[: span[0]], name[span[1] :]
-    digits = span[1] - span[0]
-    form = re.compile(f"({_open(before)})" + r"(\d+)" + f"({_open(after)})")
-    found = filter(None, map(form.fullmatch, known))
-    groups = grouped((f"{match[1]}*{match[3]}", int(match[2])) for match in found)
-    own = set(groups.pop(f"{before}*{after}", ()))
-    elsewhere = set(chain.from_iterable(groups.values()))
-    highest = max(own, default=0)
-    missing = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
-    if missing and len(own | elsewhere) > 1:
-        why = "files of other steps have them" if missing <= elsewhere else "their numbers lie below that of others"
-        names = tuple(
-            f"{before}{number:0{digits if name[span[0]] == '0' else 1}d}{after}" for number in sorted(missing)
-        )
-        yield saved.Gap(pattern=f"{before}*{after}", missing=names, why=why)
-
-
-def _open(text: str) -> str:
-    """Return a regular expression for a text in which all numbers may be others."""
-    return r"\d+".join(re.escape(part) for part in re.split(r"\d+", text))
+    # Ranks that other steps have but this one lacks, and gaps between the numbers
+    for numbered in RANK.finditer(path.name):
+        before, after = path.name[: numbered.start(3)], path.name[numbered.end(3) :]
+        # In the names beside it all numbers may be others.
+        others = (r"\d+".join(map(re.escape, re.split(r"\d+", text))) for text in (before, after))
+        form = re.compile(r"({})(\d+)({})".format(*others))
+        matches = filter(None, map(form.fullmatch, known))
+        groups = grouped((f"{found[1]}*{found[3]}", int(found[2])) for found in matches)
+        own = set(groups.pop(f"{before}*{after}", ()))
+        elsewhere = set(chain.from_iterable(groups.values()))
+        highest = max(own, default=0)
+        lacking = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
+        if lacking and len(own | elsewhere) > 1:
+            why = "files of other steps have them" if lacking <= elsewhere else "their numbers lie below that of others"
+            digits = len(numbered[3]) if numbered[3].startswith("0") else 1
+            names_of = tuple(f"{before}{number:0{digits}d}{after}" for number in sorted(lacking))
+            yield saved.Gap(pattern=f"{before}*{after}", missing=names_of, why=why)

@@ -203,9 +203,8 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
             help="Name a function that returns the DataLoader that training iterates.",
         )
     if not is_loader and not hasattr(made, "__iter__"):
-        raise UserError(
-            f"{name} returns {_type_of(made)}, not a loader", help="Return the DataLoader that training iterates."
-        )
+        advice = "Return the DataLoader that training iterates."
+        raise UserError(f"{name} returns {_type_of(made)}, not a loader", help=advice)
     if not is_loader or isinstance(made.dataset, IterableDataset):
         return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
     try:
@@ -221,19 +220,17 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
     return _describe(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
-def _draw_pass(
-    loader: Any, base: Base, rank: int, number: int, *, set_epoch: bool
-) -> tuple[EpochSeen, RankPass, bytes]:
+def _draw_pass(made: Any, base: Base, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass, bytes]:
     """Draw the indices that a DataLoader would request from its workers in one pass.
 
     Return the pass for the data rules, the same for the report, and the bitmap of the samples drawn: bit i % 8 of byte
     i // 8 is set for sample i. Raises ``NoIndices``; errors of the user's sampler propagate.
     """
-    epoch = _begin_pass(loader, number, set_epoch=set_epoch)
+    epoch = _begin_pass(made, number, set_epoch=set_epoch)
     bits, order, first = bytearray(-(-base.samples // 8)), hashlib.blake2b(digest_size=DIGEST_BYTES), ""
     drawn = batches = last = total = xor = 0
-    batch_sampler = loader.batch_sampler
-    for batch in batch_sampler if batch_sampler is not None else ([index] for index in loader.sampler):
+    batch_sampler = made.batch_sampler
+    for batch in batch_sampler if batch_sampler is not None else ([index] for index in made.sampler):
         indices = [base.trace(index) for index in batch]
         order.update(struct.pack(f"<{len(indices)}q", *indices))
         first = first or order.hexdigest()
@@ -279,19 +276,13 @@ def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[E
         number=number, set_epoch=epoch, batches=batches, drawn=0, total=0, xor=0, order="", first="", complete=complete,
         trained=True, batch_digests=tuple(digests), backwards=batches,
     )  # fmt: skip
-    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
-    return seen, row
+    return seen, RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
 
 
 def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     """Return a pass's epoch, or None if the loader has none. If asked to, set it first, as training loops do."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners: tuple[Any, ...] = (
-        loader,
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    )
+    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners: tuple[Any, ...] = (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
     if not set_epoch:
         found = (getattr(owner, "epoch", None) for owner in owners)
         return next((epoch for epoch in found if isinstance(epoch, int)), None)
@@ -307,28 +298,25 @@ def _describe(
 ) -> RankDraws:
     dataset = getattr(made, "dataset", made) if base is None else base.dataset
     batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
-    samples = None if base is None else base.samples
+    samples, divider = None, None
+    if base is not None:  # what divides the samples among ranks: the sampler, or the user's own batch sampler
+        batches, samples = made.batch_sampler, base.samples
+        sampler = batches if batches is not None and type(batches) is not BatchSampler else made.sampler
+        divider = SamplerSeen(
+            type=_type_of(sampler), replicas=_plain(sampler, "num_replicas", int), rank=_plain(sampler, "rank", int),
+            seed=_plain(sampler, "seed", int), shuffle=_plain(sampler, "shuffle", bool),
+            drop_last=_plain(sampler, "drop_last", bool),
+            standard=type(sampler).__iter__ is DistributedSampler.__iter__,
+        )  # fmt: skip
     loader = LoaderSeen(
         number=1, site=None, dataset=_type_of(dataset), dataset_digest="", samples=samples,
         batch_size=batch_size if isinstance(batch_size, int) else None, drop_last=getattr(made, "drop_last", None),
         iterable=base is None, workers=getattr(made, "num_workers", 0), indices_seen=base is not None,
-        sampler=None if base is None else _describe_sampler(made), epochs=seen, passes=len(seen),
+        sampler=divider, epochs=seen, passes=len(seen),
     )  # fmt: skip
     return RankDraws(
         rank=passes[0].rank, host=os.uname().nodename, loader=loader, kind=_type_of(made), samples=samples,
         set_epoch=any(epoch.set_epoch is not None for epoch in seen), passes=passes, notes=notes,
-    )  # fmt: skip
-
-
-def _describe_sampler(loader: Any) -> SamplerSeen:
-    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler."""
-    batch_sampler = loader.batch_sampler
-    is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
-    sampler = batch_sampler if is_own else loader.sampler
-    return SamplerSeen(
-        type=_type_of(sampler), replicas=_plain(sampler, "num_replicas", int), rank=_plain(sampler, "rank", int),
-        seed=_plain(sampler, "seed", int), shuffle=_plain(sampler, "shuffle", bool),
-        drop_last=_plain(sampler, "drop_last", bool), standard=type(sampler).__iter__ is DistributedSampler.__iter__,
     )  # fmt: skip
 
 

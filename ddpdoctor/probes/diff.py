@@ -89,9 +89,8 @@ def _unequal_tensor(name: str, saved: Sequence[Saved], digests: Sequence[dict[st
     if any(digest.get(name) == "" for digest in digests) or (len(sides) == 1 and not absent):
         return None
     tensors = [saved[side[0]].tensors[name][1] for side in sides]
-    apart = [
-        measure_apart(side[0], sides[0][0], tensor, tensors[0]) for side, tensor in zip(sides, tensors, strict=True)
-    ]
+    files = [side[0] for side in sides]
+    apart = [measure_apart(file, files[0], tensor, tensors[0]) for file, tensor in zip(files, tensors, strict=True)]
     return Unequal(
         kind=saved[sides[0][0]].tensors[name][0], name=name, sides=sides, absent_in=absent,
         seen=tuple(map(_dtype_and_shape, tensors)), apart=tuple(one for one in apart[1:] if one is not None),
@@ -117,8 +116,7 @@ def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tup
 
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
     """Return how far ``ours``, of one file, is from ``theirs``, or None if they cannot be subtracted."""
-    both = (ours, theirs)
-    if any(one.layout is not torch.strided or one.is_quantized for one in both):
+    if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in (ours, theirs)):
         return None
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype or ours.numel() == 0:
         return None
@@ -182,16 +180,13 @@ class Saved:
     def below(self, prefix: str) -> Saved:
         tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
         values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
-        beside = len(self.tensors) - len(tensors)
-        return Saved(tensors, values, self.stripped, prefix, beside)
+        return Saved(tensors, values, self.stripped, prefix, beside=len(self.tensors) - len(tensors))
 
 
 def _load(path: Path) -> Any:
     if path.is_dir():
-        raise UserError(
-            f"{path} is a folder, but only files are compared",
-            help="Checkpoints in folders: ddpdoctor check-checkpoint.",
-        )
+        advice = "Checkpoints in folders: ddpdoctor check-checkpoint."
+        raise UserError(f"{path} is a folder, but only files are compared", help=advice)
     check = f"ddpdoctor check-checkpoint {path} says what is wrong with it."
     try:
         if path.suffix == ".safetensors":

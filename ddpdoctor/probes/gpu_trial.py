@@ -92,8 +92,7 @@ def make_product(
     left = ((rows[:, None] + inner[None, :]) % 3 - 1).to(dtype)
     right = ((inner[:, None] + rows[None, :]) % 3 - 1).to(dtype)
     same = (rows[:, None] - rows[None, :]) % 3 == 0
-    expected = torch.where(same, 2 * INNER // 3, -INNER // 3).to(dtype)
-    return left, right, expected
+    return left, right, torch.where(same, 2 * INNER // 3, -INNER // 3).to(dtype)
 
 
 def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None:

@@ -37,10 +37,7 @@ FORM = "package.module:function"
 _OURS = str(Path(ddpdoctor.__file__).parent) + os.sep
 _NOT_THE_USERS = tuple(
     str(Path(folder).resolve()) + os.sep
-    for folder in {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(ddpdoctor.__file__).parent),
-    }
+    for folder in {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), _OURS}
 )
 
 
@@ -66,9 +63,8 @@ def import_torch() -> None:
     try:
         import torch.distributed  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
-        raise UserError(
-            f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
-        ) from error
+        advice = "`ddpdoctor check-env` says what is wrong with it."
+        raise UserError(f"torch cannot be imported: {error}", help=advice) from error
 
 
 class Lifeline:
@@ -112,9 +108,8 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
             missing = error.name or ""
             if missing != module_name and not module_name.startswith(missing + "."):
                 raise  # the module exists, but something that it imports does not
-            advice = (
-                f"Modules are searched in {Path.cwd()} and on Python's path. Run the command in your project folder."
-            )
+            places = f"{Path.cwd()} and on Python's path"
+            advice = f"Modules are searched in {places}. Run the command in your project folder."
             raise UserError(f"{option} {name}: there is no module {missing}", help=advice) from error
     owner = module_name
     for part in attribute.split("."):
@@ -126,9 +121,8 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
     if not callable(found):
         kind = type(found).__name__
         article = "an" if kind[:1].lower() in "aeiou" else "a"
-        raise UserError(
-            f"{option} {name} is {article} {kind}, not a function", help=f"Name a function that returns it: {FORM}."
-        )
+        advice = f"Name a function that returns it: {FORM}."
+        raise UserError(f"{option} {name} is {article} {kind}, not a function", help=advice)
     function: Callable[..., Any] = found
     return function
 

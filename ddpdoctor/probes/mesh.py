@@ -151,11 +151,8 @@ class _Mesh:
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, also those without a result, with the reason."""
         pairs = {(pair.source, pair.target): pair for pair in own}
-        there = [
-            publication.number
-            for publication in self._publications[1:]
-            if self._conversation.has(f"posts/0/{publication.number}")
-        ]
+        numbers = (publication.number for publication in self._publications[1:])
+        there = [number for number in numbers if self._conversation.has(f"posts/0/{number}")]
         for block in range(len(blocks)):
             for number, found in self._hear(PairResults, f"pairs/{block}", there, self._deadline + COLLECT_S).items():
                 said = found.pairs if found is not None else ()

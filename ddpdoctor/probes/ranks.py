@@ -209,8 +209,17 @@ class StartDecision:
 
 
 def propose(launch: Launch, env: Mapping[str, str], settings: BenchSettings | TrialSettings) -> Proposal:
-    """Return this rank's proposal. Imports torch."""
-    member = read_member(launch, env)
+    """Return this rank's proposal, with its versions, and the processor as its device. Imports torch."""
+    import torch
+
+    listed, _ = select_variables(env)
+    bearing = [name for name in listed if getattr(find_variable(name), "component", "") in BEARING]
+    with _asking_cuda() as possible:
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
+    member = replace(
+        name_member(launch), torch=str(torch.__version__), nccl=nccl,
+        driver=read_text(DRIVER_VERSION).strip() or None, variables={name: listed[name] for name in bearing},
+    )  # fmt: skip
     asked, gpu = describe_asked(settings, member), read_gpu(launch.local_rank or 0, env)
     return Proposal(member=member, asked=asked, backend=settings.backend or AUTO, gpu=gpu)
 
@@ -292,18 +301,12 @@ def judge(
         check(backend)
     except UserError as error:
         return StartDecision(problem=error.message, help=error.help, status=error.status)
-    members = tuple(
-        replace(
-            proposal.member,
-            device=f"cuda:{proposal.gpu.index}",
-            device_name=proposal.gpu.name,
-            gpu_ranks=users[proposal.gpu.uuid],
-        )
-        if backend == "nccl" and proposal.gpu is not None
-        else proposal.member
-        for proposal in proposals
-    )
-    return StartDecision(backend=backend, members=members)
+    members = [proposal.member for proposal in proposals]
+    for place, gpu in enumerate(gpus.values() if backend == "nccl" else ()):
+        if gpu is not None:
+            device = f"cuda:{gpu.index}"
+            members[place] = replace(members[place], device=device, device_name=gpu.name, gpu_ranks=users[gpu.uuid])
+    return StartDecision(backend=backend, members=tuple(members))
 
 
 def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> None:
@@ -434,18 +437,4 @@ def name_member(launch: Launch) -> Member:
         rank=launch.rank, local_rank=launch.local_rank or 0, host=os.uname().nodename, pid=os.getpid(), device="cpu",
         device_name=found[1].strip() if found else platform.machine(), cores=len(os.sched_getaffinity(0)),
         version=ddpdoctor.__version__, torch="",
-    )  # fmt: skip
-
-
-def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
-    """Return this rank with its versions, and the processor as its device."""
-    import torch
-
-    listed, _ = select_variables(env)
-    bearing = [name for name in listed if getattr(find_variable(name), "component", "") in BEARING]
-    with _asking_cuda() as possible:
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
-    return replace(
-        name_member(launch), torch=str(torch.__version__), nccl=nccl,
-        driver=read_text(DRIVER_VERSION).strip() or None, variables={name: listed[name] for name in bearing},
     )  # fmt: skip

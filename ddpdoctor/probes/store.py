@@ -28,7 +28,7 @@ from ddpdoctor.model.errors import first_line, typed_line
 from ddpdoctor.model.launch import Connecting, Contact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -104,8 +104,17 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
         return (_seen(host, None, port, Contact.UNRESOLVED, describe(error), began),)
     addresses.sort(key=lambda address: address[0] is not socket.AF_INET6)
     attempts = [_connect(host, family, address) for family, address in addresses]
-    if torch is not None and any(attempt.contact is Contact.CONNECTED for attempt in attempts):
-        attempts = _join(attempts, torch)
+    for place, attempt in enumerate(attempts):
+        if torch is None or attempt.contact is not Contact.CONNECTED:
+            continue
+        began = time.monotonic()
+        try:
+            torch.join(attempt.address or host, attempt.port, JOIN_LIMIT_S)
+            break
+        except NoTorch:
+            continue
+        except TorchError as error:
+            attempts[place] = _seen(host, attempt.address, attempt.port, Contact.NO_STORE, str(error), began)
     return tuple(attempts)
 
 
@@ -135,27 +144,9 @@ def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connectin
     return _seen(host, address[0], address[1], Contact.CONNECTED, "", began)
 
 
-def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connecting]:
-    """Join the addresses that answered until one is a torch store. Mark the others as ``NO_STORE``."""
-    judged = list(attempts)
-    for place, one in enumerate(judged):
-        if one.contact is not Contact.CONNECTED:
-            continue
-        began = time.monotonic()
-        try:
-            torch.join(one.address or one.host, one.port, JOIN_LIMIT_S)
-            break
-        except NoTorch:
-            continue
-        except TorchError as error:
-            judged[place] = _seen(one.host, one.address, one.port, Contact.NO_STORE, str(error), began)
-    return judged
-
-
 def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
-    return Connecting(
-        host=host, address=address, port=port, contact=contact, error=error, duration_s=time.monotonic() - began
-    )
+    took_s = time.monotonic() - began
+    return Connecting(host=host, address=address, port=port, contact=contact, error=error, duration_s=took_s)
 
 
 class TorchProcess:

@@ -413,8 +413,7 @@ def reduced(case: Case, group: RankGroup) -> Pattern:
     def make(places: torch.Tensor) -> torch.Tensor:
         result = torch.full_like(places, operator.neutral)
         for offset in range(min(size, operator.active)):
-            values = operator.values((places + offset) % size, size, places)
-            result = getattr(torch, operator.combine)(result, values)
+            result = getattr(torch, operator.combine)(result, operator.values((places + offset) % size, size, places))
         return result.to(torch.float64) / size if case.redop == "avg" else result
 
     return Pattern(make, group, None if tolerance(case, group) else getattr(torch, case.dtype))

@@ -60,12 +60,7 @@ class Unit:
 
 
 def visit_units(
-    world: RankGroup,
-    phase: str,
-    slots: Sequence[tuple[Unit, ...]],
-    size_bytes: int,
-    budget_s: float,
-    progress: Progress,
+    world: RankGroup, phase: str, slots: Sequence[tuple[Unit, ...]], size_bytes: int, budget_s: float, show: Progress
 ) -> Iterator[tuple[Unit, UnitVisit]]:
     """Yield visits on every rank: units of a slot at once, slots one by one, ``VISITS`` times if there is time."""
     groups = _Groups(world)
@@ -79,7 +74,7 @@ def visit_units(
             more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
             what = f"{slot[0].name}{more}"
             share = done / (VISITS * len(slots))
-            progress(f"{phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
+            show(f"{phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
             world.tracker.at(phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
             # Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a
             # unit.
@@ -87,11 +82,8 @@ def visit_units(
             for group in groups.of(slot):
                 small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
                 large = measure(group, _case(size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
-                own = group.index
-                late = [
-                    statistics.median([*call[:own], *call[own + 1 :]]) - call[own]
-                    for call in zip(*small.waits_us, strict=True)
-                ]
+                own, waits_us = group.index, zip(*small.waits_us, strict=True)
+                late = [statistics.median([*call[:own], *call[own + 1 :]]) - call[own] for call in waits_us]
                 busbw_gb_s = large.measurement.busbw_gb_s or 0.0
                 mine = [small.measurement.p50_us, busbw_gb_s, float(statistics.median(late))]
             groups.close(slot)
@@ -142,11 +134,8 @@ class _Groups:
                     world.tracker.leave()
         finally:
             everybody.bound_device_id = bound
-        return [
-            RankGroup(handles[unit.ranks], unit.ranks, world.device, world.backend, world.tracker)
-            for unit in slot
-            if self._rank in unit.ranks
-        ]
+        own = [unit.ranks for unit in slot if self._rank in unit.ranks]
+        return [RankGroup(handles[ranks], ranks, world.device, world.backend, world.tracker) for ranks in own]
 
     def close(self, slot: Sequence[Unit] | None = None) -> None:
         """Close the groups of a slot if some rank has too many open; without a slot, close all."""
@@ -172,9 +161,8 @@ def run_pairs(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     for unit, visits, shared in _visit_all("pairs", rounds, world, log, progress):
         late_us = [statistics.median(late) for late in zip(*(late for _, _, late in visits), strict=True)]
         first, second = unit.ranks
-        pairs[unit] = Pair(
-            ranks=(first, second), hosts=(hosts[first], hosts[second]), late_us=(late_us[0], late_us[1]), **shared
-        )
+        both = hosts[first], hosts[second]
+        pairs[unit] = Pair(ranks=(first, second), hosts=both, late_us=(late_us[0], late_us[1]), **shared)
         log.pairs = list(pairs.values())
 
 

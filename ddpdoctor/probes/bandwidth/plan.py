@@ -83,12 +83,11 @@ def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
 
 def list_impossible(settings: BenchSettings, world_size: int) -> tuple[LeftOut, ...]:
     sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
+    reason = "it needs two ranks, but there is one"
     return tuple(
-        LeftOut(
-            collective=one, dtype=dtype, mode=None, sizes_bytes=sizes, reason="it needs two ranks, but there is one"
-        )
-        for one, dtype in product(settings.collectives, settings.dtypes)
-        if not _has_partner(one, world_size)
+        LeftOut(collective=collective, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason)
+        for collective, dtype in product(settings.collectives, settings.dtypes)
+        if not _has_partner(collective, world_size)
     )
 
 

@@ -117,16 +117,12 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
 
     try:
         with meet_ranks(launch, env, meet_limit_s=timeout_s, limit_s=timeout_s) as ranks:
-            own = propose(launch, env, settings)
-            return run_agreed(ranks, own, timeout_s, show_error, run, check)
+            return run_agreed(ranks, propose(launch, env, settings), timeout_s, show_error, run, check)
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error
-        raise UserError(
-            f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}: {error}",
-            help="Choose another MASTER_PORT.",
-            status=ExitStatus.INCONCLUSIVE,
-        ) from error
+        problem, advice = f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}", "Choose another MASTER_PORT."
+        raise UserError(f"{problem}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE) from error
 
 
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
@@ -171,14 +167,9 @@ class _Sweep:
         needed = needed_bytes(first.cases[0], group, most)
         reason = find_lack(needed, int(free_bytes[least]), group.ranks[least])
         if slot is None or reason:
-            (collective, dtype), sizes = (
-                first.curve,
-                tuple(step.size_bytes for step in steps if step.curve == first.curve),
-            )
+            sizes, (what, dtype) = tuple(step.size_bytes for step in steps if step.curve == first.curve), first.curve
             reason = reason or f"the budget of {self._settings.budget_s:g} s is too short"
-            log.left_out.append(
-                LeftOut(collective=collective, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason)
-            )
+            log.left_out.append(LeftOut(collective=what, dtype=dtype, mode=None, sizes_bytes=sizes, reason=reason))
             return [step for step in steps if step.curve != first.curve]
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         began_s = time.monotonic()
@@ -268,9 +259,7 @@ def read_free_bytes(device: torch.device) -> int:
 
 
 def left_of(*spaces: Space | None) -> int:
-    return min(
-        [UNKNOWN_BYTES, *(max(0, space.limit_bytes - space.used_bytes) for space in spaces if space is not None)]
-    )
+    return min([UNKNOWN_BYTES, *(max(0, space.limit_bytes - space.used_bytes) for space in spaces if space)])
 
 
 class NcclLogs:

@@ -15,15 +15,8 @@ import torch.distributed as dist
 
 from ddpdoctor.model.bandwidth import Arrival, Bench, Measurement, Mode
 from ddpdoctor.model.reading import no_collection
+from ddpdoctor.probes.bandwidth import plan
 from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, RankGroup, bus_factor, cache_bytes, make_call, make_sets
-from ddpdoctor.probes.bandwidth.plan import (
-    LEAST_BATCH_S,
-    LEAST_BATCHES,
-    LEAST_CALLS,
-    MOST_BATCH_CALLS,
-    MOST_BATCHES,
-    MOST_CALLS,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,9 +67,7 @@ class ResultLog:
                 self.notes.append(text)
 
     def bench(self, stop: Stop | None = None) -> Bench:
-        parts: dict[str, Any] = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name != "_lock"
-        }
+        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "_lock"}
         parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
         return Bench(**parts, stop=stop)
 
@@ -109,11 +100,20 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
     first = _run(group, case, made, 1, 1)
-    plan = plan_calls(case.mode, effort, _warm_up(group, case, made, effort, first.host_us[0] / 1e6))
+    planned = plan_calls(case.mode, effort, _warm_up(group, case, made, effort, first.host_us[0] / 1e6))
     # A rank that made another number of calls than the first one would wait forever.
-    batches, calls = (int(group.agree(one)) for one in plan)
-    began_s = time.monotonic()
-    spans = _run_within(group, case, made, effort, batches, calls)
+    batches, calls = (int(group.agree(number)) for number in planned)
+    is_latency, began_s = case.mode is Mode.LATENCY, time.monotonic()
+    if effort.iterations is not None:
+        spans = _run(group, case, made, batches, calls)
+    else:  # time some first, then as many more as there is time for
+        least, most = (plan.LEAST_CALLS, plan.MOST_CALLS) if is_latency else (plan.LEAST_BATCHES, plan.MOST_BATCHES)
+        count = max(least, math.ceil(FIRST_SHARE * batches))
+        spans = _run(group, case, made, count, calls)
+        took_s = time.monotonic() - began_s
+        affordable = math.floor((effort.seconds - took_s) / took_s * count)
+        if more := int(group.agree(max(0, min(most - count, affordable)))):
+            spans += _run(group, case, made, more, calls)
     timed_s = time.monotonic() - began_s
     count = len(spans.times_us)
     rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
@@ -126,7 +126,7 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
         note = f"the device's clock counted {counted} for all timed calls, the host's {told}"
     return TimedCase(
         measurement=summarize(case, [row[0] for row in rows], times_us, calls, group.size, warm=not effort.cold),
-        waits_us=even_out([row[2 * count + 1 :] for row in rows], host_us) if case.mode is Mode.LATENCY else (),
+        waits_us=even_out([row[2 * count + 1 :] for row in rows], host_us) if is_latency else (),
         timed_s=timed_s,
         note=note,
     )
@@ -146,8 +146,8 @@ def most_calls(effort: Effort) -> int:
     """Return how many buffers the calls need at most: one, or one per call if they must be cold."""
     if not effort.cold:
         return 1
-    timed = effort.iterations or MOST_BATCHES * MOST_BATCH_CALLS
-    return 1 + (MOST_WARMUP if effort.warmup is None else effort.warmup) + timed + MOST_BATCHES
+    timed = effort.iterations or plan.MOST_BATCHES * plan.MOST_BATCH_CALLS
+    return 1 + (MOST_WARMUP if effort.warmup is None else effort.warmup) + timed + plan.MOST_BATCHES
 
 
 def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
@@ -171,27 +171,13 @@ def plan_calls(mode: Mode, effort: Effort, each_s: float) -> tuple[int, int]:
     each_s = max(each_s, 1e-9)
     affordable = math.floor(effort.seconds / each_s)
     if mode is Mode.LATENCY:
-        return effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), 1
+        return effort.iterations or max(plan.LEAST_CALLS, min(plan.MOST_CALLS, affordable)), 1
     if effort.iterations is not None:
-        calls = math.ceil(effort.iterations / MOST_BATCHES)
+        calls = math.ceil(effort.iterations / plan.MOST_BATCHES)
         return math.ceil(effort.iterations / calls), calls
-    longest = max(math.ceil(LEAST_BATCH_S / each_s), min(affordable, MOST_CALLS) // MOST_BATCHES)
-    calls = max(1, min(MOST_BATCH_CALLS, longest))
-    return max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls
-
-
-def _run_within(group: RankGroup, case: Case, made: Iterator[Call], effort: Effort, batches: int, calls: int) -> Spans:
-    """Time the batches. If time decides, time some first, then as many more as there is time for."""
-    if effort.iterations is not None:
-        return _run(group, case, made, batches, calls)
-    least, most = (LEAST_CALLS, MOST_CALLS) if case.mode is Mode.LATENCY else (LEAST_BATCHES, MOST_BATCHES)
-    began_s = time.monotonic()
-    count = max(least, math.ceil(FIRST_SHARE * batches))
-    spans = _run(group, case, made, count, calls)
-    took_s = time.monotonic() - began_s
-    affordable = math.floor((effort.seconds - took_s) / took_s * count)
-    more = int(group.agree(max(0, min(most - count, affordable))))
-    return spans + _run(group, case, made, more, calls) if more else spans
+    longest = max(math.ceil(plan.LEAST_BATCH_S / each_s), min(affordable, plan.MOST_CALLS) // plan.MOST_BATCHES)
+    calls = max(1, min(plan.MOST_BATCH_CALLS, longest))
+    return max(plan.LEAST_BATCHES, min(plan.MOST_BATCHES, affordable // calls)), calls
 
 
 def _run(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:

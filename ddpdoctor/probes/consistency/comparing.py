@@ -26,7 +26,7 @@ from ddpdoctor.model.consistency import (
     What,
 )
 from ddpdoctor.model.trial import Rerun
-from ddpdoctor.model.words import group_alike, grouped
+from ddpdoctor.model.words import group_alike
 from ddpdoctor.probes.loading import leaves
 
 if TYPE_CHECKING:
@@ -61,12 +61,20 @@ def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
 
 def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[TensorSplit, ...]]:
     """Return for each kind the tensors that differ between ranks, in the order of the first ranks."""
-    keyed = {
-        rank: {(digest.what, digest.name, digest.part): digest for digest in seen} for rank, seen in tensors.items()
-    }
+    keyed = {rank: {(row.what, row.name, row.part): row for row in rows} for rank, rows in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
-    splits = ((key[0], _split({rank: seen.get(key) for rank, seen in keyed.items()})) for key in order)
-    found = grouped((what, one) for what, one in splits if one is not None)
+    found: dict[What, list[TensorSplit]] = {}
+    for key in order:
+        held = {rank: seen.get(key) for rank, seen in keyed.items()}
+        values = {rank: (row.digest, row.shape, row.dtype) if row else ("", (), "") for rank, row in held.items()}
+        if len(sides := group_alike(values)) > 1:
+            row = next(row for row in held.values() if row is not None and row.digest)
+            different = TensorSplit(
+                row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
+                sides=tuple(ranks for _, ranks in sides),
+                absent_on=tuple(rank for rank, digest in sorted(held.items()) if digest is None or not digest.digest),
+            )
+            found.setdefault(row.what, []).append(different)
     return [tuple(found.get(what, ())) for what in whats]
 
 
@@ -101,20 +109,6 @@ def _stream(
         differences=tuple(found.values()), values=values, unchanged=sum(takewhile(bool, equal)),
         same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
     )  # fmt: skip
-
-
-def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
-    sides = group_alike(
-        {rank: ("", (), "") if one is None else (one.digest, one.shape, one.dtype) for rank, one in seen.items()}
-    )
-    if len(sides) == 1:
-        return None
-    row = next(digest for digest in seen.values() if digest is not None and digest.digest)
-    return TensorSplit(
-        row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
-        sides=tuple(ranks for _, ranks in sides),
-        absent_on=tuple(rank for rank, one in sorted(seen.items()) if one is None or not one.digest),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,14 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
     means = {name: _mean(best.parts, name) for name in names}
     held = {name: ddp[name].double() for name in names}
-    weights = _weights([{n: part[n] for n in names} for part in best.parts], {n: best.whole[n] for n in names})
+    # The weights that bring the parts' gradients closest to the whole batch's, by least squares
+    shared = [{name: part[name] for name in names} for part in best.parts]
+    gram = torch.tensor([[_dot(part, other) for other in shared] for part in shared], dtype=torch.float64)
+    aims = torch.tensor([_dot(part, best.whole) for part in shared], dtype=torch.float64)
+    weights = (math.nan,) * len(shared)
+    if bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
+        # With the pseudo-inverse, equal parts share their weight.
+        weights = tuple(float(weight) for weight in torch.linalg.pinv(gram, hermitian=True) @ aims)
     squared = _dot(means, means)
     scale = _dot(held, means) / squared if squared else 0.0
     rounding = _roundings(names, plain, double, reordered, ddp)
@@ -229,17 +236,6 @@ def _roundings(
     typical = statistics.median(shares) if shares else 0.0
     floors = {name: FLOOR_ULPS * torch.finfo(ddp[name].dtype).eps for name in names}
     return {name: max(own[name], norms[name] * max(typical, floors[name]), math.ulp(0.0)) for name in names}
-
-
-def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
-    """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
-    gram = torch.tensor([[_dot(part, other) for other in parts] for part in parts], dtype=torch.float64)
-    aims = torch.tensor([_dot(part, whole) for part in parts], dtype=torch.float64)
-    if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
-        return (math.nan,) * len(parts)
-    # With the pseudo-inverse, equal parts share their weight.
-    solved = torch.linalg.pinv(gram, hermitian=True) @ aims
-    return tuple(float(weight) for weight in solved)
 
 
 def _mean(parts: Sequence[Named], name: str) -> Any:
@@ -297,7 +293,14 @@ class Alone:
         self._hooked = tuple(name for name, one in parameters if any(getattr(one, kind, None) for kind in hooks))
         self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
         self._plain = self._copy(built, lambda tensor: tensor)
-        self._double = self._in_double(built)
+        self._double: _Copy | None = None
+        double = training.build_seeded(self._settings, self._device)
+        if double.module is not built.module:
+            with suppress(Exception):  # the user's classes may raise anything; rounding is then estimated otherwise
+                double.module.double()
+                if isinstance(double.loss_fn, torch.nn.Module):
+                    double.loss_fn.double()
+                self._double = self._copy(double, lambda part: part.double() if part.is_floating_point() else part)
 
     def answer(self, question: Question) -> OneProcess:
         kept = torch.load(question.path, map_location="cpu", weights_only=True)
@@ -333,11 +336,20 @@ class Alone:
         backwards = training.map_tensors(
             whole, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == sum(samples) else tensor
         )
+        reordered, _ = self._compute(copy_, kept, backwards, question.step, 0)
+        # BatchNorm's running statistics are the same for any batch, in eval mode.
+        still, layers = None, [layer for layer in copy_.module.modules() if is_batchnorm(layer)]
+        if self._batchnorm:
+            for layer in layers:
+                layer.eval()
+            try:
+                still, _ = self._compute_all(copy_, kept, whole, batches, question.step)
+            finally:
+                for layer in layers:
+                    layer.train()
         return compare_gradients(
             question=question, ddp=kept["gradients"], plain=plain, double=double, other_numbers=other,
-            reordered=self._compute(copy_, kept, backwards, question.step, 0)[0],
-            still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
-            samples=samples, part_losses=losses,
+            reordered=reordered, still=still, samples=samples, part_losses=losses,
         )  # fmt: skip
 
     def _compute_all(
@@ -346,17 +358,6 @@ class Alone:
         parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
         gradients, _ = self._compute(one, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
-
-    def _without_batchnorm(self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int) -> Gradients:
-        """Return the gradients with BatchNorm in eval mode: its running statistics are the same for any batch."""
-        layers = [layer for layer in one.module.modules() if is_batchnorm(layer)]
-        for layer in layers:
-            layer.eval()
-        try:
-            return self._compute_all(one, kept, whole, batches, step)[0]
-        finally:
-            for layer in layers:
-                layer.train()
 
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
@@ -367,18 +368,6 @@ class Alone:
         training.set_seed(self._settings.seed + seed, training.STEP, step=step, rank=rank)
         loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
         return take_gradients(one.module, torch.float64), loss
-
-    def _in_double(self, plain: training.Built) -> _Copy | None:
-        built = training.build_seeded(self._settings, self._device)
-        if built.module is plain.module:
-            return None
-        try:
-            built.module.double()
-            if isinstance(built.loss_fn, torch.nn.Module):
-                built.loss_fn.double()
-            return self._copy(built, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-        except Exception:  # noqa: BLE001 - the user's classes may raise anything; rounding is then estimated otherwise
-            return None
 
     def _copy(self, built: training.Built, change: Callable[[Any], Any]) -> _Copy:
         ddp = training.wrap(built.module, self._device, unused=self._settings.unused)

@@ -112,11 +112,10 @@ class _Run:
             rerun = None if reruns is None else comparing.merge_reruns(reruns)
         if models is None or steps is None:
             return None
+        streams = comparing.compare_steps(steps)
         return replace(
             self._trial(first, models),
-            consistency=Consistency(
-                check_every=1, streams=comparing.compare_steps(steps), allowed=self._settings.allowed
-            ),
+            consistency=Consistency(check_every=1, streams=streams, allowed=self._settings.allowed),
             reference=None if reference is None else reference.result,
             rerun=rerun,
         )

@@ -97,10 +97,8 @@ class Training:
         try:
             loss = self.steps.run(self.ddp, batch, f"step {step}")
         except UserError as error:
-            hint = hint_of(error, self._settings, self.batches)
-            raise UserError(
-                error.message, help="\n".join(filter(None, (error.help, hint))), status=error.status
-            ) from error
+            advice = "\n".join(filter(None, (error.help, hint_of(error, self._settings, self.batches))))
+            raise UserError(error.message, help=advice, status=error.status) from error
         self._reductions += self._forwards > self._unreduced
         return loss
 
@@ -112,28 +110,25 @@ class Training:
         with users_turn(f"the optimizer failed in step {step}", FAILED):
             optimizer.step()
         after = [*comparing.model_rows(module, What.PARAMETER), *comparing.state_rows(module, optimizer)]
-        return comparing.StepRecord(
-            step=step, tensors=(*gradients, *comparing.digest_rows(after)), synced=self._synced,
-            values=self._values(step), loss=loss, batch=self._batch,
-        )  # fmt: skip
-
-    def _values(self, step: int) -> Values:
-        module, optimizer, device = self.built.module, self.built.optimizer, self._device
         random_states = [torch.get_rng_state()]
-        if device.type == "cuda":
-            random_states.append(torch.cuda.get_rng_state(device))
+        if self._device.type == "cuda":
+            random_states.append(torch.cuda.get_rng_state(self._device))
         dropout = nn.modules.dropout._DropoutNd  # noqa: SLF001 - their only base
         trained = _trained(module)
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        return Values(
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        values = Values(
             rank=self._rank, steps=step, reductions=self._reductions, forwards=self._forwards,
             unreduced_forwards=self._unreduced, settings=comparing.read_settings(optimizer),
             optimizer=type(optimizer).__name__,
             random=hashlib.sha256(b"".join(bytes(state.tolist()) for state in random_states)).hexdigest()[:16],
-            dropout=any(isinstance(one, dropout) and one.training and one.p > 0 for one in module.modules()),
-            unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
+            dropout=any(isinstance(layer, dropout) and layer.training and layer.p > 0 for layer in module.modules()),
+            unreduced=tuple(name for name, parameter in trained if id(parameter) not in self._reduced)[:8],
             stray=len(held - {id(parameter) for parameter in module.parameters()}),
-            unheld=sum(id(one) not in held for _, one in trained),
+            unheld=sum(id(parameter) not in held for _, parameter in trained),
+        )  # fmt: skip
+        return comparing.StepRecord(
+            step=step, tensors=(*gradients, *comparing.digest_rows(after)), synced=self._synced, values=values,
+            loss=loss, batch=self._batch,
         )  # fmt: skip
 
 
@@ -189,8 +184,21 @@ def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
     with users_turn(f"--model {spec} failed"):
         made = builder()
     parts = made if isinstance(made, tuple) else (made,)
-    _check_parts(spec, parts)
-    module, optimizer, loss_fn = (*parts, None, None)[:3]
+    module, optimizer, loss_fn = (*parts, None, None, None)[:3]
+    returned = f"--model {spec} returned"
+    if isinstance(module, DistributedDataParallel):
+        advice = "Return the bare module: ddpdoctor wraps it in DDP."
+        raise UserError(f"{returned} a model that is already in DDP", help=advice)
+    names = [type(part).__name__ for part in parts]
+    kinds = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    if len(parts) not in {1, 2, 3} or not isinstance(module, torch.nn.Module):
+        raise UserError(f"{returned} {kinds}, not a model", help=RETURNS)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(f"{returned} {kinds}: the second is not a torch optimizer", help=RETURNS)
+    if loss_fn is not None and not callable(loss_fn):
+        raise UserError(f"{returned} {kinds}: the third is not a function", help=RETURNS)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError(f"{returned} a model without trainable parameters", help="DDP refuses such a model.")
     with users_turn(f"--model {spec}: the model cannot be moved to {device}"):
         module.to(device)
     if not optimizer:
@@ -235,30 +243,6 @@ def _shape(tensor: Any) -> tuple[int, ...] | None:
         return tuple(tensor.shape)
     except RuntimeError:  # a lazy module's parameter has no shape yet
         return None
-
-
-def _check_parts(spec: str, parts: tuple[Any, ...]) -> None:
-    module = parts[0] if parts else None
-    if isinstance(module, DistributedDataParallel):
-        raise UserError(
-            f"--model {spec} returned a model that is already in DDP",
-            help="Return the bare module: ddpdoctor wraps it in DDP.",
-        )
-    if len(parts) not in {1, 2, 3} or not isinstance(module, torch.nn.Module):
-        raise UserError(f"--model {spec} returned {_kinds(parts)}, not a model", help=RETURNS)
-    if len(parts) > 1 and not (parts[1] is None or isinstance(parts[1], torch.optim.Optimizer)):
-        raise UserError(f"--model {spec} returned {_kinds(parts)}: the second is not a torch optimizer", help=RETURNS)
-    if len(parts) > 2 and not (parts[2] is None or callable(parts[2])):
-        raise UserError(f"--model {spec} returned {_kinds(parts)}: the third is not a function", help=RETURNS)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise UserError(
-            f"--model {spec} returned a model without trainable parameters", help="DDP refuses such a model."
-        )
-
-
-def _kinds(parts: tuple[Any, ...]) -> str:
-    names = [type(part).__name__ for part in parts]
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 class CannotJoin(Exception):  # noqa: N818 - says what it is
@@ -313,9 +297,7 @@ def join(batches: Sequence[Any]) -> Any:
 
 def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
     """Return how many samples each batch has: the length of its first tensor, or 0 if it has none."""
-    return tuple(
-        next((int(leaf.shape[0]) for _, leaf in leaves(batch) if getattr(leaf, "ndim", 0)), 0) for batch in batches
-    )
+    return tuple(next((len(leaf) for _, leaf in leaves(batch) if getattr(leaf, "ndim", 0)), 0) for batch in batches)
 
 
 def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
@@ -338,8 +320,7 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
         if any(not torch.equal(part, parts[0]) for part in parts):
             raise CannotJoin(f"{place} is one number, and differs between ranks")
         return parts[0]
-    shapes = {tuple(part.shape[1:]) for part in parts}
-    if len(shapes) > 1:
+    if len({tuple(part.shape[1:]) for part in parts}) > 1:
         shown = " and ".join(str(list(part.shape)) for part in parts[:2])
         raise CannotJoin(f"{place} has shapes that do not fit together ({shown}, ...): pad them to one")
     return torch.cat(list(parts))

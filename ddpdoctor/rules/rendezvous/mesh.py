@@ -57,15 +57,12 @@ class Meeting:
         return self.visit(number).host or f"node {number}"
 
     def names(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Return the hosts of nodes, each once, in the order of the numbers."""
         return tuple(dict.fromkeys(self.name(number) for number in numbers))
 
     def arrived(self) -> tuple[Visit, ...]:
-        """Return the nodes that arrived."""
         return tuple(visit for visit in self.rendezvous.visits if visit.arrived)
 
     def node(self, number: int) -> Node | None:
-        """Return the facts about a node's machine, or None if there are none."""
         arrived = self.arrived()
         if len(arrived) != len(self.rendezvous.fleet.nodes):
             return None
@@ -81,8 +78,7 @@ class Meeting:
 def describe(attempt: Connecting) -> str:
     """Return "10.0.0.4:29500: Connection refused (after 0.3 ms)"."""
     place = say_place(attempt.address or attempt.host, attempt.port)
-    words = attempt.error or attempt.contact.value
-    return f"{place}: {words} (after {say_duration(attempt.duration_s)})"
+    return f"{place}: {attempt.error or attempt.contact.value} (after {say_duration(attempt.duration_s)})"
 
 
 def say_duration(duration_s: float) -> str:
@@ -160,10 +156,8 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
         both = None if former is None else tuple(sorted({*former.pairs, *blame.pairs}))
         by_node[node] = blame if both is None else BadPairs(way=PairSide.CUT_OFF, nodes=(node,), pairs=both)
     between = grouped(((min(pair), max(pair)), pair) for pair in sorted(left))
-    return (
-        *tuple(by_node[node] for node in sorted(by_node)),
-        *tuple(BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items()),
-    )
+    rest = (BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
+    return (*(by_node[node] for node in sorted(by_node)), *rest)
 
 
 HOW = {
@@ -234,18 +228,14 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
         lines.append(f"{_both(meeting, pair)} at {what}")
     failure = bad[0].connecting
     how = "not tested" if failure is None else HOW.get(failure.contact, "it fails")
+    source, target = map(meeting.name, blame.pairs[0])
     if blame.way is PairSide.ALL:
         who = f"{name_list(meeting.names(blame.nodes))} cannot connect to each other in any direction"
     elif blame.way is PairSide.PAIR:
-        source, target = blame.pairs[0]
         both = " or vice versa" if len(blame.pairs) > 1 else ""
-        who = f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, but both can connect to others"
+        who = f"{source} cannot connect to {target}{both}, but both can connect to others"
     elif blame.alone:
-        source, target = blame.pairs[0]
-        who = (
-            f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), but the other direction "
-            "works"
-        )
+        who = f"{source} cannot connect to {target} (inbound there), but the other direction works"
     elif blame.way is PairSide.CUT_OFF:
         who = f"{first} is cut off: it cannot connect to any other host, and no other host can connect to it"
     elif blame.way is PairSide.INBOUND:
@@ -273,10 +263,8 @@ def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
 
 def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     if blame.way is PairSide.OUTBOUND:
-        host = meeting.name(blame.nodes[0])
-        return (
-            f"check outgoing rules (nft list ruleset, as root) and the route (ip route get {bad[0].address}) on {host}"
-        )
+        host, route = meeting.name(blame.nodes[0]), f"ip route get {bad[0].address}"
+        return f"check outgoing rules (nft list ruleset, as root) and the route ({route}) on {host}"
     first = meeting.node(bad[0].target)
     sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
     targets = name_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))

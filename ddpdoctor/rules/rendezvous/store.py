@@ -10,19 +10,13 @@ from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.network import open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.rendezvous.mesh import (
-    PLACE_IS_WRONG,
-    Meeting,
-    describe,
-    failure_of,
-    first_few,
-    is_black_hole,
-    say_duration,
-    say_size,
-)
+from ddpdoctor.rules.rendezvous import mesh
 
 if TYPE_CHECKING:
     from ddpdoctor.model.launch import Connecting, StoreView, Visit
+    from ddpdoctor.rules.rendezvous.mesh import Meeting
+
+    Attempts = list[tuple[Visit, Connecting]]
 
 
 WORDS = {
@@ -51,7 +45,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     if untried is not None:
         return unknown(f"{untried[0].host} could not serve a test store: {untried[1].without_torch}")
     failing = [(visit, view) for visit, view in seen if fails(view)]
-    causes = [meeting.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
+    causes = [meeting.cause(mesh.PLACE_IS_WRONG, visit.host) for visit, _ in failing]
     open_ones = [
         (visit, view)
         for (visit, view), cause in zip(failing, causes, strict=True)
@@ -84,18 +78,13 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     server = servers[0][0] if servers and not servers[0][1].not_served else None
     problems += (_unreached(meeting, contact, those, server, works_for) for contact, those in by_contact.items())
     # The addresses at which torch waits in vain before it tries the one that works
-    heard = [
-        (
-            visit,
-            next(
-                (attempt for attempt in view.attempts if attempt.contact in {Contact.NO_ANSWER, Contact.CONNECTED}),
-                None,
-            ),
-        )
+    told = {Contact.NO_ANSWER, Contact.CONNECTED}
+    firsts = (
+        (visit, next(attempt for attempt in view.attempts if attempt.contact in told))
         for visit, view in seen
         if reached(view)
-    ]
-    held_up = [(visit, one) for visit, one in heard if one is not None and one.contact is Contact.NO_ANSWER]
+    )
+    held_up = [(visit, attempt) for visit, attempt in firsts if attempt.contact is Contact.NO_ANSWER]
     if held_up:
         problems.append(_held_up(held_up, seen, server))
     return judged(problems, reach)
@@ -111,15 +100,13 @@ def fails(view: StoreView) -> bool:
     return bool(view.not_served) or not reached(view)
 
 
-def _held_up(
-    those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, StoreView]], server: Visit | None
-) -> Problem:
+def _held_up(those: Attempts, seen: list[tuple[Visit, StoreView]], server: Visit | None) -> Problem:
     dead = those[0][1]
     clients = tuple(visit.host for visit, _ in those)
     works = next(attempt for _, view in seen for attempt in view.attempts if attempt.contact is Contact.CONNECTED)
     silent = [{attempt.address for attempt in view.attempts if attempt.contact is dead.contact} for _, view in seen]
     everywhere = all(dead.address in addresses for addresses in silent)
-    lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
+    lines = mesh.first_few(f"{visit.host} to {mesh.describe(attempt)}" for visit, attempt in those)
     return Problem(
         summary=f"on {name_list(clients)}, {dead.host} first resolves to an address that does not respond: torch "
         "waits there for minutes, before it tries the next address",
@@ -131,11 +118,7 @@ def _held_up(
 
 
 def _unreached(
-    meeting: Meeting,
-    contact: Contact,
-    those: list[tuple[Visit, Connecting]],
-    server: Visit | None,
-    works_for: list[Visit],
+    meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, works_for: list[Visit]
 ) -> Problem:
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     attempt = those[0][1]
@@ -154,7 +137,7 @@ def _unreached(
         direction = f"; it works from {others}, so check what leaves {these}, and what {server.host} accepts from there"
     else:
         direction = f"; the store listens there, so check what {server.host} accepts"
-    lines = list(first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those))
+    lines = list(mesh.first_few(f"{visit.host} to {mesh.describe(attempt)}" for visit, attempt in those))
     if server is not None:
         lines.append(f"{server.host} serves the store and can reach it")
     if works_for:
@@ -172,9 +155,7 @@ def _unreached(
     )
 
 
-def _fix(
-    meeting: Meeting, contact: Contact, those: list[tuple[Visit, Connecting]], server: Visit | None, *, outbound: bool
-) -> str:
+def _fix(meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, *, outbound: bool) -> str:
     attempt = those[0][1]
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     if contact is Contact.UNRESOLVED:
@@ -220,11 +201,11 @@ def check_start_trial(meeting: Meeting) -> Answer:
         reason = known
     elif any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
         reason = "not all nodes reach the store"
-    elif any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
+    elif any(mesh.failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
         reason = "not all nodes can connect to each other"
     else:
-        stalled = next((pair.large for pair in meeting.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
-        reason = f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
+        stalled = (pair.large for pair in meeting.rendezvous.pairs if pair.large and mesh.is_black_hole(pair))
+        reason = next((f"a payload of {mesh.say_size(large.size_bytes)} stalls" for large in stalled), "")
     if reason:
         return skipped(f"a real start fails, as expected: {reason}")
     hosts = meeting.names(trial.node for trial in failed)
@@ -234,8 +215,8 @@ def check_start_trial(meeting: Meeting) -> Answer:
         "although the store and all connections work",
         worked,
         hosts=hosts,
-        evidence=first_few(
-            f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
+        evidence=mesh.first_few(
+            f"{meeting.name(trial.node)}, after {mesh.say_duration(trial.duration_s)}: {trial.error or trial.stage}"
             for trial in failed
         ),
         fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from ddpdoctor.model.errors import report_status
 from ddpdoctor.model.evidence import Operation
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.rules.evidence.flight import find_circle
@@ -199,7 +198,7 @@ def circle(*links):
 
 def status(report):
     unknown = [str(check.reason) for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
-    return "; ".join((report_status(report, Severity.ERROR).name, *(() if report.verdict else unknown)))
+    return "; ".join((report.exit_status(Severity.ERROR).name, *(() if report.verdict else unknown)))
 
 
 test_rows = table("flight", "ddpdoctor.rules.evidence.calls ddpdoctor.model.evidence", globals(), head=status)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.diagnose.evidence import analyze
-from ddpdoctor.model.errors import ExitStatus, report_status
+from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.findings import Outcome, Report, Severity, now
 from ddpdoctor.report.formats import render_json
 
@@ -57,7 +57,7 @@ def analyzed(folder: Path, files: Files) -> Report:
 def hold(folder: Path, files: Files, truth: Truth) -> Report:
     """Write the files, analyze them as the command does, and compare the report with the truth."""
     report = analyzed(folder, files)
-    status = report_status(report, Severity.ERROR)
+    status = report.exit_status(Severity.ERROR)
     everything = render_json(report)
     assert not [secret for secret in truth.never_says if secret in everything]
     assert not [check for check in report.checks if check.outcome is Outcome.CRASHED]

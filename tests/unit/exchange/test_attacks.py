@@ -174,7 +174,7 @@ def test_an_error_of_ours_ends_one_connection_alone(opened, monkeypatch):
     served = opened.enter_context(contextlib.closing(Server(0, SECRET, one_host=True)))
     wrong = open_client(("127.0.0.1",), served.port, SECRET, LIMIT_S)
     with monkeypatch.context() as patched:
-        patched.setattr(server_module, "answer", lambda *_: 1 / 0)
+        patched.setattr("ddpdoctor.exchange.wire.answer", lambda *_: 1 / 0)
         with pytest.raises(StoreError):
             wrong.add("n", 1)
     meet(served, SECRET)

@@ -31,7 +31,16 @@ from ddpdoctor.probes.bandwidth.collectives import (
     tolerance,
     working_bytes,
 )
-from ddpdoctor.probes.bandwidth.plan import CAUTION, DTYPES, Forecast, Growth, list_cases, share_out
+from ddpdoctor.probes.bandwidth.plan import (
+    CAUTION,
+    DTYPES,
+    LEAST_BATCHES,
+    LEAST_CALLS,
+    Forecast,
+    Growth,
+    list_cases,
+    share_out,
+)
 from ddpdoctor.probes.bandwidth.session import (
     count_takers,
     find_lack,
@@ -41,8 +50,6 @@ from ddpdoctor.probes.bandwidth.session import (
     read_free_bytes,
 )
 from ddpdoctor.probes.bandwidth.timing import (
-    LEAST_BATCHES,
-    LEAST_CALLS,
     BarrierWaits,
     Effort,
     coefficient_of_variation,
