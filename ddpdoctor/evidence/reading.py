@@ -75,6 +75,8 @@ def _start_of(job: AttachedJob) -> tuple[JobIdentity, int]:
 
 def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: Iterable[str]) -> dict[str, str]:
     """Return by the names of files why all of a folder is left out: it is of another job or older."""
+    if not records:
+        return {}
     above = {source: source[: source.rfind("/") + 1] for source in records}  # empty for the current folder
     folders = {above[source]: job for source, job in records.items() if isinstance(job, AttachedJob)}
     ranks = {path: {rank.rank for rank in job.ranks if rank.rank is not None} for path, job in folders.items()}

@@ -19,9 +19,8 @@ class Severity(str, Enum):
     WARNING = "warning"
     INFO = "info"
 
-    @property
-    def order(self) -> int:
-        return list(Severity).index(self)
+    def __init__(self, _value: str) -> None:
+        self.order = len(type(self).__members__)
 
 
 class Confidence(str, Enum):

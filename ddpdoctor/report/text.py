@@ -428,7 +428,7 @@ def render_text(
     if content.ends_with_verdict:
         # Add checks without an answer, other findings in short, and the verdict last, so that it stays on the screen
         unknown = [check for check in report.checks if check.outcome in UNKNOWN]
-        if report.findings or (report.job is not None and report.job.ended_badly):
+        if unknown and (report.findings or (report.job is not None and report.job.ended_badly)):
             reasons = [f"{name_check(check)}: {OUTCOME_WORDS[check.outcome]}: {check.reason}" for check in unknown]
             add_sections(page, [(items(reasons, "  "),)])
         facts = []

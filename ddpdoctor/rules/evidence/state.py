@@ -337,10 +337,8 @@ def build_run_state(evidence: ev.Evidence) -> RunState:
     sizes += [dump.world_size for dump in run.dumps if dump.world_size]
     world = max((size for size in sizes if size <= ev.MOST_RANKS), default=None)
     read = join_reports(set_apart_handled(number_stacks(resolve(run.facts, world))))
-    compared = [
-        *compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read),
-        *compare_flight(run.dumps, world),
-    ]  # fmt: skip
+    compared = [*compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read)]
+    compared += compare_flight(run.dumps, world) if run.dumps else []
     found = [fact.ranks for fact in compared if isinstance(fact, ev.Size) and not fact.group]
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)

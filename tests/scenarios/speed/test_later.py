@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ddpdoctor.cli.report import read_run
-from ddpdoctor.collect.recorded import read_gradient_times, read_rings
+from ddpdoctor.collect.recorded import read_gradient_times
 from ddpdoctor.diagnose.compare import compare_reports
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import GradientTimes
 from ddpdoctor.model.tuning import SpeedComparison
+from tests.scenarios.harmless.alone import read_rings
 from tests.scenarios.running import JOBS, PATIENT, doctor, finish, free_port, hold_to_schema, run, start
 from tests.scenarios.speed.catalog import run_way
 
@@ -37,7 +38,7 @@ def test_when_each_gradient_is_ready_and_whether_any_goes_unused(
     found = [one for one in ran.report["findings"] if one["kind"] == "find-unused-needless"]
     assert [one["ranks"] for one in found] == expected, ran.stderr
     assert all("find_unused_parameters" in one["fix"] for one in found)
-    read = [read_gradient_times(list(ring.notes)) for ring in read_rings(tmp_path)[0].values()]
+    read = [read_gradient_times(list(ring.notes)) for ring in read_rings(tmp_path)]
     assert [len(models) for models in read if models] == [1, 1]
     for times in [models[0] for models in read if models]:
         if unused == "fixed":
