@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from ddpdoctor.cli.output import render, say
-from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.model.errors import ExitStatus, UserError
 from ddpdoctor.model.findings import FaultOrigin, JobStatus, Severity

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ddpdoctor.collect.proc import safe_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,19 +105,6 @@ class ChildEnd:
     def records(self) -> list[dict[str, Any]]:
         """Return the JSON objects in its output, which has other lines too."""
         return [json.loads(line) for line in self.out.splitlines() if line.startswith("{") and line.endswith("}")]
-
-
-def safe_flags() -> list[str]:
-    """Return the flags (of Python 3.11) that keep our child Pythons from importing from the current folder.
-
-    That may be any user's, such as /tmp, and with ``-m`` and ``-c`` Python looks there first. If this process has the
-    folder on its own path, as after ``python -m ddpdoctor``, its children have it too.
-    """
-    try:
-        has_it = bool({"", str(Path.cwd())}.intersection(sys.path))
-    except FileNotFoundError:  # the folder was removed
-        has_it = False
-    return [] if has_it or sys.version_info < (3, 11) else ["-P"]
 
 
 def start_module(module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> ChildProcess:

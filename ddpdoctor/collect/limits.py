@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_one
 from ddpdoctor.collect.proc import below, by_parent, read_processes
-from ddpdoctor.collect.system import UNLIMITED, ReadingPlan, System
+from ddpdoctor.collect.system import HERE, UNLIMITED, ReadingPlan, System, mount_of
 from ddpdoctor.model.facts import Space
 from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 LOADER_WORKER = "pt_data_worker"  # torch's name for them (torch/utils/data/_utils/worker.py, since 2.6)
 CGROUPS = "/sys/fs/cgroup"
-HERE = System()
 UNLIMITED_BYTES = 1 << 60  # more than any machine has; version 1 writes nearly 2**63 for "no limit"
 NODES = "/sys/devices/system/node"  # a GPU's own node, as on Grace Hopper, has an empty list of processors
 SHARED = "/dev/shm"  # noqa: S108 - only read
@@ -43,7 +41,6 @@ BLOCK = bytes(4 << 20)
 MAX_WRITE_BYTES = 256 << 20  # our choice: more than a disk caches, and soon written
 TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
 FREE_SHARE = 4  # we write at most one part in this many of the free space
-SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
 WINDOW_S = 0.4  # our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark
 TICKS_PER_S = 100  # USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on
 LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that others used less counts as idle.
@@ -309,27 +306,6 @@ def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> floa
             written += os.write(file.fileno(), BLOCK)
             os.fsync(file.fileno())
         return written / 1e6 / max(time.monotonic() - started, 1e-9)
-
-
-def is_shared(path: Path, system: System = HERE) -> bool:
-    """Return whether a path is on a file system that other hosts may use."""
-    kind = mount_of(system, str(path))[1] or ""
-    return kind.removeprefix("fuse.") in SHARED_FILE_SYSTEMS
-
-
-def mount_of(system: System, path: str) -> tuple[str, str | None]:
-    """Return the mount point of a path, and the type of its file system (None if unknown)."""
-    best, fstype = "", None
-    for line in system.text_or("/proc/mounts").splitlines():
-        words = line.split(" ")
-        if len(words) < 3:
-            continue
-        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1])
-        within = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two mounts at the same point, the later one is visible.
-        if within and len(point) >= len(best):
-            best, fstype = point, words[2]
-    return best or "/", fstype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

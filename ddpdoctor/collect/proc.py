@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -193,3 +194,16 @@ def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
             answered, ended = _INFO.unpack(info)
             status = int(ended) if answered & _WANTS_EXIT else None
     return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def safe_flags() -> list[str]:
+    """Return the flags (of Python 3.11) that keep our child Pythons from importing from the current folder.
+
+    That may be any user's, such as /tmp, and with ``-m`` and ``-c`` Python looks there first. If this process has the
+    folder on its own path, as after ``python -m ddpdoctor``, its children have it too.
+    """
+    try:
+        has_it = bool({"", str(Path.cwd())}.intersection(sys.path))
+    except FileNotFoundError:  # the folder was removed
+        has_it = False
+    return [] if has_it or sys.version_info < (3, 11) else ["-P"]

@@ -9,6 +9,7 @@ import errno
 import importlib
 import math
 import os
+import re
 import shutil
 import socket
 import sys
@@ -24,6 +25,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
 UNLIMITED = -1  # the value of resource.RLIM_INFINITY
 _STA_UNSYNC = 0x40  # a bit of adjtimex's status, from linux/timex.h
 _TIMEX_SIZE_BYTES = 512  # larger than struct timex in any kernel
@@ -211,6 +213,30 @@ class System:
     def exists(self, name: str) -> bool:
         """Return whether a path exists; a dangling link counts."""
         return os.path.lexists(self.path(name))
+
+
+HERE = System()
+
+
+def is_shared(path: Path, system: System = HERE) -> bool:
+    """Return whether a path is on a file system that other hosts may use."""
+    kind = mount_of(system, str(path))[1] or ""
+    return kind.removeprefix("fuse.") in SHARED_FILE_SYSTEMS
+
+
+def mount_of(system: System, path: str) -> tuple[str, str | None]:
+    """Return the mount point of a path, and the type of its file system (None if unknown)."""
+    best, fstype = "", None
+    for line in system.text_or("/proc/mounts").splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1])
+        within = path == point or path.startswith(point.rstrip("/") + "/")
+        # Of two mounts at the same point, the later one is visible.
+        if within and len(point) >= len(best):
+            best, fstype = point, words[2]
+    return best or "/", fstype
 
 
 def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:

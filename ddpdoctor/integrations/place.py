@@ -10,14 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.launch import attendance
 from ddpdoctor.launch.run_folder import REPORT_NAME, RUN_FILES, choose_folder, make_default_dir, make_report_dir
 from ddpdoctor.launch.stopping import is_same
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
-from ddpdoctor.recorder.storage.files import check_json, read_plain
-from ddpdoctor.recorder.storage.ring_writing import make_record
+from ddpdoctor.recorder.storage.files import check_json, make_record, read_plain
 from ddpdoctor.report.formats import parse_report
 from ddpdoctor.report.text import render_text
 

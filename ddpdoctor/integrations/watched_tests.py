@@ -18,8 +18,8 @@ from ddpdoctor.launch.attendance import Leaving, enter, leave
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.recorder.start import is_foreign
 from ddpdoctor.recorder.state import pass_on
+from ddpdoctor.recorder.storage.files import make_record
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE
-from ddpdoctor.recorder.storage.ring_writing import make_record
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import nodes_range, parse_endpoint
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.launch.run_folder import copy_elsewhere
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.files import open_new, open_plain, read_plain, remove, write_whole
-from ddpdoctor.recorder.storage.ring_writing import CONTROL, make_record
+from ddpdoctor.recorder.storage.files import CONTROL, make_record, open_new, open_plain, read_plain, remove, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

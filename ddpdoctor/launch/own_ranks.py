@@ -13,10 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.collect.gpus import count_gpus
 from ddpdoctor.collect.launch import OWN_VARIABLE
-from ddpdoctor.collect.proc import read_process
+from ddpdoctor.collect.proc import read_process, safe_flags
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.wire import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.wire import token_bytes

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch import number
-from ddpdoctor.collect.limits import is_shared
 from ddpdoctor.collect.proc import read_process
+from ddpdoctor.collect.system import is_shared
 from ddpdoctor.launch.command_line import TorchrunSettings
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.codec import WrongValue, decode, encode

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.collect import proc
-from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.collect.run_files import NCCL_FOLDER
 from ddpdoctor.collect.software import read_conf_files
 from ddpdoctor.collect.system import ReadingPlan, System

@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -139,7 +139,10 @@ def _encoded_fields(kind: Any) -> list[tuple[str, str, Convert, Any]]:
     """Return name, key, encoder and value to leave out of each field. It is called late: a record may hold itself."""
     hints = field_hints(kind)
     omitted = {field.name: field.default if "omit" in field.metadata else MISSING for field in fields(kind)}
-    return [(field.name, _json_name(field), _encoder(hints[field.name]), omitted[field.name]) for field in fields(kind)]
+    return [
+        (field.name, field.metadata.get("json", field.name), _encoder(hints[field.name]), omitted[field.name])
+        for field in fields(kind)
+    ]
 
 
 class Decoder:
@@ -223,7 +226,7 @@ class Decoder:
                 is_optional = type(None) in typing.get_args(hint)
                 empty = None if is_optional else _EMPTY.get(hint, MISSING)
                 default = () if typing.get_origin(hint) is tuple else empty
-            parts.append((one.name, keys.get(one.name, _json_name(one)), self.of(hint), default))
+            parts.append((one.name, keys.get(one.name, one.metadata.get("json", one.name)), self.of(hint), default))
         return parts
 
 
@@ -308,11 +311,6 @@ _PLAIN: dict[Any, Convert] = {
     float: _decode_float,
 }
 _DECODE_TRUTH = partial(_decode_plain, bool, takes_all=True)
-
-
-def _json_name(one: Field[Any]) -> str:
-    name: str = one.metadata.get("json", one.name)
-    return name
 
 
 def _by_json_kind(hint: Any) -> dict[type, Any]:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, contact_of, describe, look_up
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.model.errors import first_line, typed_line

@@ -23,7 +23,7 @@ import torch
 from torch import distributed, nn
 
 import ddpdoctor
-from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep

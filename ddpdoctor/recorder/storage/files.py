@@ -7,6 +7,8 @@ import os
 import stat
 import sys
 
+from . import ring_layout
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -164,3 +166,20 @@ def parse_json(data: bytes) -> Any:
         return json.loads(check_json(data).decode("utf-8", "replace"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+CONTROL = "control"  # the page through which the watcher asks ranks for evidence
+
+
+def make_record(folder: str) -> None:
+    """Make the subfolders and the control file, unless they are there. Raises OSError."""
+    for name in ("rings", "prints", "evidence"):
+        make_folder(os.path.join(folder, name))
+    path = os.path.join(folder, CONTROL)
+    if os.path.lexists(path):
+        return
+    fd = open_new(path)
+    try:
+        os.posix_fallocate(fd, 0, ring_layout.CONTROL_SIZE)  # writing to a hole on a full disk is fatal
+    finally:
+        os.close(fd)

@@ -1,4 +1,4 @@
-"""Writes one ring file (see ``ring_layout``) from inside the user's process, and makes the folders for it."""
+"""Writes one ring file (see ``ring_layout``) from inside the user's process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from _json import encode_basestring_ascii as _quote
 
 from . import ring_layout
-from .files import make_folder, map_file, open_new, open_plain
+from .files import map_file, open_plain
 from .ring_layout import KeptSteps
 
 TYPE_CHECKING = False
@@ -260,20 +260,3 @@ def to_json(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[%s]" % ",".join([to_json(item) for item in value])
     raise TypeError("%s is nothing that JSON has" % type(value).__name__)
-
-
-CONTROL = "control"  # the page through which the watcher asks ranks for evidence
-
-
-def make_record(folder: str) -> None:
-    """Make the subfolders and the control file, unless they are there. Raises OSError."""
-    for name in ("rings", "prints", "evidence"):
-        make_folder(os.path.join(folder, name))
-    path = os.path.join(folder, CONTROL)
-    if os.path.lexists(path):
-        return
-    fd = open_new(path)
-    try:
-        os.posix_fallocate(fd, 0, ring_layout.CONTROL_SIZE)  # writing to a hole on a full disk is fatal
-    finally:
-        os.close(fd)

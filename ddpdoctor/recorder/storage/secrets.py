@@ -165,8 +165,7 @@ def hide_in_text(text: str) -> str:
         return text
     text = _PEM.sub(rf"\1{HIDDEN}\2", text)
     text = _URL_USER.sub(rf"\1:{HIDDEN}@", text)
-    # The only name before a host is a token if it has digits, or is longer than a name of a user.
-    text = _hide_last(_URL_TOKEN, text, lambda name: _is_mixed(name) or (len(name) >= 20 and name.isalnum()))
+    text = _URL_TOKEN.sub(_HIDE_URL_TOKEN, text)
     text = _HOOKS.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
     if _WANDB.search(text):
@@ -175,19 +174,9 @@ def hide_in_text(text: str) -> str:
     text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
     text = _OPTION.sub(_option_shown, text)
     text = _hide_pairs(text)
-    text = _hide_last(_SPOKEN, text, _is_mixed)
-    text = _hide_last(_BEARER, text, lambda token: _is_mixed(token) or len(token) >= 24)
-    return _hide_last(_RUN, text, _is_random)
-
-
-def _hide_last(pattern: re.Pattern[str], text: str, is_secret: Callable[[str], bool]) -> str:
-    """Hide the last group of each match, with which it ends, where that is a secret."""
-
-    def shown(found: re.Match[str]) -> str:
-        last = found[found.re.groups]
-        return found[0][: -len(last)] + HIDDEN if is_secret(last) else found[0]
-
-    return pattern.sub(shown, text)
+    text = _SPOKEN.sub(_HIDE_MIXED, text)
+    text = _BEARER.sub(_HIDE_BEARER, text)
+    return _RUN.sub(_HIDE_RANDOM, text)
 
 
 def hide_value(name: str, value: str) -> str:
@@ -251,7 +240,12 @@ def _is_secret(name: str, value: str) -> bool:
 @lru_cache(maxsize=1024)
 def _strength(option: str) -> int:
     """Return how surely an option's words name a secret: 2 for ``--hf-password``, 0 for ``--tokenizer``."""
-    words = _words(option)
+    # "--wandbApiKey" has three words, and "--hftoken" two
+    words: list[str] = []
+    for word in re.split(r"[^a-z0-9]+", _BROKEN_CAMEL.sub("_", option[-128:]).lower()):
+        joined = _JOINED.fullmatch(word)
+        is_pair = joined is not None and joined[1] in _OWNERS | {"refresh", "id", "bearer", "user"}
+        words += joined.groups() if joined is not None and is_pair else [word] if word else []
     if words == ["pwd"]:
         return 1  # a password of ODBC, or the working directory
     if any(word in _STRONG or word.endswith(_ENDINGS) for word in words):
@@ -262,19 +256,6 @@ def _strength(option: str) -> int:
         if word == "pass" and (before in _OWNERS or before in {"", "user", "smtp", "root", "login", "mail"}):
             return 1
     return 1 if _WEAK.intersection(words) and not _OF_TEXTS.intersection(words) else 0
-
-
-def _words(option: str) -> list[str]:
-    """Return the words of a name: "--wandbApiKey" has three, and "--hftoken" two."""
-    plain = _BROKEN_CAMEL.sub("_", option[-128:]).lower()
-    found: list[str] = []
-    for word in re.split(r"[^a-z0-9]+", plain):
-        joined = _JOINED.fullmatch(word)
-        if joined and joined[1] in _OWNERS | {"refresh", "id", "bearer", "user"}:
-            found += joined.groups()
-        elif word:
-            found.append(word)
-    return found
 
 
 def _is_mixed(value: str) -> bool:
@@ -294,3 +275,19 @@ def _is_random(run: str) -> bool:
     if len(set(kinds)) == 3:
         return digits >= 2 and changes > 0.45
     return len(run) >= 24 and digits >= 5 and changes > 0.35
+
+
+def _last(is_secret: Callable[[str], bool]) -> Callable[[re.Match[str]], str]:
+    """Return what hides the last group of a match, with which it ends, where that is a secret."""
+
+    def shown(found: re.Match[str]) -> str:
+        last = found[found.re.groups]
+        return found[0][: -len(last)] + HIDDEN if is_secret(last) else found[0]
+
+    return shown
+
+
+# The only name before a host is a token if it has digits, or is longer than a name of a user.
+_HIDE_URL_TOKEN = _last(lambda name: _is_mixed(name) or (len(name) >= 20 and name.isalnum()))
+_HIDE_BEARER = _last(lambda token: _is_mixed(token) or len(token) >= 24)
+_HIDE_MIXED, _HIDE_RANDOM = _last(_is_mixed), _last(_is_random)

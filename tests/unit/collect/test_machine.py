@@ -21,9 +21,7 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.kernel import GRANT, read_kernel_log, read_log
 from ddpdoctor.collect.limits import (
     find_busy,
-    is_shared,
     measure_writing,
-    mount_of,
     own_work,
     parse_cpu_times,
     read_clock,
@@ -36,7 +34,7 @@ from ddpdoctor.collect.limits import (
 from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_firewall, read_names
 from ddpdoctor.collect.recorded import lock_of
 from ddpdoctor.collect.software import cuda_of_wheel, read_conf_files, read_software
-from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
+from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls, is_shared, mount_of
 from ddpdoctor.model.facts import LockFile, LockKind
 from ddpdoctor.model.node import Clock, Governor, Limit
 from ddpdoctor.model.reading import NotRead, Why
