@@ -481,10 +481,7 @@ def _monitored_barrier(line: Line) -> list[ev.Fact]:
     of_world = rank == int(match["rank"])  # else these are ranks of a smaller group
     common["who"] = line.who if line.who.rank is not None else ev.Who(rank=rank, host=line.who.host, pid=line.who.pid)
     waiting = ev.Waiting(operation=operation, timed_out=True, limit_s=limit_s, **common)
-    late = (
-        ev.Who(rank=number) if of_world else ev.Who(group="unknown", group_rank=number)
-        for number in numbers(match["ranks"])
-    )
+    late = (ev.Who(rank=at) if of_world else ev.Who(group="unknown", group_rank=at) for at in numbers(match["ranks"]))
     absent = [
         ev.Absent(operation=operation, waiters=(rank,), shown=ev.Shown.WORDS, **{**common, "who": who}) for who in late
     ]  # fmt: skip
@@ -627,9 +624,8 @@ class CollectiveErrorReader(LineReader):
         limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
         facts: list[ev.Fact] = [ev.Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
         if count > world:
-            problem = (
-                f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
-            )
+            many = f"{count} processes came to a job of {world}"
+            problem = f"{many}: two jobs share one port, or ranks were started twice"
             fix = "give each job a MASTER_PORT of its own, and start each rank once"
             common["who"] = ev.Who(host=line.who.host)
             facts.append(ev.Trouble(kind="port", problem=problem, fix=fix, **common))

@@ -68,9 +68,8 @@ def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
         for found in [EvidenceFile(name=STDIN, path=None, who=Who())] if given == STDIN else _below(Path(given)):
             count += 1
             if count > MOST_FILES:
-                raise UserError(
-                    f"there are more than {MOST_FILES:,} files", help="Give the folders or files of one job."
-                )
+                what = f"there are more than {MOST_FILES:,} files"
+                raise UserError(what, help="Give the folders or files of one job.")
             yield found
 
 
@@ -295,9 +294,8 @@ def _below(path: Path) -> Iterator[EvidenceFile]:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        raise UserError(
-            f"there is no {path}", help="Give logs, dumps, stacks, or folders of them; - reads standard input."
-        ) from None
+        remedy = "Give logs, dumps, stacks, or folders of them; - reads standard input."
+        raise UserError(f"there is no {path}", help=remedy) from None
     except OSError as error:
         yield _file(path, None, error.strerror or str(error))
         return

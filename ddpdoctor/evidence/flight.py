@@ -130,15 +130,11 @@ def _sound(plain: list[Any]) -> list[_Entry]:
     # A group is its name and perhaps a description.
     groups = ((entry, entry["process_group"]) for entry in entries)
     entries = [entry for entry, one in groups if one and isinstance(one[0], str) and isinstance(one[-1], str)]
-    return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
+    return sorted(entries, key=itemgetter("record_id"))  # as they stand in almost every dump, which is quick
 
 
 def _column(entries: Sequence[_Entry], name: str) -> list[Any]:
     return [entry[name] for entry in entries]
-
-
-def _is_rising(numbers: Sequence[int]) -> bool:
-    return all(map(lt, numbers, numbers[1:]))
 
 
 def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
@@ -199,7 +195,7 @@ def _build_group(
 ) -> FlightGroup:
     entries = group.collectives
     numbers = [*range(1, len(entries) + 1)] if one_counter else _column(entries, "collective_seq_id")
-    if _is_rising(numbers):
+    if all(map(lt, numbers, numbers[1:])):  # they rise
         # The different calls, and which of them each entry is: equal entries are found by their bytes.
         known: dict[bytes, int] = {}
         which = array("I", [known.setdefault(marshal.dumps(_pick_call(entry), 2), len(known)) for entry in entries])

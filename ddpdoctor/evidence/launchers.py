@@ -152,9 +152,8 @@ class FrameworkReader(LineReader):
         if ends or _PROCESS_ENDS in text:
             return (ev.Finished(**line.says(), process_only=not ends),)
         if "Invalidate trace cache" in text and (found := _TRACE.search(text)) is not None:
-            words = (
-                f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
-            )
+            at = f"at step {found['step']}"
+            words = f"ZeRO-3 saw modules in another order than before {at}: do all ranks call the same?"
             return (ev.Hint(**line.says(), words=words, kind="zero3-order"),)
         if any(word in text for word in _WORDS):
             return self._progress(line)

@@ -512,9 +512,8 @@ class LogSplitter:
                 continue
             doubtful.add(at)
             # Known prefixes may reach from a prefix of unknown format up to the text.
-            unknown = (
-                found.end() for found in _BOUNDARY.finditer(raw, end, column) if _leads(raw, found.end(), column)
-            )
+            ends = (found.end() for found in _BOUNDARY.finditer(raw, end, column))
+            unknown = (at for at in ends if _leads(raw, at, column))
             pattern = _pattern_of(raw[end : next(unknown, column)])
             if pattern is None or pattern in self._shapes or len(self._candidates) >= _MOST_CANDIDATES:
                 continue

@@ -417,11 +417,9 @@ class RasReader(LineReader):
         self._finish()
         # Ranks of the largest communicator that the diagnostics speak of are taken for those of the job.
         most = max((size for size, _ in self._diagnosed), default=0)
-        diagnosed = [
-            fact if size in {0, most} else replace(fact, who=replace(fact.who, rank=None))
-            for size, fact in self._diagnosed
-        ]
-        facts = [*self._reports.judge(), *self._deaths, *diagnosed]
+        facts = [*self._reports.judge(), *self._deaths]
+        for size, fact in self._diagnosed:
+            facts.append(fact if size in {0, most} else replace(fact, who=replace(fact.who, rank=None)))
         self._reports, self._deaths, self._diagnosed = RasReports(), [], []
         return facts
 

@@ -305,12 +305,8 @@ def _split(facts: Sequence[ev.Fact]) -> list[list[ev.Fact]]:
     ended = False
     last: ev.Time | None = None
     for fact in facts:
-        is_later = (
-            last is not None
-            and fact.time is not None
-            and fact.time.clock == last.clock
-            and fact.time.seconds - last.seconds > _DAY_S
-        )
+        at = fact.time
+        is_later = last is not None and at is not None and at.clock == last.clock and at.seconds - last.seconds > _DAY_S
         if isinstance(fact, ev.Restarted) or (ended and (isinstance(fact, ev.Launched) or is_later)):
             pieces.append([])
             ended = False
@@ -323,9 +319,8 @@ def _split(facts: Sequence[ev.Fact]) -> list[list[ev.Fact]]:
 def _name(job: _Job, attempt: int, facts: Sequence[ev.Fact], *, of_jobs: int, last_attempt: int) -> str:
     words = []
     if of_jobs > 1:
-        words.append(
-            f"job {job.number}" if job.number else f"the job of {first_names([p.source for p in job.parts], 2)}"
-        )
+        sources = [part.source for part in job.parts]
+        words.append(f"job {job.number}" if job.number else f"the job of {first_names(sources, 2)}")
     words += [f"attempt {attempt}"] if last_attempt else []
     begins = next((fact.spot for fact in facts if fact.spot.line is not None), None)
     words += [f"from {begins.source}:{begins.line}"] if begins is not None and not words else []
@@ -508,9 +503,8 @@ class _Log:
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
         lines = [*self.splitter.lines(text, self.lines + 1, WANTED_INFO)]
         said = "\n".join(line.text for line in lines if not line.is_nccl_info)
-        self._awake = [
-            reader for reader in self._readers if reader in self._awake or any(words in said for words in reader.begins)
-        ]
+        awake = self._awake
+        self._awake = [one for one in self._readers if one in awake or any(words in said for words in one.begins)]
         readers = ((line, self._info_readers if line.is_nccl_info else self._awake) for line in lines)
         self._keep([(reader.name, fact) for line, those in readers for reader in those for fact in reader.read(line)])
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))
