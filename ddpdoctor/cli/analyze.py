@@ -36,7 +36,7 @@ def run(options: Options) -> int:
 def read_paths(paths: tuple[str, ...], command: tuple[str, ...]) -> Report:
     """Return the report of what a job left behind. Raises ``UserError``."""
     from ddpdoctor.cli.report import RUN_MARK, read_run
-    from ddpdoctor.diagnose.evidence import analyze
+    from ddpdoctor.diagnose.logs import analyze
     from ddpdoctor.recorder.storage.files import is_file
 
     path = Path(paths[0])

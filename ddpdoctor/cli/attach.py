@@ -44,8 +44,8 @@ class Options(ReportOptions):
 def run(options: Options) -> int:
     from ddpdoctor.attach.look import attach
     from ddpdoctor.cli.output import check_outputs, deliver_check, say
-    from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.diagnose.job import use_own_records
+    from ddpdoctor.diagnose.logs import analyze
 
     several = {"--slurm": options.slurm, "--kubectl": options.kubectl}
     alone = {"--pid": options.pid, "--node-only": options.node_only or None}

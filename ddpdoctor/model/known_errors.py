@@ -14,8 +14,8 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from ddpdoctor.model.evidence import MOST_RANKS
 from ddpdoctor.model.findings import FaultOrigin
+from ddpdoctor.model.log_facts import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -334,7 +334,7 @@ BUILDERS = {
     "files": "ddpdoctor.report.verbs.checks:checkpoint_content",
     "comparison": "ddpdoctor.report.verbs.speed:comparison_content",
     "run_differences": "ddpdoctor.report.verbs.speed:run_diff_content",
-    "evidence": "ddpdoctor.report.verbs.job:evidence_content",
+    "evidence": "ddpdoctor.report.verbs.job:logs_content",
     "nodes": CHECKS,
 }
 

@@ -17,13 +17,13 @@ LEAST_MB_S, MOST_MIB = 100, 300
 SAMPLE_LINES = 100_000
 READ = """
 import sys
-from ddpdoctor.evidence.reading import read_evidence
-evidence = read_evidence(sys.argv[1:])
+from ddpdoctor.logs.reading import read_logs
+evidence = read_logs(sys.argv[1:])
 print(evidence.counts["lines"], "lines,", sum(len(run.facts) for run in evidence.runs), "facts")
 """
 NOTHING = """
 import sys
-from ddpdoctor.evidence import reading
+from ddpdoctor.logs import reading
 reading.line_readers(), reading.document_formats()
 """
 

@@ -83,6 +83,7 @@ class _EndOfWalk(subprocess.Popen[bytes]):
     """Stands for the start of the launcher."""
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        sys.setprofile(None)  # what follows tidies up
         raise SystemExit
 
 

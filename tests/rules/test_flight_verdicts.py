@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from ddpdoctor.collect.recorded import device_times, pending_on_device, read_flight
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.evidence import Called, Operation, Seen, Spot, Trouble, Who
 from ddpdoctor.model.facts import GroupState
-from ddpdoctor.rules.evidence.state import resolve
+from ddpdoctor.model.log_facts import Called, Operation, Seen, Spot, Trouble, Who
+from ddpdoctor.rules.logs.state import resolve
 from tests.golden import outline, table
 from tests.rules import build
 from tests.rules.build import (
@@ -274,4 +274,4 @@ def came_last(durations_ms, count):
     return found[0]
 
 
-test_rows = table("flight_verdicts", "ddpdoctor.rules.evidence.calls", vars(build), globals(), head=build.sureness)
+test_rows = table("flight_verdicts", "ddpdoctor.rules.logs.calls", vars(build), globals(), head=build.sureness)

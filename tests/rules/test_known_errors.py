@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.evidence.lines import condense
+from ddpdoctor.logs.lines import condense
 from ddpdoctor.model.known_errors import FAULTS, find_known, read_known_errors
 from tests.golden import words
 

@@ -331,7 +331,7 @@ def replica_words(report: Report) -> str | None:
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 
-def evidence_content(report: Report) -> bl.Content:
+def logs_content(report: Report) -> bl.Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}

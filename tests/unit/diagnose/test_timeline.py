@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.collect.run import read_job
-from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.diagnose.job import judge_job
+from ddpdoctor.diagnose.logs import analyze
 from ddpdoctor.diagnose.pictures import LANE_DETAIL_SPANS, make_timeline, rank_row
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.facts import DeviceState, Life, Save
