@@ -39,6 +39,8 @@ BUSY_SHARE = 0.05
 # Fraction of the time: a launcher that was runnable for longer is at work, even if a crowded host rarely runs it. Our
 # choice: a waiting launcher is runnable for a hundredth of the time, or 0.1 to 0.2 with a load of twenty per core.
 WANTED_SHARE = 0.3
+# Our choice: over a shorter time, a single tick, or its answer to the watcher, would be a large share of a core.
+LAUNCHER_WINDOW_S = 1.0
 # I/O above this counts as work. Our choice: a loop that logs a line or polls a small file stays below it, and any
 # checkpoint is above it.
 IO_BYTES_PER_S = 64 * 1024
@@ -168,8 +170,7 @@ class JobWatch:
         self.launcher_pid = launcher_pid
         self._launcher_lives = True
         self._launcher_busy_ns = launched_ns
-        self._launcher_ticks = 0
-        self._launcher_wanted_ns = 0
+        self._launcher_was = launched_ns, 0, 0  # at the last look: when, its ticks, and how long it wanted a core
 
     def wait(self, seconds: float) -> None:
         """Wait for some seconds, and record the end of a rank at once."""
@@ -199,12 +200,12 @@ class JobWatch:
         # When the launcher was last busy: one that waits for other nodes uses almost no CPU.
         launcher = processes.get(self.launcher_pid or 0)
         self._launcher_lives = launcher is not None and launcher.state not in "ZX"
-        if launcher is not None:
-            used, self._launcher_ticks = launcher.cpu_ticks - self._launcher_ticks, launcher.cpu_ticks
-            total_ns = proc.read_wanted_ns(launcher.pid) or 0
-            wanted_ns, self._launcher_wanted_ns = total_ns - self._launcher_wanted_ns, total_ns
-            is_at_work = used > BUSY_SHARE * interval_s * os.sysconf("SC_CLK_TCK")
-            if is_at_work or wanted_ns > WANTED_SHARE * interval_s * 1e9:
+        looked_ns, ticks, wanted_ns = self._launcher_was
+        looked_s = (now_ns - looked_ns) / 1e9
+        if launcher is not None and looked_s >= LAUNCHER_WINDOW_S:
+            self._launcher_was = now_ns, launcher.cpu_ticks, proc.read_wanted_ns(launcher.pid) or 0
+            is_at_work = launcher.cpu_ticks - ticks > BUSY_SHARE * looked_s * os.sysconf("SC_CLK_TCK")
+            if is_at_work or self._launcher_was[2] - wanted_ns > WANTED_SHARE * looked_s * 1e9:
                 self._launcher_busy_ns = now_ns
         if self.launcher_pid is not None and not self.agent.started:  # else torch's agent lists its ranks in its log
             self._strangers.follow(proc.below(self.launcher_pid, children), self.followed)

@@ -19,7 +19,7 @@ from ddpdoctor.launch.node_messages import NodeProgress
 from ddpdoctor.launch.own_ranks import choose_status, describe_lost
 from ddpdoctor.launch.replica_exchange import LiveComparison
 from ddpdoctor.launch.seen import Receptions, WorkSeen
-from ddpdoctor.launch.watch import EARLY_EXIT_WAIT_S, JobWatch, open_rings, suspicion_of
+from ddpdoctor.launch.watch import EARLY_EXIT_WAIT_S, LAUNCHER_WINDOW_S, JobWatch, open_rings, suspicion_of
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -80,6 +80,36 @@ STUCK = NodeProgress(alive=1, begun=True, still=1, idle=True)
 GONE = NodeProgress(alive=1, begun=True, ended_s=EARLY_EXIT_WAIT_S + 1)
 UNSTARTED = NodeProgress(never=True)
 LOADING = NodeProgress(starting=True)
+
+
+WAITS_OR_WORKS = """
+import sys, time
+for line in sys.stdin:
+    until = time.process_time() + float(line)
+    while time.process_time() < until:
+        pass
+    print("done", flush=True)
+"""
+
+
+def test_a_launcher_that_answers_still_waits_and_one_that_computes_is_at_work(tmp_path: Path) -> None:
+    hour_ns = 3600 * 10**9
+    command = [sys.executable, "-c", WAITS_OR_WORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        watch = JobWatch(
+            EvidenceTaker(tmp_path), LIMIT_S, time.monotonic_ns() - hour_ns, LiveComparison(tmp_path, 50, ()),
+            launcher.pid,
+        )  # fmt: skip
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        for compute_s, waits in ((0.03, True), (2 * LAUNCHER_WINDOW_S, False)):
+            watch.follow(at_once=True)
+            launcher.stdin.write(f"{compute_s}\n")
+            launcher.stdin.flush()
+            assert launcher.stdout.readline() == "done\n"
+            watch.follow(at_once=True)
+            assert watch.own_progress().never is waits
+        launcher.stdin.close()
 
 
 # What the watcher keeps of children that have ended.
