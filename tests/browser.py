@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.needs import need_programs
 
 SEVERE = "SEVERE"
 LIMIT_S = 60
@@ -20,22 +21,17 @@ LIMIT_S = 60
 
 @contextmanager
 def started_browser() -> Iterator["Browser"]:
-    """Start Chromium. Skip the test where it is missing; in CI that is a failure."""
-    tools = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    missing = [name for name, path in tools.items() if path is None]
-    if missing and os.environ.get("CI") == "true":
-        pytest.fail(f"in CI this must run: needs {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
+    """Start Chromium, which the test needs."""
+    need_programs("chromium", "chromedriver")
     options = webdriver.ChromeOptions()
-    options.binary_location = str(tools["chromium"])
+    options.binary_location = shutil.which("chromium")
     options.page_load_strategy = "normal"
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--force-prefers-reduced-motion", *sandbox]
     for flag in flags:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(tools["chromedriver"]))
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
         yield Browser(driver)
     finally:
@@ -51,11 +47,14 @@ class Browser:
     def open(
         self, page: Path, width: int = 1280, height: int = 800, *, dark: bool = False, script: bool = True
     ) -> None:
-        self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._tell("Emulation.setEmulatedMedia", features=[scheme])
         self._tell("Emulation.setScriptExecutionDisabled", value=not script)
         self.driver.get(page.as_uri())
+
+    def resize(self, width: int, height: int = 800) -> None:
+        self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def _tell(self, command: str, **values: Any) -> None:
         self.driver.execute_cdp_cmd(command, values)

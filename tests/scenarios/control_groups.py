@@ -6,17 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
+from tests.needs import need
 
 TOP = Path("/sys/fs/cgroup")
-
-
-def need(condition: object, reason: str) -> None:
-    """Skip a test that this machine cannot run; in CI that is a failure."""
-    if not condition:
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 @contextlib.contextmanager

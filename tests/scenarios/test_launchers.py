@@ -1,8 +1,6 @@
 """``wrap -- COMMAND``: ranks that anything has started are found, watched, judged and stopped as torchrun's are."""
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import need_module, need_programs
 from tests.scenarios.running import (
     HANG_TIMEOUT_S,
     JOBS,
@@ -59,18 +58,15 @@ def lines_of(ran: Ran) -> list[int]:
 
 
 def accelerate(*words: str) -> tuple[str, ...]:
-    pytest.importorskip("accelerate")
+    need_module("accelerate", extra="accelerate")
     options = ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
     port = f"--main_process_port={free_port()}"
     return (sys.executable, "-m", "accelerate.commands.launch", *options, port, *words)
 
 
 def mpirun(*words: str) -> tuple[str, ...]:
-    program = shutil.which("mpirun")
-    if program is None:
-        assert "CI" not in os.environ, "CI installs openmpi-bin"
-        pytest.skip("needs mpirun: apt-get install openmpi-bin")
-    return (program, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, *words)
+    need_programs("mpirun")
+    return ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, *words)
 
 
 def test_a_healthy_job_of_a_shell_script_is_left_alone(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import metrics
 from tests.metrics import value
+from tests.needs import need_module
 from tests.scenarios.running import PATIENT, Ran, finish, kill_job, run, start, wait_for
 from tests.web import Receiver
 
@@ -26,6 +26,8 @@ FILES_ALLOWED = {"MLFLOW_ALLOW_FILE_STORE": "true"}
 
 def fail(tmp_path: Path, *loggers: str, options: tuple[str, ...] = ("--log-findings",), **env: str) -> Ran:
     """Run the job that logs and fails."""
+    for logger in loggers:
+        need_module(logger, extra=logger)
     ran = run(
         "logs_and_fails", tmp_path / "run", *PATIENT, *options, ranks=2, args=(str(tmp_path / "logs"), *loggers),
         **FILES_ALLOWED, **env,
@@ -35,10 +37,11 @@ def fail(tmp_path: Path, *loggers: str, options: tuple[str, ...] = ("--log-findi
 
 
 def test_the_report_is_a_text_beside_the_scripts_own_events(tmp_path: Path) -> None:
-    from tensorboard.plugin_util import markdown_to_safe_html
-
     logs = tmp_path / "logs"
     ran = fail(tmp_path, "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugin_util import markdown_to_safe_html
+
     assert "--log-findings" not in ran.stderr
     (ours,) = logs.glob("*.ddpdoctor")
     seen = EventAccumulator(str(logs))
@@ -107,6 +110,7 @@ def test_the_report_is_in_the_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypat
 
 
 def test_a_job_without_findings_adds_nothing(tmp_path: Path) -> None:
+    need_module("tensorboard", extra="tensorboard")
     logs = tmp_path / "logs"
     options = (*PATIENT, "--log-findings")
     ran = run("logs_and_fails", tmp_path / "run", *options, ranks=2, args=(str(logs), "healthy", "tensorboard"))

@@ -2,14 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
+from tests.needs import need, need_programs
 from tests.scenarios.check_env.running import check_env
-from tests.scenarios.control_groups import need
 
 OWN_PIDS = ("--pid", "--fork", "--mount-proc")
 """For tests of /dev/shm: the loader workers of other tests would count too."""
@@ -19,19 +18,15 @@ def need_root():
     need(os.geteuid() == 0, "needs root: mounts and control groups")
 
 
-def need_tool(name):
-    need(shutil.which(name), f"needs {name}")
-
-
 def in_mounts(script, *namespaces):
     """Return the beginning of a command that runs in mounts of its own, as the script has changed them."""
     need_root()
-    need_tool("unshare")
+    need_programs("unshare")
     return ("unshare", "--mount", *namespaces, "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh")
 
 
 def test_a_low_limit_on_open_files():
-    need_tool("prlimit")
+    need_programs("prlimit")
     seen = check_env("nofile", before=("prlimit", "--nofile=1024:4096"))
     kind, severity, summary, fix = seen.only()
     assert (kind, severity, seen.status) == ("nofile", "warning", 0)
@@ -43,7 +38,7 @@ def test_a_low_limit_on_open_files():
 def test_few_processes_are_left_to_a_user():
     """In a user namespace, where this user is no root: root is not bound by the limit."""
     need_root()
-    need_tool("unshare")
+    need_programs("unshare")
     before = ("prlimit", "--nproc=40:45")
     assert check_env("nproc-pids", before=before).findings == []
     seen = check_env("nproc-pids", before=(*before, "unshare", "--user", "--map-user=1000"))
@@ -63,7 +58,7 @@ def test_a_cpu_quota(group):
 
 
 def test_ranks_that_are_bound_to_one_cpu():
-    need_tool("taskset")
+    need_programs("taskset")
     cpu = min(os.sched_getaffinity(0))
     seen = check_env("cpu-quota", before=("taskset", "-c", str(cpu)), LOCAL_WORLD_SIZE="2", RANK="0", WORLD_SIZE="2")
     assert seen.only()[2] == "Fewer CPUs than ranks: 1 CPU for 2 ranks"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.needs import need_module
 from tests.scenarios.running import (
     JOBS,
     begin,
@@ -131,6 +132,7 @@ def codes(folder: Path) -> list[str]:
 
 
 def test_lightnings_logger_gets_the_verdict_of_a_training_that_failed(tmp_path: Path) -> None:
+    need_module("lightning", extra="lightning")
     done = run("watched_lightning", str(tmp_path))
 
     assert (done.returncode != 0, codes(tmp_path / "good"), codes(tmp_path / "bad")[:1]) == (True, [], ["DD604"])
@@ -143,6 +145,7 @@ def test_lightnings_logger_gets_the_verdict_of_a_training_that_failed(tmp_path: 
 @pytest.mark.alone
 @pytest.mark.nightly
 def test_the_history_of_transformers_gets_the_verdict_of_a_slow_training(tmp_path: Path) -> None:
+    need_module("transformers", extra="transformers")
     done = run("watched_transformers", str(tmp_path), front=TORCHRUN)
 
     assert sorted(line for line in done.stdout.splitlines() if line[:1] in "01" and line) == [
@@ -155,6 +158,7 @@ def test_the_history_of_transformers_gets_the_verdict_of_a_slow_training(tmp_pat
 @pytest.mark.nightly
 @pytest.mark.parametrize(("pace", "found"), [("even", []), ("slow", ["DD610"])])
 def test_accelerates_log_gets_the_verdict_of_a_slow_training(tmp_path: Path, pace: str, found: list[str]) -> None:
+    need_module("accelerate", extra="accelerate")
     done = run("watched_accelerate", str(tmp_path / "run"), pace, front=TORCHRUN)
 
     assert (done.returncode, codes(tmp_path / "run")) == (0, found)
