@@ -1,6 +1,6 @@
-"""Write docs/rules from the docstrings of the rules: a page for each code, one for each family, and an index.
+"""Write docs/rules from the pages of the rules: a page for each code, one for each family, and an index.
 
-Also write the page of known errors, and the list of decisions.
+Also write the page of known errors, the list of decisions, and the skill that coding agents load.
 
 python docs/generate.py             write what differs, remove pages of codes that are gone
 python docs/generate.py --check     write nothing; exit status 1 where something differs
@@ -9,6 +9,7 @@ python docs/generate.py --check     write nothing; exit status 1 where something
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,20 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 FOLDER = Path(__file__).parent / "rules"
-NOTICE = "<!-- Made by docs/generate.py from the rule's docstring: change that and run it again. -->"
+NOTICE = "<!-- Made by docs/generate.py from the page in ddpdoctor/rules/pages: change that and run it again. -->"
 ERRORS_NOTICE = "<!-- Made by docs/generate.py from the table of known errors: change that and run it again. -->"
 DECISIONS_NOTICE = "<!-- Made by docs/generate.py from the records in this folder: run it again after a change. -->"
+SKILL = "../../ddpdoctor/skills/ddpdoctor/SKILL.md"
+SKILL_HEAD = """---
+name: ddpdoctor
+description: >-
+  Finds why a distributed PyTorch job (DDP, torchrun, Slurm, Kubernetes, NCCL, Gloo) hangs, crashes, is slow or
+  does not start: which rank, which line, and what to do. Use it for hung or failed training jobs and their logs.
+---
+<!-- Made by docs/generate.py from docs/agents.md: change that and run it again. -->
+
+"""
+SITE = "https://github.com/ddpdoctor/ddpdoctor/blob/main/docs/"
 INDEX_NOTICE = "<!-- Made by docs/generate.py from the rules: run it again after a change. -->"
 
 
@@ -65,7 +77,7 @@ FAMILIES = (
 
 def main() -> int:
     """Write or check the pages; return the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/rules from the docstrings of the rules.")
+    parser = argparse.ArgumentParser(description="Write docs/rules from the pages of the rules.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where something differs")
     options = parser.parse_args()
     wanted = render_pages(all_rules())
@@ -83,7 +95,7 @@ def render_pages(rules: Iterable[Rule]) -> dict[str, str]:
     ordered = sorted(rules, key=lambda rule: rule.code)
     pages = {file_name(rule): render_page(rule) for rule in ordered}
     pages |= {f"family-{family.page}.md": render_family(family, ordered) for family in FAMILIES}
-    others = {"../known-errors.md": render_errors(), "../design/index.md": render_decisions()}
+    others = {"../known-errors.md": render_errors(), "../design/index.md": render_decisions(), SKILL: render_skill()}
     return pages | {"index.md": render_index(ordered)} | others
 
 
@@ -150,6 +162,12 @@ def render_decisions() -> str:
     rows = (f"- [{title}]({path.name})\n" for title, path in zip(titles, records, strict=True))
     head = "# Decisions\n\nWhy ddpdoctor is built as it is, a page for each decision.\n\n"
     return f"{DECISIONS_NOTICE}\n\n{head}{''.join(rows)}"
+
+
+def render_skill() -> str:
+    """Return docs/agents.md as a skill, whose links lead to the documentation."""
+    page = (FOLDER.parent / "agents.md").read_text(encoding="utf-8")
+    return SKILL_HEAD + re.sub(r"\]\((?!https://)([^)]+)\)", rf"]({SITE}\1)", page)
 
 
 def find_drift(wanted: dict[str, str], folder: Path) -> list[str]:
