@@ -14,6 +14,7 @@ from ddpdoctor.collect import connections, proc
 from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
 from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, Refusal, ThreadFacts
+from ddpdoctor.model.errors import install_command
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _STATES = {connections.ESTABLISHED: "established", connections.ASKING: "syn-sent
 PY_SPY = "py-spy"
 PY_SPY_LIMIT_S = 5.0  # our choice: a rank takes 0.12 s, and more where many are read at once on few cores
 TRIES = 3  # our choice: memory that changes while it is read can make no sense; the next reading mostly does
-INSTALL = "pip install 'ddpdoctor[attach]'"
 SUDO = 'sudo -E env "PATH=$PATH" ddpdoctor attach'  # sudo sets its own PATH, which lacks the virtual environment
 DEBUG_POD = "kubectl debug POD -it --profile=sysadmin --target=CONTAINER --image=IMAGE"
 _REFUSED = ("permission denied", "operation not permitted", "eperm")
@@ -119,7 +119,7 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
     """Return py-spy's JSON, a list of threads, or None, and why not."""
     program = find_py_spy()
     if program is None:
-        return None, Refusal(source=PY_SPY, reason="py-spy is not installed", remedy=INSTALL)
+        return None, Refusal(source=PY_SPY, reason="py-spy is not installed", remedy=install_command("attach"))
     error, threads = "", None
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     for _ in range(TRIES):

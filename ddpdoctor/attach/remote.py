@@ -287,12 +287,13 @@ def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell
     stopped = {pod: reason for pod, reason in found.items() if reason}
     commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
     tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
-    kubectl, pip = " ".join(("kubectl", "{}", *pods.place)), "python -m pip install 'ddpdoctor[attach]'"
+    kubectl = " ".join(("kubectl", "{}", *pods.place))
     see = f"see `{kubectl.format('describe')} pod NODE` and `{kubectl.format('logs')} NODE`"
     known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=see) for pod, reason in stopped.items()]
     may = " ".join(("kubectl auth can-i create pods/exec", *pods.place))
+    install = " ".join((*_exec(pods, "NODE"), "python -m pip install 'ddpdoctor[attach]'"))
     remedies = (
-        (KUBECTL_LACKS, f"`{' '.join((*_exec(pods, 'NODE'), pip))}`, or name a Python there that has it with --python"),
+        (KUBECTL_LACKS, f"`{install}` (a wheel does too), or name a Python there that has it with --python"),
         (("forbidden", "Forbidden"), f"you need this permission: `{may}`"),
         (ANYTHING, see),
     )

@@ -33,7 +33,6 @@ def run(options: Options) -> int:
     outputs = check_outputs(options)
     started_at = now()
     with ShownProgress(sys.stderr, wanted=True) as progress:
-        found = read_checkpoints(
-            settings_of(options, CheckpointOptions), lambda path: progress.show(f"reading {path}", 0.0, None)
-        )
+        settings = settings_of(options, CheckpointOptions)
+        found = read_checkpoints(settings, lambda path: progress.show(f"reading {path}", 0.0, None))
     return deliver_check(checkpoint_report(found, tuple(sys.argv), started_at), outputs)

@@ -246,11 +246,10 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     left_out = config.left_out(verb, kind) if config.tables else ()
     notes = [str(note) for note in (*config.notes, *left_out)]
     if hasattr(kind, "ignore"):
-        expired = (entry for entry in config.ignored if entry.is_expired(config.today))
-        notes += [
-            f"{entry.code} was ignored until {entry.until} ({entry.source}); its findings count again"
-            for entry in expired
-        ]
+        for entry in config.ignored:
+            if entry.is_expired(config.today):
+                what = f"{entry.code} was ignored until {entry.until} ({entry.source})"
+                notes.append(f"{what}; its findings count again")
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if says and notes and rank == "0":  # of all ranks, the first says it
         from ddpdoctor.cli.output import say

@@ -201,9 +201,8 @@ def run(options: Options) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     split = SplitCommand(script=str(script), torchrun=(f"--nproc-per-node={ranks}", f"--master-port={port}"))
-    wrapped = Wrapped(
-        split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report", speed=fault in SLOW
-    )
+    place, is_slow = folder / "report", fault in SLOW
+    wrapped = Wrapped(split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=place, speed=is_slow)
     prepared = prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault))
     prepared = prepared if wrapped.speed else replace(prepared, debug_level="AUTO")
     verdict = outcome_report(run_and_show(prepared)).verdict

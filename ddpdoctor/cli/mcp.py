@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ddpdoctor.cli.app import as_user_error
 from ddpdoctor.cli.options import TIMEOUT, typed
 from ddpdoctor.cli.output import ISSUES_HINT, describe_defect, say
-from ddpdoctor.model.errors import ExitStatus, UserError
+from ddpdoctor.model.errors import ExitStatus, UserError, install_command
 from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def run(options: Options) -> int:
         if (error.name or "").partition(".")[0] not in PACKAGES:
             raise
         what = "this needs the package mcp in version 2, which is not installed here"
-        raise UserError(what, help="Install it with `pip install 'ddpdoctor[mcp]'`.") from error
+        raise UserError(what, help=f"Install it with `{install_command('mcp')}`.") from error
     if sys.stdin.isatty():
         say(sys.stderr, "waits for a client of the Model Context Protocol on stdin; Ctrl-C ends it")
     make_server(options.timeout_s).run("stdio")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ddpdoctor import __version__
 from ddpdoctor.cli.output import check_writable, say
 from ddpdoctor.launch.run_folder import REPORT_NAME
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, install_command
 from ddpdoctor.model.live import METRICS
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -55,7 +55,7 @@ def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> N
     except ModuleNotFoundError:
         is_installed = False
     if not is_installed:
-        raise UserError("--otlp needs OpenTelemetry, which is not installed", help="pip install 'ddpdoctor[otlp]'")
+        raise UserError("--otlp needs OpenTelemetry, which is not installed", help=install_command("otlp"))
     protocol = _read(env, "PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
         what = f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}"
@@ -101,9 +101,8 @@ class OtlpSender:
         provider = MeterProvider([self._reader], resource=Resource.create(attributes), shutdown_on_exit=False)
         meter = provider.get_meter("ddpdoctor", version)
         for metric in METRICS:
-            meter.create_observable_gauge(
-                metric.name, [partial(self._observe, metric)], unit=metric.unit, description=metric.help
-            )
+            observed = [partial(self._observe, metric)]
+            meter.create_observable_gauge(metric.name, observed, unit=metric.unit, description=metric.help)
 
     def send(self, samples: tuple[Sample, ...]) -> str:
         """Send all samples. Return what went wrong, without headers and paths (they may be secrets), or ""."""

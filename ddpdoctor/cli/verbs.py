@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import MISSING
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.cli.options import Declared
+
+SKILL = Path(__file__).parents[1] / "skills" / "ddpdoctor"  # the folder that coding agents load
 
 # Examples by command, "" for the whole program: a command line to paste, and what it does.
 EXAMPLES = {
@@ -59,7 +62,10 @@ EXAMPLES = {
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
     ),
     "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler starts again"),),
-    "mcp": (("ddpdoctor mcp", "the command that a coding agent's client starts"),),
+    "mcp": (
+        ("ddpdoctor mcp", "the command that a coding agent's client starts"),
+        (f"cp -r {SKILL} ~/.agents/skills/", "the skill that tells an agent what to run, and how to read a report"),
+    ),
     "explain": (("ddpdoctor explain DD601", "what a code means, and what to do"),),
     "demo": (("ddpdoctor demo mismatch", "another fault; --list names them"),),
     "check-env": (

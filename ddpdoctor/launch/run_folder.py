@@ -134,6 +134,7 @@ def make_private(path: Path) -> None:
                 raise UserError(f"{name} in the report folder {path} {what}", help=_HELP)
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
+            (path / ".gitignore").write_text("*\n")
         if path.parent == PARENT:
             _check_parent(path)
     except OSError as error:

@@ -112,9 +112,8 @@ class Receptions:
         moved = [one for one in now if one.size_bytes > self._before.get(one.inode, one.size_bytes)]
         if not moved or over_s <= 0:
             return {}
-        sockets = {
-            rank: frozenset().union(*(read_sockets(pid) or () for pid in pids)) for rank, pids in families.items()
-        }
+        pairs = families.items()
+        sockets = {rank: frozenset().union(*(read_sockets(pid) or () for pid in pids)) for rank, pids in pairs}
         own = frozenset().union(*sockets.values())
         own_ports = {str(one.local_port) for one in now if one.inode in own}
         found: dict[int, Receiving] = {}

@@ -92,7 +92,9 @@ def _encoder(hint: Any) -> Convert:
         encode_members = [_encoder(member) for member in members]
         return lambda value: [encode(one) for encode, one in zip(encode_members, value, strict=True)]
     if origin is dict:
-        encode_one = _encoder(_value_hint(hint))
+        if members[0] is not str:
+            raise TypeError(f"{hint!r}: the names of an object are texts")
+        encode_one = _encoder(members[1])
         return lambda value: {name: encode_one(one) for name, one in value.items()}
     if origin in {typing.Union, types.UnionType}:
         kinds: list[tuple[Any, Convert]] = [
@@ -128,21 +130,18 @@ def _encode_any(value: Any) -> Any:
 
 
 def _encode_record(kind: Any, record: Any) -> dict[str, Any]:
-    held = (
-        (key, encode_one, getattr(record, name), without) for name, key, encode_one, without in _encoded_fields(kind)
-    )
-    return {key: encode_one(value) for key, encode_one, value, without in held if value != without}
+    held = [(getattr(record, name), *how) for name, *how in _encoded_fields(kind)]
+    return {key: encode_one(value) for value, key, encode_one, without in held if value != without}
 
 
 @cache
 def _encoded_fields(kind: Any) -> list[tuple[str, str, Convert, Any]]:
     """Return name, key, encoder and value to leave out of each field. It is called late: a record may hold itself."""
-    hints = field_hints(kind)
-    omitted = {field.name: field.default if "omit" in field.metadata else MISSING for field in fields(kind)}
-    return [
-        (field.name, field.metadata.get("json", field.name), _encoder(hints[field.name]), omitted[field.name])
-        for field in fields(kind)
-    ]
+    hints, found = field_hints(kind), []
+    for field in fields(kind):
+        without = field.default if "omit" in field.metadata else MISSING
+        found.append((field.name, field.metadata.get("json", field.name), _encoder(hints[field.name]), without))
+    return found
 
 
 class Decoder:
@@ -171,7 +170,7 @@ class Decoder:
                 decoders = [self.of(member) for member in members if member is not ...]
                 made = partial(_decode_tuple, decoders, is_endless=members[1:] == (...,), is_lenient=is_lenient)
             elif origin is dict:
-                made = partial(_decode_dict, self.of(_value_hint(hint)))
+                made = partial(_decode_dict, self.of(members[1]))
             elif origin in {typing.Union, types.UnionType}:
                 is_known = is_lenient and type(None) in members
                 by_json = {} if is_known else {kind: self.of(one) for kind, one in _by_json_kind(hint).items()}
@@ -334,13 +333,6 @@ def _by_json_kind(hint: Any) -> dict[type, Any]:
     return by_json
 
 
-def _value_hint(hint: Any) -> Any:
-    key, value = typing.get_args(hint)
-    if key is not str:
-        raise TypeError(f"{hint!r}: the names of an object are texts")
-    return value
-
-
 @cache
 def field_hints(kind: Any) -> dict[str, Any]:
     """Return the type hints of a dataclass's fields. Names imported under TYPE_CHECKING are resolved too."""
@@ -363,9 +355,8 @@ def field_hints(kind: Any) -> dict[str, Any]:
 def _modules_by_class() -> dict[str, str]:
     """Return the module of each class. Class names are unique in ``ddpdoctor.model``."""
     sources = {path.stem: path.read_text() for folder in ddpdoctor.model.__path__ for path in Path(folder).glob("*.py")}
-    return {
-        name: module for module, text in sources.items() for name in re.findall(r"^class (\w+)", text, re.MULTILINE)
-    }
+    classes = re.compile(r"^class (\w+)", re.MULTILINE)
+    return {name: module for module, text in sources.items() for name in classes.findall(text)}
 
 
 def _wrong(expected: str, plain: Any) -> WrongValue:

@@ -266,10 +266,8 @@ class TensorDifference:
     def __str__(self) -> str:
         part = f" ({self.part})" if self.part else ""
         shown = len(set(self.values)) > 1
-        sides = [
-            rank_list(side) + (f": {value}" if shown else "")
-            for side, value in zip(self.sides, self.values, strict=True)
-        ]
+        both = zip(self.sides, self.values, strict=True)
+        sides = [rank_list(side) + (f": {value}" if shown else "") for side, value in both]
         return f"{self.what} {self.name}{part}: " + (", " if shown else " against ").join(sides)
 
 

@@ -52,3 +52,18 @@ def typed_line(error: BaseException) -> str:
     """Return the type and the first line of an error: "ValueError: no such label". It has at most 500 characters."""
     name, line = type(error).__name__, first_line(error)
     return name if line == name else f"{name}: {line}"[:500]
+
+
+def install_command(extra: str) -> str:
+    """Return what installs an extra: from the clone or the file that ddpdoctor came from (PEP 610), else from PyPI."""
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        url = urlsplit(json.loads(distribution("ddpdoctor").read_text("direct_url.json") or "{}").get("url", ""))
+    except (PackageNotFoundError, ValueError):
+        url = urlsplit("")
+    source = unquote(url.path) if url.scheme == "file" else "ddpdoctor"
+    return f"pip install {shlex.quote(f'{source}[{extra}]')}"

@@ -257,10 +257,9 @@ class TrialRecord:
         """Whether every setting that is not tried late was tried in every round, or refused."""
         refused = {setting for setting, _ in self.refused}
         done = {(block.setting, block.round) for block in self.blocks}
-        wanted = (
-            (setting, number) for setting in self.settings if setting not in refused for number in range(self.rounds)
-        )
-        return bool(self.settings) and self.rounds > 0 and all(pair in done for pair in wanted)
+        tried = [setting for setting in self.settings if setting not in refused]
+        wanted = ((setting, number) for setting in tried for number in range(self.rounds))
+        return bool(self.settings) and self.rounds > 0 and done.issuperset(wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Train a small classifier on the breast-cancer data set with DistributedDataParallel.
+"""Train a small classifier on two classes of points with DistributedDataParallel.
 
 A complete script with everything that a real one needs, small enough to read in one go:
 
@@ -6,7 +6,7 @@ A complete script with everything that a real one needs, small enough to read in
     ddpdoctor wrap docs/examples/train.py --epochs 3
     python docs/examples/train.py --epochs 3            one process, no launcher
 
-It needs scikit-learn for the data, and runs on CPU in seconds.
+It needs torch only, and runs on CPU in seconds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_breast_cancer
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SEED = 7
+FEATURES = 30
+SAMPLES = 569
 TEST_SAMPLES = 114
-"""A fifth of the 569 samples; 455 remain for training."""
+"""A fifth of the samples; 455 remain for training."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ def train(options: argparse.Namespace, place: Place) -> None:
     loader = DataLoader(train_data, batch_size=options.batch_size, sampler=sampler, pin_memory=on_gpu)
 
     model = DistributedDataParallel(
-        build_model(features=train_data[0][0].numel()).to(place.device),
-        device_ids=[place.local_rank] if on_gpu else None,
+        build_model(FEATURES).to(place.device), device_ids=[place.local_rank] if on_gpu else None
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     # float16 has a narrow range, so its gradients are scaled; bfloat16 and float32 need no scaling.
@@ -193,19 +191,14 @@ def build_model(features: int) -> nn.Module:
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
     """Return 455 training and 114 test samples, scaled by what the training samples show."""
-    features, labels = load_breast_cancer(return_X_y=True)
-    # The same seed on every rank: each must split in the same way.
-    train_x, test_x, train_y, test_y = train_test_split(
-        features, labels, test_size=TEST_SAMPLES, random_state=SEED, stratify=labels
-    )
-    mean, deviation = train_x.mean(axis=0), train_x.std(axis=0)
-
-    def to_dataset(x: np.ndarray, y: np.ndarray) -> TensorDataset:
-        return TensorDataset(
-            torch.tensor((x - mean) / deviation, dtype=torch.float32), torch.tensor(y, dtype=torch.int64)
-        )
-
-    return to_dataset(train_x, train_y), to_dataset(test_x, test_y)
+    # The same seed on every rank, and a generator that nothing else draws from: each must get the same samples.
+    generator = torch.Generator().manual_seed(SEED)
+    labels = torch.randint(2, (SAMPLES,), generator=generator)
+    features = torch.randn(SAMPLES, FEATURES, generator=generator) + 0.6 * labels[:, None]
+    train, test = slice(TEST_SAMPLES, None), slice(TEST_SAMPLES)
+    deviation, mean = torch.std_mean(features[train], dim=0)
+    features = (features - mean) / deviation
+    return TensorDataset(features[train], labels[train]), TensorDataset(features[test], labels[test])
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -222,9 +215,8 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator that training may draw from."""
+    """Seed every generator that training draws from. If yours draws from NumPy's, seed and save that one too."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - libraries that users add draw from the global generator
     torch.manual_seed(seed)
 
 
@@ -305,10 +297,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Return the state of all generators in types that ``weights_only`` lets through."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - see seed_everything
     return {
         "python": [version, list(words), gauss],
-        "numpy": [name, keys.tolist(), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
@@ -318,8 +308,6 @@ def restore_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Set all generators to what ``rng_state`` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)

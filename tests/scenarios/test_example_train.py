@@ -1,15 +1,10 @@
 """The example that the README wraps: it learns, it resumes, and it leaves the checkpoints it should."""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 from tests import forking
 from tests.scenarios.running import clean_environment, free_port
-
-pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 
 TRAIN = Path(__file__).parents[2] / "docs" / "examples" / "train.py"
 EXIT_ABORT = "terminate called without an active exception"

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.bandwidth import Mode
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, install_command
 from ddpdoctor.model.words import format_rate, format_size
 from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import describe_members, headline
@@ -242,7 +242,7 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() != PAGE and importlib.util.find_spec("matplotlib") is None:
         raise UserError(
             "plots need matplotlib, which is not installed here",
-            help="Install it: pip install 'ddpdoctor[plot]'. Without it: --plot NAME.html, or --format csv.",
+            help=f"Install it: {install_command('plot')}. Without it: --plot NAME.html, or --format csv.",
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.model.errors import install_command
 from tests.scenarios.attach.running import ROOT, marked, running
 from tests.scenarios.running import begin
 
@@ -98,7 +99,7 @@ def test_without_py_spy_the_jobs_own_server_gives_the_stacks(tmp_path, other_pyt
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]["code"], report["verdict"]["ranks"]) == (1, "DD601", [1])
     assert report["data"]["evidence"]["notes"] == [
-        "py-spy of ranks 0 and 1: py-spy is not installed; pip install 'ddpdoctor[attach]'"
+        f"py-spy of ranks 0 and 1: py-spy is not installed; {install_command('attach')}"
     ]
 
 

@@ -28,7 +28,7 @@ from ddpdoctor.cli.metrics import MetricExport, OtlpSender, check_metrics, file_
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.diagnose.live import read_samples
 from ddpdoctor.launch.run_folder import write_run_file
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, install_command
 from ddpdoctor.model.findings import FaultOrigin, RankRow, Severity
 from ddpdoctor.model.live import METRICS, JobNow, Liveness, RankNow, ReplicasNow
 from ddpdoctor.report.formats import render_metrics
@@ -350,5 +350,5 @@ def test_without_opentelemetry_nothing_is_started(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'ddpdoctor[otlp]'" in done.stderr
+    assert install_command("otlp") in done.stderr
     assert not (tmp_path / "started").exists()

@@ -66,7 +66,7 @@ def test_a_working_directory_without_a_place_is_no_obstacle(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("names", [None, [], ["latest", "notes.txt"]])
 def test_a_folder_that_is_new_or_holds_only_what_is_the_users_own_may_be_used(tmp_path, names):
-    """It becomes private if it is empty."""
+    """It becomes private, and no part of a repository around it, if it is empty."""
     folder = tmp_path / "a" / "b"
     if names is not None:
         folder.mkdir(parents=True)
@@ -75,7 +75,8 @@ def test_a_folder_that_is_new_or_holds_only_what_is_the_users_own_may_be_used(tm
         write(folder / "notes.txt")
         (folder / "latest").symlink_to("nowhere")
     assert make_report_dir(folder) == folder
-    assert sorted(path.name for path in folder.iterdir()) == (names or [])
+    assert sorted(path.name for path in folder.iterdir()) == (names or [".gitignore"])
+    assert names or (folder / ".gitignore").read_text() == "*\n"
     assert mode(folder) == (0o755 if names else 0o700)
 
 

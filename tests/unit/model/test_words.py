@@ -1,12 +1,14 @@
 """Words of Slurm, of variables, of meetings and of shares."""
 
 import itertools
+import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -234,3 +236,27 @@ def test_to_import_the_table_reads_nothing():
         "sys.exit(launch.read_variables.cache_info().currsize or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=200, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'ddpdoctor[mcp]'"),
+        ('{"url": "file:///src/ddp%20doctor", "dir_info": {"editable": true}}', "pip install '/src/ddp doctor[mcp]'"),
+        ('{"url": "file:///tmp/ddpdoctor-1-py3-none-any.whl"}', "pip install '/tmp/ddpdoctor-1-py3-none-any.whl[mcp]'"),
+        ('{"url": "https://example.org/ddpdoctor.git"}', "pip install 'ddpdoctor[mcp]'"),
+        ("{damaged", "pip install 'ddpdoctor[mcp]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_ddpdoctor_came_from(tmp_path: Path, origin: str | None, command: str) -> None:
+    installed = tmp_path / "ddpdoctor-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.4\nName: ddpdoctor\nVersion: 1\n")
+    if origin is not None:
+        (installed / "direct_url.json").write_text(origin)
+    ask = "from ddpdoctor.model.errors import install_command; print(install_command('mcp'))"
+    path = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[3])))
+    done = subprocess.run(
+        [sys.executable, "-c", ask], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == command + "\n"
