@@ -31,7 +31,7 @@ html_show_search_summary = False  # a summary is fetched, which browsers refuse 
 html_show_sphinx = False
 html_copy_source = False
 
-INDEX_PAGES = frozenset({"index", "rules/index", "design/index"})
+INDEX_PAGES = frozenset({"index", "first-job/index", "rules/index", "design/index"})
 LINK = re.compile(r"\]\(([^)#:\s]+)\.md\)")
 
 

@@ -21,11 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from tests import forking
-from tests.doc_pages import DOCS, FENCE, ROOT, Block, blocks
+from tests.doc_pages import DOCS, FENCE, ROOT, Block, blocks, command_lines
 
 FILES = ROOT / "tests" / "data" / "pages"
 """Recorded reports, and files that commands on pages read."""
 SAVED_RUNS = ROOT / "tests" / "data" / "runs"
+STEP = re.compile(
+    r"^<!-- (?P<how>run beside|run|output: (?P<name>[\w-]+)) -->\n```(?P<kind>\w+)\n(?P<body>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+FIRST_JOB = DOCS / "first-job"
+"""Pages whose blocks run real jobs, one after the other in one folder, with any program."""
 WIDTH = 110
 """The width of the terminal in which recorded runs are shown."""
 OF_DEMO = frozenset({"demo", "demo-crash", "demo-input-bound"})
@@ -75,6 +81,30 @@ def print_for(block: Block, folder: Path, run: Callable[..., subprocess.Complete
         assert program == "ddpdoctor", command
         done = run(folder, *words, **env)
         printed += done.stdout or done.stderr
+    return printed
+
+
+def print_first_job(page: Path, folder: Path) -> dict[str, str]:
+    """Return what each block of a page prints in a terminal, in a folder that gets the scripts.
+
+    A block marked ``run`` is run too, and one marked ``run beside`` goes on while the next one runs.
+    """
+    for script in FIRST_JOB.glob("*.py"):
+        shutil.copy(script, folder)
+    clean = {name: value for name, value in os.environ.items() if not LAUNCHED.search(name)}
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**clean, "PATH": programs, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    printed, beside = {}, ""
+    for match in STEP.finditer(page.read_text()):
+        commands = "\n".join(line.removeprefix("$ ") for line in command_lines(match))
+        if match["how"] == "run beside":
+            beside = f"({commands}) >/dev/null 2>&1 &\n"
+        elif not is_recorded(match["name"] or ""):
+            done = subprocess.run(
+                ["bash", "-c", f"{beside}{commands}\nwait"], cwd=folder, env=env, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, timeout=250, check=False,
+            )  # fmt: skip
+            beside, printed[match["name"]] = "", done.stdout
     return printed
 
 
@@ -152,7 +182,15 @@ def main(words: list[str]) -> None:
     if words:
         (wanted,) = [one for one in blocks() if one.name == words[0]]
         record(wanted, Path(words[1]) if len(words) > 1 else DOCS / "examples")
+    for page in sorted(FIRST_JOB.glob("[1-9]*.md")):
+        with tempfile.TemporaryDirectory() as folder:
+            printed = print_first_job(page, Path(folder))
+        for block in blocks():
+            if block.page == page and block.name in printed and "\n..." not in block.shown:
+                write(block, printed[block.name])
     for block in blocks():
+        if block.page.parent == FIRST_JOB and not is_recorded(block.name):
+            continue
         if block.name in OF_DEMO or re.search(r"^ *\.\.\.", block.shown, re.MULTILINE):
             sys.stdout.write(f"left to you: {block.name} in {block.page.name}\n")
         elif is_recorded(block.name):
