@@ -290,9 +290,8 @@ def check_script(script: str) -> bytes | None:
             warnings.simplefilter("ignore")
             compile(content, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise UserError(
-            f"syntax error at {path}:{error.lineno or 1}: {error.msg}", help="Nothing was started. Correct that line."
-        ) from error
+        what = f"syntax error at {path}:{error.lineno or 1}: {error.msg}"
+        raise UserError(what, help="Nothing was started. Correct that line.") from error
     except ValueError as error:
         raise UserError(f"{path} is not Python source: {error}", help="Nothing was started.") from error
     return content

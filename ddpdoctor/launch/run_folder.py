@@ -87,6 +87,7 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
             return Path(tempfile.mkdtemp(prefix=f"{PARENT}-{base}-"))
         except OSError:
             raise refuse(PARENT, error) from error
+    _keep_out_of_git(path)
     return path
 
 
@@ -126,15 +127,22 @@ def make_private(path: Path) -> None:
                 owner = os.fstat(file.fileno()).st_uid
         finally:
             remove(trial)
-        seen = path.lstat().st_uid
-        if seen != owner:  # who could replace it with a link while the job runs
+        if (seen := path.lstat().st_uid) != owner:  # who could replace it with a link while the job runs
             raise UserError(f"the report folder {path} belongs to another user ({_user(seen)})", help=_HELP_OWN)
-        for name in (*RUN_FILES, *RUN_FOLDERS):
-            if what := _planted(path / name, owner):
+        for name in (*RUN_FILES, *RUN_FOLDERS):  # what is there already must be this user's own
+            is_folder, what = name in RUN_FOLDERS, ""
+            with suppress(FileNotFoundError):
+                found = (path / name).lstat()
+                if stat.S_ISLNK(found.st_mode):
+                    what = f"is a link to {(path / name).readlink()}"
+                elif not (stat.S_ISDIR if is_folder else stat.S_ISREG)(found.st_mode):
+                    what = f"is not a {'folder' if is_folder else 'file'}"
+                elif found.st_uid != owner:
+                    what = f"belongs to another user ({_user(found.st_uid)})"
+            if what:
                 raise UserError(f"{name} in the report folder {path} {what}", help=_HELP)
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
-            (path / ".gitignore").write_text("*\n")
         if path.parent == PARENT:
             _check_parent(path)
     except OSError as error:
@@ -147,11 +155,17 @@ def make_private(path: Path) -> None:
 def make_report_dir(path: Path) -> Path:
     """Create the folder that the user named. An existing one is fine unless it holds a run."""
     make_private(path)
-    folders = [path / name for name in ("rings", "evidence")]
-    filled = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+    filled = [name for name in ("rings", "evidence") if (path / name).is_dir() and any((path / name).iterdir())]
     if filled or any((path / name).exists() for name in RUN_FILES):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
+    _keep_out_of_git(path)
     return path
+
+
+def _keep_out_of_git(folder: Path) -> None:
+    with suppress(OSError):
+        if not any(folder.iterdir()):
+            (folder / ".gitignore").write_text("*\n")
 
 
 def _check_parent(made: Path) -> None:
@@ -159,20 +173,6 @@ def _check_parent(made: Path) -> None:
     trusted = {made.lstat().st_uid, 0, Path().stat().st_uid}
     if not {PARENT.lstat().st_uid, PARENT.stat().st_uid} <= trusted:
         raise UserError(f"the folder {PARENT} belongs to another user ({_user(PARENT.lstat().st_uid)})", help=_HELP)
-
-
-def _planted(path: Path, owner: int) -> str:
-    """Return why a run must not write to an existing path, or "" if it is this user's own file or folder, or none."""
-    try:
-        seen = path.lstat()
-    except FileNotFoundError:
-        return ""
-    is_folder = path.name in RUN_FOLDERS
-    if stat.S_ISLNK(seen.st_mode):
-        return f"is a link to {path.readlink()}"
-    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(seen.st_mode):
-        return "is not a folder" if is_folder else "is not a file"
-    return "" if seen.st_uid == owner else f"belongs to another user ({_user(seen.st_uid)})"
 
 
 def _user(number: int) -> str:
