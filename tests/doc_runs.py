@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -94,6 +95,9 @@ def print_first_job(page: Path, folder: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not LAUNCHED.search(name)}
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**clean, "PATH": programs, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with socket.socket() as free:  # pages that are followed side by side must not meet at torchrun's default port
+        free.bind(("127.0.0.1", 0))
+        env["PET_MASTER_PORT"] = str(free.getsockname()[1])
     printed, beside = {}, ""
     for match in STEP.finditer(page.read_text()):
         commands = "\n".join(line.removeprefix("$ ") for line in command_lines(match))
@@ -186,7 +190,7 @@ def main(words: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             printed = print_first_job(page, Path(folder))
         for block in blocks():
-            if block.page == page and block.name in printed and "\n..." not in block.shown:
+            if block.page == page and block.name in printed and not re.search(r"^ *\.\.\.", block.shown, re.MULTILINE):
                 write(block, printed[block.name])
     for block in blocks():
         if block.page.parent == FIRST_JOB and not is_recorded(block.name):

@@ -164,8 +164,8 @@ def make_report_dir(path: Path) -> Path:
 
 def _keep_out_of_git(folder: Path) -> None:
     with suppress(OSError):
-        if not any(folder.iterdir()):
-            (folder / ".gitignore").write_text("*\n")
+        if not any(folder.iterdir()) and has_space(folder):
+            write_whole(folder / ".gitignore", "*\n")
 
 
 def _check_parent(made: Path) -> None:
