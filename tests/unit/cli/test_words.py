@@ -23,6 +23,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import JobEnd, Logger
 from ddpdoctor.model.findings import Judgment
 from tests.golden import words
+from tests.needs import need_module
 
 # What ends the command, and with which status.
 
@@ -141,12 +142,14 @@ ENTRY = Entry(verdict="rank 1 died (DD605)", step=7, has_finished=False, text="#
 
 
 def test_a_folder_that_is_gone(tmp_path):
+    need_module("tensorboard", extra="tensorboard")
     logger = Logger(name="tensorboard", place={"folder": str(tmp_path / "gone")})
     assert _write(logger, ENTRY) == f"tensorboard did not log the findings: its folder {tmp_path / 'gone'} is gone"
 
 
 @pytest.mark.full
 def test_a_run_that_is_gone(tmp_path, monkeypatch):
+    need_module("mlflow", extra="mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     place = {"folder": str(tmp_path), "id": "no-such-run", "tracking_uri": (tmp_path / "store").as_uri()}
     problem = _write(Logger(name="mlflow", place=place), ENTRY)
