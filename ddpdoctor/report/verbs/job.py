@@ -335,8 +335,8 @@ def logs_content(report: Report) -> bl.Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
-    lines, runs = _number(about, "lines"), _number(about, "runs")
-    read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
+    lines, runs, files, unknown = (_number(about, name) for name in ("lines", "runs", "files", "unknown_files"))
+    read = count_of(files, "file") + (f", {count_of(lines, 'line')}" if lines else "")
     which = f", the last of {runs} runs" if runs > 1 else ""
     status = str(about.get("job") or f"{read}{which}")
     # The verdict, or why there is none
@@ -357,7 +357,6 @@ def logs_content(report: Report) -> bl.Content:
     of = f" of {about['world_size']}" if isinstance(about.get("world_size"), int) else ""
     ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "no rank is named"
     problems = [str(one) for one in about.get("not_read") or ()]
-    unknown = _number(about, "unknown_files")
     what = (
         bl.FactEntry("read", (", ".join(map(str, about.get("formats") or ())),)),
         bl.FactEntry("ranks", (ranks,)),
