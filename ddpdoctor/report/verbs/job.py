@@ -335,7 +335,8 @@ def logs_content(report: Report) -> bl.Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
-    lines, runs, files, unknown = (_number(about, name) for name in ("lines", "runs", "files", "unknown_files"))
+    counts = [about.get(name) for name in ("lines", "runs", "files", "unknown_files")]
+    lines, runs, files, unknown = (count if isinstance(count, int) else 0 for count in counts)
     read = count_of(files, "file") + (f", {count_of(lines, 'line')}" if lines else "")
     which = f", the last of {runs} runs" if runs > 1 else ""
     status = str(about.get("job") or f"{read}{which}")
@@ -377,8 +378,3 @@ def logs_content(report: Report) -> bl.Content:
         draw_pictures=lambda: job_pictures(report),
         others=tuple(finding for finding in report.findings if finding != report.verdict),
     )
-
-
-def _number(about: dict[str, Any], name: str) -> int:
-    value = about.get(name)
-    return value if isinstance(value, int) else 0
