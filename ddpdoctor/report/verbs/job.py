@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import BEST_CLOCKS, Consistency, StreamClock, What
 from ddpdoctor.model.data import LoaderTaken
