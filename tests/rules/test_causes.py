@@ -143,7 +143,7 @@ def about_nothing(thing: Thing):  # noqa: F821 - the name of no facts that there
 
 
 PAGE = re.compile(
-    r"What it means, How it is recognized(, How sure)?(, What else looks like it)?, What to do(, Example)?"
+    r"What to do, What it means, How it is recognized(, How sure)?(, What else looks like it)?(, Example)?"
 )
 
 
