@@ -45,7 +45,7 @@ def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> N
     """Raise ``UserError`` for a file that cannot be written, or if the SDK or the variables do not let us send."""
     if path is not None:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
+            raise UserError(f"--metrics-file {path} is not a regular file", help="Choose another file.")
         check_writable(path, "--metrics-file")
         check_writable(path.with_name(path.name + ".part"), "--metrics-file")
     if not otlp:

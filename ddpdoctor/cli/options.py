@@ -232,7 +232,7 @@ EXCHANGE_PORT = Option(
     help="Port on the first node where the nodes meet.",
 )  # fmt: skip
 RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
-MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.")
+MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="Your function that returns the model.")
 SAVED = Option(names=("--compare",), panel=COMPARE, metavar="REPORT", help="A saved run to compare with.")
 REFERENCE = Option(names=("--reference",), panel=COMPARE, help="What the result is compared with.")
 

@@ -58,7 +58,7 @@ def run_in_ranks(
 
 
 def refuse(error: UserError) -> int | None:
-    """Report a wrong command line once for all ranks, and return the status; None if there is no launcher."""
+    """Report a wrong command line once for all ranks, and return the status, or None without a launcher."""
     launch = seen_ranks(os.environ)
     if launch.launcher is Launcher.NONE:
         return None

@@ -118,7 +118,7 @@ def find_latest(runs: Path) -> Path:
 
 
 def read_run(path: Path) -> Report:
-    """Read a run's report, or rebuild it from its records. Raises ``UserError`` for anything that is no run."""
+    """Read a run's report, or rebuild it from its records. Raises ``UserError`` if it is not a run."""
     # The user's path may be a link. A file in a run folder from elsewhere must not lead out of that folder.
     file = path / REPORT_NAME if path.is_dir() else path.resolve() if path.is_file() else path
     if file.is_file():

@@ -268,7 +268,7 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
     for name in options.only:
         if name not in SETTINGS:
             known = ", ".join(SETTINGS)
-            raise UserError(f"there is no setting {name}", help=f"Nothing was started. There are: {known}.")
+            raise UserError(f"unknown setting {name}", help=f"Nothing was started. Known settings: {known}.")
     wrapped = Wrapped(
         split=options.split, hang_timeout_s=options.hang_timeout_s, on_hang="kill", debug_level="OFF",
         report_dir=options.report_dir, format=options.format, no_consistency=True,

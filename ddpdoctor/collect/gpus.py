@@ -155,7 +155,7 @@ class Kin:
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
-    """Yield the facts as they grow; raises ``NotRead`` if there is no driver.
+    """Yield the facts as they grow; raises ``NotRead`` without a driver.
 
     Before we query a device, we yield facts in which it did not answer in time: the last ones, if it never does.
     """

@@ -350,7 +350,7 @@ def find_busy(
 ) -> tuple[BusyCpu, ...]:
     """Return the share of each processor's time that was neither idle nor ours; ``own_s`` is by processor.
 
-    A thread of ours that moves is subtracted from the wrong processor, which can become negative: we then scale the
+    If one of our threads moves, its time is taken from the wrong processor, which can become negative: we scale the
     others down by as much.
     """
     left = {

@@ -169,7 +169,7 @@ def _read_shape(
 ) -> tuple[int | None, int, int | None, bool]:
     """Return the world size, the number of hosts, the ranks expected here, and whether ranks may run elsewhere.
 
-    If a launcher has only one rank, that rank counts as a node of its own, and its world size is the number of nodes.
+    If a launcher has only one rank, that rank counts as a node, and its world size is the number of nodes.
     """
     if run.launcher != "command":
         local, nnodes = run.nproc, run.nnodes or 1

@@ -402,7 +402,7 @@ def _build(
 
 
 def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
-    """Return how the job ended. An abort at exit is no failure; a job that goes on is running, whatever was found."""
+    """Return how the job ended. An abort at exit does not count as a failure; a job that continues is running."""
     if hung:
         return JobStatus.HUNG
     if interrupted:

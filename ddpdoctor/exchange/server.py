@@ -1,6 +1,6 @@
 """Serves this process's ``KeyValues`` over TCP, for processes that share no store of their launcher.
 
-It listens on all addresses, as torch's own store does, because nobody knows yet which of them the others can reach; on
+It listens on all addresses, as torch's own store does, because it does not know which of them the others can reach; on
 the loopback address only if all processes are on one host. It works on the sockets themselves, because that bounds what
 a peer can take: 64 bytes before the proof, and what all unfinished requests hold together. Without a token any peer can
 pass for a member, so the same limits hold for members. An error ends only the connection on which it came.

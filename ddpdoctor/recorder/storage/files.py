@@ -33,7 +33,7 @@ def open_plain(path: Any, flags: int) -> int:
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     return fd
 
 
@@ -144,7 +144,7 @@ def read_plain(path: Any, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_end(path: Any, most: int) -> bytes:
-    """Return the last bytes of a file, at most ``most``. Raises OSError if it cannot be read or is no regular file."""
+    """Return the last bytes of a file, at most ``most``. Raises OSError if it is not a regular file or unreadable."""
     fd = open_plain(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
         file.seek(max(0, os.fstat(fd).st_size - most))

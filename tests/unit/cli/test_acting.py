@@ -321,7 +321,7 @@ def test_a_redirect_is_no_success(monkeypatch):
 
 def test_a_pipe_is_refused_because_it_would_be_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         check_metrics(tmp_path / "pipe", {}, otlp=False)
 
 

@@ -279,9 +279,9 @@ PLANTS = {
 @pytest.mark.parametrize("kind", PLANTS)
 def test_what_is_no_plain_file_is_not_read_and_waited_for_and_not_written_to(tmp_path, kind):
     PLANTS[kind](tmp_path / "evidence")
-    with pytest.raises(OSError, match=r"it is a link|it is no regular file"):
+    with pytest.raises(OSError, match=r"it is a link|it is not a regular file"):
         files.read_plain(tmp_path / "evidence")
-    with pytest.raises(OSError, match=r"it is a link|it is no regular file|No such device|Is a directory"):
+    with pytest.raises(OSError, match=r"it is a link|it is not a regular file|No such device|Is a directory"):
         os.close(files.open_plain(tmp_path / "evidence", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
 
