@@ -203,7 +203,9 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
             by_sudo = os.environ.get("SUDO_UID") == str(seen.st_uid)
             reason = f"{name} belongs to {owner}, and ddpdoctor runs as {_user_name(os.geteuid())}"
             return reason, "Run ddpdoctor without sudo" if by_sudo else ""
-        others = seen.st_mode & (stat.S_IWOTH | (0 if _is_private(place, seen) else stat.S_IWGRP))
+        others = seen.st_mode & stat.S_IWOTH
+        if seen.st_mode & stat.S_IWGRP and not _is_private(place, seen):
+            others |= stat.S_IWGRP
         if others and not stat.S_ISLNK(seen.st_mode) and (is_own or not seen.st_mode & stat.S_ISVTX):
             can_change = seen.st_uid == os.geteuid() and not seen.st_mode & stat.S_ISVTX
             return f"other users may write {name}", f"Run `chmod go-w {shlex.quote(str(place))}`" if can_change else ""
@@ -215,8 +217,6 @@ def _is_private(place: Path, seen: os.stat_result) -> bool:
 
     With an access control list, the bits of the group are what any user in the list may do at most.
     """
-    if not seen.st_mode & stat.S_IWGRP:
-        return True
     with contextlib.suppress(OSError):  # most have none
         return not os.getxattr(place, "system.posix_acl_access", follow_symlinks=False)
     with contextlib.suppress(KeyError):

@@ -101,9 +101,10 @@ def _is_saved(problem: str, save: Callable[[], object]) -> bool:
     return True
 
 
-def say(stream: TextIO, message: str) -> None:
-    """Write a message that begins with "ddpdoctor:". On a terminal, it is wrapped between words."""
-    write(stream, _wrapped(stream, f"ddpdoctor: {message}"))
+def say(stream: TextIO, message: str, first: str = "") -> None:
+    """Write a message that begins with ``first`` or "ddpdoctor:". On a terminal, it is wrapped between words."""
+    text = clean(message if first else f"ddpdoctor: {message}")
+    write(stream, "\n".join(wrap(text, read_width(stream), first=first, rest="  ")) + "\n")
 
 
 def show_error(error: UserError) -> None:
@@ -113,9 +114,10 @@ def show_error(error: UserError) -> None:
 def print_error(message: str, hint: str) -> None:
     """Write a message to stderr, and the hint below it if there is one."""
     say(sys.stderr, message)
-    if hint:
-        # A command with inserted line breaks could not be pasted.
-        write(sys.stderr, f"  {clean(hint)}\n" if "`" in hint else _wrapped(sys.stderr, f"  {hint}"))
+    if "`" in hint:  # a command with inserted line breaks could not be pasted
+        write(sys.stderr, f"  {clean(hint)}\n")
+    elif hint:
+        say(sys.stderr, hint, "  ")
 
 
 def show_defect(error: Exception) -> None:
@@ -137,11 +139,6 @@ def describe_defect(error: Exception) -> str:
     except OSError as failure:
         return f"{what} The traceback could not be saved: {failure.strerror}."
     return f"{what} The traceback is in {file.name}"
-
-
-def _wrapped(stream: TextIO, text: str) -> str:
-    first = text[: len(text) - len(text.lstrip())]
-    return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
 
 def write(stream: TextIO, text: str) -> bool:

@@ -263,28 +263,22 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
     return call
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"ddpdoctor {__version__}")
-        raise typer.Exit
-
-
 app = typer.Typer(
     name="ddpdoctor",
     help="Diagnoses distributed PyTorch training: which rank hung or died, at which line, why, and what to do.",
     cls=Verbs, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None,
-    pretty_exceptions_enable=False, no_args_is_help=True,
+    pretty_exceptions_enable=False, no_args_is_help=True, invoke_without_command=True,
 )  # fmt: skip
-
-
-VERSION = typer.Option(
-    "--version", callback=_print_version, is_eager=True, help="Show the version and exit.", rich_help_panel=PANELS[-1]
-)
+VERSION = typer.Option("--version", is_eager=True, help="Show the version and exit.", rich_help_panel=PANELS[-1])
 
 
 @app.callback()
-def _options(version: Annotated[bool, VERSION] = False) -> None:
-    pass
+def _options(ctx: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
+    if version:
+        typer.echo(f"ddpdoctor {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        ctx.fail("Missing command.")
 
 
 def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:

@@ -37,6 +37,8 @@ _WITH_VALUE = (
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 # Each option, written with dashes, and whether it takes a value.
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
+# The environment variable of each long option (torch/distributed/argparse_util.py).
+VARIABLES = {name: f"PET_{name[2:].replace('-', '_').upper()}" for name in TORCHRUN_OPTIONS if name.startswith("--")}
 _ASK_TORCH = """
 import json
 from torch.distributed.run import get_args_parser
@@ -209,25 +211,20 @@ class TorchrunSettings:
             if not attached and TORCHRUN_OPTIONS.get(name, False):
                 value = next(rest, "")
             self.given[name] = value
-
-    def text(self, name: str) -> str:
-        """Return an option's value, or "" if neither it nor its variable is set."""
-        return self.given.get(name) or self.env.get(variable_of(name), "").strip()
+        # The value of each option with one, or "" if neither the option nor its variable is set.
+        given = self.given
+        self.texts = {name: given.get(name) or env.get(variable, "").strip() for name, variable in VARIABLES.items()}
+        text = self.texts["--nnodes"]
+        self.nnodes = nodes_range(text) if text else None  # the fewest and the most; None if unset or invalid
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a non-negative integer, or None if it is not one."""
-        text = self.text(name)
+        text = self.texts[name]
         return int(text) if text.isascii() and text.isdecimal() else None
 
     @property
-    def nnodes(self) -> tuple[int, int] | None:
-        """The fewest and the most nodes, or None if unset or invalid."""
-        text = self.text("--nnodes")
-        return nodes_range(text) if text else None
-
-    @property
     def backend(self) -> str:
-        return self.text("--rdzv-backend") or "static"
+        return self.texts["--rdzv-backend"] or "static"
 
     @property
     def is_c10d(self) -> bool:
@@ -240,17 +237,12 @@ class TorchrunSettings:
         if self.backend not in {"static", "c10d"}:
             return None
         default = C10D_PORT if self.is_c10d else STATIC_PORT
-        given = parse_endpoint(self.text("--rdzv-endpoint"), "--rdzv-endpoint")
+        given = parse_endpoint(self.texts["--rdzv-endpoint"], "--rdzv-endpoint")
         if given is not None:
             return given.host, given.port or default
         if self.is_c10d:
             return "localhost", default
-        return self.text("--master-addr") or "127.0.0.1", self.number("--master-port") or default
-
-
-def variable_of(option: str) -> str:
-    """Return the environment variable of a torchrun option (torch/distributed/argparse_util.py)."""
-    return "PET_" + option[2:].replace("-", "_").upper()
+        return self.texts["--master-addr"] or "127.0.0.1", self.number("--master-port") or default
 
 
 def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
@@ -385,7 +377,7 @@ def choose_ranks(
     torchrun_args: tuple[str, ...], source: bytes | None, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the options to add for torchrun and a sentence about them; nothing if the user chose."""
-    if TorchrunSettings(torchrun_args, env).text("--nproc-per-node"):
+    if TorchrunSettings(torchrun_args, env).texts["--nproc-per-node"]:
         return (), None
     from ddpdoctor.collect.gpus import count_gpus
 

@@ -60,8 +60,10 @@ def start_launcher(
     environment |= {**dict(placement.variables), **mark, **options.ranks.variables()}
     if placement.style is Style.TORCHRUN:
         environment[OWN_VARIABLE] = "1"
-    environment |= nccl_log_environment(environment, folder)
-    environment = debug_environment(environment, options.debug_level, is_command=placement.style is Style.COMMAND)
+    has_gpu, is_command = any(map(os.path.lexists, GPU_DRIVERS)), placement.style is Style.COMMAND
+    if has_gpu:
+        environment |= nccl_log_environment(environment, folder)
+    environment = debug_environment(environment, options.debug_level, is_command=is_command, has_gpu=has_gpu)
     try:
         # preexec_fn is unsafe with threads, but there are none yet.
         return subprocess.Popen(command, env=environment, preexec_fn=in_child)  # noqa: PLW1509
@@ -89,14 +91,16 @@ def launch_command(options: WrapOptions) -> list[str]:
     return [sys.executable, *safe_flags(), "-m", "torch.distributed.run", *split.torchrun, *flags, *script]
 
 
-def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
+def debug_environment(
+    env: dict[str, str], level: ChosenLevel | None, *, is_command: bool, has_gpu: bool
+) -> dict[str, str]:
     others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
     if level is None:
         return env
     if level in {"AUTO", "DETAIL"} and not is_command:
         return others | {DETAIL_VARIABLE: "gloo" if level == "AUTO" else "always"}
     if level == "AUTO":
-        return others if has_gpu_driver(System(env=env)) else others | {DEBUG_VARIABLE: "DETAIL"}
+        return others if has_gpu else others | {DEBUG_VARIABLE: "DETAIL"}
     return others | {DEBUG_VARIABLE: level}
 
 
@@ -114,18 +118,14 @@ def choose_debug_level(
     return "OFF" if for_speed else "AUTO"  # DETAIL would make small collectives take twice as long
 
 
-def has_gpu_driver(system: System) -> bool:
-    return any(system.exists(driver) for driver in GPU_DRIVERS)
-
-
 def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
-    """Return the variables that make NCCL log its warnings to the run folder, or none.
+    """Return the variables that make NCCL log its warnings to the run folder, or none if the user configured its log.
 
-    It is none without a GPU, or if the user has configured NCCL's log. This adds nothing to the job's output: without
-    NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last warning anyway.
+    This adds nothing to the job's output: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last
+    warning anyway.
     """
     system = system or System(env=env)
-    if not has_gpu_driver(system) or any(env.get(name) for name in NCCL_LOG_VARIABLES):
+    if any(env.get(name) for name in NCCL_LOG_VARIABLES):
         return {}
     files = read_conf_files(system, ReadingPlan(sections=frozenset()))
     if any(name in file.variables for file in files for name in NCCL_LOG_VARIABLES):

@@ -14,10 +14,9 @@ from ddpdoctor.cli.report import Options, read_run, run
 from ddpdoctor.cli.running import JobReports, keep_errors, notes_of, outcome_report
 from ddpdoctor.cli.wrap import Options as WrapOptions
 from ddpdoctor.cli.wrap import prepare
-from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.launch.command_line import split_command
-from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment, has_gpu_driver
+from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity
@@ -226,12 +225,8 @@ def environment_of(level):
 
 
 def environment_with(row):
-    level, is_command = row
-    made = debug_environment(environment_of("before"), level, is_command=is_command)
-    if level == "AUTO" and is_command:
-        assert made == ({} if has_gpu_driver(System()) else environment_of("DETAIL"))
-        return "that of DETAIL where there is no GPU"
-    return made
+    level, is_command, has_gpu = row
+    return debug_environment(environment_of("before"), level, is_command=is_command, has_gpu=has_gpu)
 
 
 def chosen_level(row):
