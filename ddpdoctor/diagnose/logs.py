@@ -64,10 +64,10 @@ def log_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding | No
         blamed = blamed_ranks(cause)
         # Who waits for whom by the sources; if they name nobody, those who wait do so for the blamed ranks
         found: dict[int, set[int]] = {}
-        for circle in state.all(Circle):
+        for circle in state.all[Circle]:
             for rank, _, other in circle.links:
                 found.setdefault(rank, set()).add(other)
-        for absent in state.all(Absent):
+        for absent in state.all[Absent]:
             whom = absent.who.rank
             for rank in absent.waiters:
                 if whom is not None and whom != rank:
@@ -201,7 +201,7 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     for fact in state.facts:
         if fact.who.rank in by_rank:
             by_rank[fact.who.rank].append(fact)
-    inside = {rank: fact for fact in state.all(Inside) for rank in fact.ranks}
+    inside = {rank: fact for fact in state.all[Inside] for rank in fact.ranks}
     samples = last_samples(state.facts)
     rows = [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
     pictures, crashed = log_pictures(state, rows, pick_verdict(judged.findings))
@@ -213,7 +213,7 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
 def _about(state: RunState) -> dict[str, Any]:
     logs = state.logs
     refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
-    told = (fact.words for fact in state.all(Hint) if fact.words)
+    told = (fact.words for fact in state.all[Hint] if fact.words)
     hints = dict.fromkeys([*refused, *told, *explain_nccl(state)])
     # The job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing
     attached = logs.attached

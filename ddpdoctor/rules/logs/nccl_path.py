@@ -68,8 +68,8 @@ class NcclJob:
     """All that NCCL's log says of a job's connections."""
 
     def __init__(self, state: RunState) -> None:
-        self.processes = state.all(NcclPaths)
-        self.machines: dict[str, Node] = {_short(machine.node.host): machine.node for machine in state.all(MachineSeen)}
+        self.processes = state.all[NcclPaths]
+        self.machines: dict[str, Node] = {_short(machine.node.host): machine.node for machine in state.all[MachineSeen]}
         self._members: dict[tuple[str, int], list[Who]] = {}
         for process in self.processes:
             for member in process.members:

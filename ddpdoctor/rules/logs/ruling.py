@@ -51,7 +51,7 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 
 def find_absent(state: RunState) -> Ruling | None:
     """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
-    absent = [(fact.who.rank, fact) for fact in state.all(lf.Absent) if fact.who.rank is not None]
+    absent = [(fact.who.rank, fact) for fact in state.all[lf.Absent] if fact.who.rank is not None]
     if not absent:
         return None
     samples = last_samples(state.facts)
@@ -96,10 +96,10 @@ def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | N
 
 def decide(state: RunState) -> Ruling:
     """Return what the evidence of a run amounts to."""
-    if (state.all(lf.Finished) or state.moves) and not state.went_wrong:
+    if (state.all[lf.Finished] or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
-    differ = [fact for fact in state.all(lf.Differ) if fact.certain]
+    differ = [fact for fact in state.all[lf.Differ] if fact.certain]
     # A failure counts first if it came before ranks called different operations, and in the user's own code.
     first = roots[0].failed if roots else []
     own = (
@@ -129,11 +129,11 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     Of several ranks that aborted without a word, all but one are victims for sure, and the one may be elsewhere. An
     error whose line stands alone, and which may report any other, comes late.
     """
-    last = {fact.who.rank: fact for fact in state.all(lf.ProcessState) if fact.who.rank is not None}
+    last = {fact.who.rank: fact for fact in state.all[lf.ProcessState] if fact.who.rank is not None}
     frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
     if frozen and len(frozen) < len(last):
         yield Ruling(kind="stopped", problem=words.frozen(state, frozen))
-    if circles := state.all(lf.Circle):
+    if circles := state.all[lf.Circle]:
         yield Ruling(kind="deadlock", problem=words.circle(state, circles))
     root, absent = roots[0] if roots else None, find_absent(state)
     alone = root is not None and root.is_alone
@@ -145,7 +145,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
             waited = f"its line names no rank; {one.summary}"
             yield Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
         yield absent
-    if differ := [fact for fact in state.all(lf.Differ) if not fact.certain]:
+    if differ := [fact for fact in state.all[lf.Differ] if not fact.certain]:
         yield Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     killed = root is not None and any(process.signal for process in root.exited) and not root.failed
     if root is not None and (not root.is_vague if alone else not killed or len(roots) == 1):
@@ -155,8 +155,8 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     yield from _network(state)
     if root is not None and alone:
         yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
-    stopped, inside = state.all(lf.Stopped), state.all(lf.Inside)
-    if stopped and not inside and not any(fact.timed_out for fact in state.all(lf.Waiting)):
+    stopped, inside = state.all[lf.Stopped], state.all[lf.Inside]
+    if stopped and not inside and not any(fact.timed_out for fact in state.all[lf.Waiting]):
         yield Ruling(kind="killed", problem=words.stopped(state, stopped))
     if whole := [fact for fact in inside if fact.complete]:
         yield Ruling(kind="transport", problem=words.inside(state, whole))
@@ -169,8 +169,8 @@ def _network(state: RunState) -> Iterator[Ruling]:
     """Yield that hosts gave NCCL an address that leads only to themselves, or that connections failed."""
     addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
     alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
-    waits = [fact for fact in state.all(lf.Waiting) if fact.in_init]
-    links = [fact for fact in state.all(lf.Link) if not fact.victim]
+    waits = [fact for fact in state.all[lf.Waiting] if fact.in_init]
+    links = [fact for fact in state.all[lf.Link] if not fact.victim]
     own = [fact for fact in links if fact.to.address in alone.values()]
     if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
         hosts, shown = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
@@ -184,7 +184,7 @@ def _network(state: RunState) -> Iterator[Ruling]:
 
 def _reasons(state: RunState) -> Iterator[str]:
     """Yield why the evidence does not name a cause, the most exact first."""
-    hints = state.all(lf.Hint)
+    hints = state.all[lf.Hint]
     yield from (fact.words for fact in hints if fact.kind in _TELLING)
     if waiting := state.waiting:
         lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
@@ -193,20 +193,20 @@ def _reasons(state: RunState) -> Iterator[str]:
     stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
     ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
-    failed = {fact.nature: fact for fact in reversed(state.all(lf.Failed))}
+    failed = {fact.nature: fact for fact in reversed(state.all[lf.Failed])}
     yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
-    if state.all(lf.Link):
+    if state.all[lf.Link]:
         yield "the evidence only shows that the other side closed connections, not why"
-    if state.all(lf.Exited):
+    if state.all[lf.Exited]:
         yield "the evidence only shows that ranks were stopped, not why"
     samples = last_samples(state.facts)
     if samples and all(sample.doing is lf.Doing.DATA for sample in samples.values()):
         yield f"{rank_list(samples)} {verb(samples, 'waits', 'wait')} for workers of a DataLoader"
-    if state.all(lf.ProcessState):
-        where = "no rank was seen to wait for another" if state.all(lf.Stacked) else "no stack of a rank was seen"
+    if state.all[lf.ProcessState]:
+        where = "no rank was seen to wait for another" if state.all[lf.Stacked] else "no stack of a rank was seen"
         yield f"there is no sign of progress, and {where}"
-    lines = state.all(lf.ErrorLine)
-    if state.all(lf.Moving) and not state.went_wrong and not lines:
+    lines = state.all[lf.ErrorLine]
+    if state.all[lf.Moving] and not state.went_wrong and not lines:
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
     if lines:
         more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
@@ -233,6 +233,6 @@ def check_sufficient(state: RunState) -> Answer:
     ruling, lacking = state.ruling, state.logs.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())
-    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(lf.Hint) if fact.words)]))
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all[lf.Hint] if fact.words)]))
     read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ddpdoctor.model import log_facts as lf
 from ddpdoctor.model.known_errors import find_known
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.rules.answers import Problem
+
+    class FactsByKind(Protocol):
+        """The facts of each class of facts."""
+
+        def __getitem__(self, kind: type[Kind], /) -> list[Kind]: ...
+
 
 Named = TypeVar("Named", int, str)
 RAS = "ras"  # the kind of note that every report gives
@@ -256,17 +262,14 @@ class RunState:
     seen: frozenset[int]  # the ranks of which evidence was given
     hosts: Mapping[int, str]  # the hosts of ranks, as far as they are known
     ruling: Ruling = Ruling()
-    _by_kind: dict[type, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    all: FactsByKind = field(default_factory=lambda: defaultdict[Any, Any](list), init=False, repr=False)
     _by_rank: dict[tuple[int | None, type], list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the facts, of which a large job has many thousands."""
         for fact in self.facts:
-            self._by_kind.setdefault(type(fact), []).append(fact)
+            self.all[type(fact)].append(fact)
             self._by_rank.setdefault((fact.who.rank, type(fact)), []).append(fact)
-
-    def all(self, kind: type[Kind]) -> list[Kind]:
-        return self._by_kind.get(kind, [])
 
     def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
         return self._by_rank.get((rank, kind), [])
@@ -283,8 +286,8 @@ class RunState:
     @property
     def waiting(self) -> tuple[int, ...]:
         """The ranks that wait for others, or waited until a time limit."""
-        found = {fact.who.rank for fact in self.all(lf.Waiting)}
-        found |= {fact.who.rank for fact in self.all(lf.Failed) if fact.nature in _WAITED}
+        found = {fact.who.rank for fact in self.all[lf.Waiting]}
+        found |= {fact.who.rank for fact in self.all[lf.Failed] if fact.nature in _WAITED}
         for fact in self.facts:
             found |= set(fact.ranks) if isinstance(fact, lf.Inside) else set()
             found |= set(fact.waiters) if isinstance(fact, lf.Absent) else set()
@@ -293,7 +296,7 @@ class RunState:
     def refusals(self) -> list[tuple[lf.Refused, list[int]]]:
         """Return what a look could not use, each once, with the ranks for which it is the same."""
         nobody, nowhere = lf.Who(), lf.Spot(source="")
-        alike = grouped((replace(fact, who=nobody, spot=nowhere), fact.who.rank) for fact in self.all(lf.Refused))
+        alike = grouped((replace(fact, who=nobody, spot=nowhere), fact.who.rank) for fact in self.all[lf.Refused])
         return [(fact, sorted({rank for rank in ranks if rank is not None})) for fact, ranks in alike.items()]
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
@@ -319,15 +322,15 @@ class RunState:
     @property
     def moves(self) -> bool:
         """Two samples show progress. What a log says of steps ends with the log."""
-        return any(not fact.logged for fact in self.all(lf.Moving))
+        return any(not fact.logged for fact in self.all[lf.Moving])
 
     @property
     def went_wrong(self) -> bool:
         """Something tells of a failure, a wait or a difference."""
         bad = (lf.Failed, lf.Exited, lf.Waiting, lf.Stopped, *_OF_OTHERS)
-        if any(isinstance(fact, lf.Link) for fact in self.facts) and not self.all(lf.Finished):
+        if any(isinstance(fact, lf.Link) for fact in self.facts) and not self.all[lf.Finished]:
             return True  # connections also close where a job ends well, but then it says so
-        return any(fact.fatal for fact in self.all(lf.Trouble)) or any(isinstance(fact, bad) for fact in self.facts)
+        return any(fact.fatal for fact in self.all[lf.Trouble]) or any(isinstance(fact, bad) for fact in self.facts)
 
 
 def build_run_state(logs: lf.Logs) -> RunState:
@@ -433,9 +436,9 @@ class Root:
 def find_roots(state: RunState) -> list[Root]:
     """Return the failures that refer to no other rank, the earliest first as far as that is known."""
     roots: dict[object, Root] = defaultdict(Root)
-    timeouts = [fact for fact in state.all(lf.Waiting) if fact.timed_out]
-    victims = {fact.who for fact in state.all(lf.Failed) if fact.nature in _WAITED}
-    for failed in state.all(lf.Failed):
+    timeouts = [fact for fact in state.all[lf.Waiting] if fact.timed_out]
+    victims = {fact.who for fact in state.all[lf.Failed] if fact.nature in _WAITED}
+    for failed in state.all[lf.Failed]:
         if failed.nature is not lf.Nature.OWN:
             continue
         unnamed, rank = failed.alone and failed.who.rank is None, failed.who.rank
@@ -445,11 +448,11 @@ def find_roots(state: RunState) -> list[Root]:
         known = find_known(f"{failed.type}: {failed.message}") if told else None
         if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
             roots[_key(failed)].name(failed.who).failed.append(failed)
-    for exited in state.all(lf.Exited):
+    for exited in state.all[lf.Exited]:
         if _is_own_exit(state, exited):
             roots[_key(exited)].name(exited.who).exited.append(exited)
     _attach_bare(roots)
-    for trouble in state.all(lf.Trouble):
+    for trouble in state.all[lf.Trouble]:
         if trouble.fatal:
             _add_trouble(roots, trouble, state)
     found = [root for root in roots.values() if root.facts]
@@ -523,7 +526,7 @@ def _is_own_exit(state: RunState, exited: lf.Exited) -> bool:
     """Return whether a bad end is no consequence of another rank's failure, and no order from outside."""
     if exited.memory:
         return True
-    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(lf.Stopped)):
+    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all[lf.Stopped]):
         return False
     rank = exited.who.rank
     natures = {error.nature for error in state.of(rank, lf.Failed)} if rank is not None else set()

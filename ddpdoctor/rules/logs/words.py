@@ -110,34 +110,34 @@ _LET_IT_END = (
 
 def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
-    if state.all(lf.Moving) and not state.went_wrong:
+    if state.all[lf.Moving] and not state.went_wrong:
         return (_RUNNING,)  # nothing but how it went on is lacking
-    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all(lf.Failed)]
+    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all[lf.Failed]]
     found = [error.fix for error in known if error is not None and error.nature == "follows"]
     found = list(dict.fromkeys([*found, *(refused.remedy for refused, _ in state.refusals() if refused.remedy)]))
-    looked = bool(state.all(lf.ProcessState))
+    looked = bool(state.all[lf.ProcessState])
     unseen = state.unseen
     lost = lost_by(state)
     if lost is not None and lost.rank not in state.seen:
         found.append(_LOST.format(who=f"rank {lost.rank}" if lost.rank is not None else lost.host))
-    whole = any(fact.complete for fact in state.all(lf.Inside))
+    whole = any(fact.complete for fact in state.all[lf.Inside])
     if unseen:
         found.append((_OTHER_NODES if looked else _OTHERS).format(those=f"the other ranks ({rank_list(unseen)})"))
     elif state.world is None and not whole:
         found.append(_OTHERS.format(those="all other ranks"))
-    limits = [fact for fact in state.all(lf.Waiting) if fact.timed_out]
+    limits = [fact for fact in state.all[lf.Waiting] if fact.timed_out]
     numbered = [fact for fact in limits if fact.operation.seq is not None]
     lacking = (
-        (whole or ((state.waiting or state.all(lf.Link)) and not unseen), _INSIDE),
-        (any(fact.kind in _OF_RAS for fact in state.all(lf.Hint)), _RAS),
+        (whole or ((state.waiting or state.all[lf.Link]) and not unseen), _INSIDE),
+        (any(fact.kind in _OF_RAS for fact in state.all[lf.Hint]), _RAS),
         (limits and not state.run.dumps, _DUMPS),
         (numbered and not any(fact.operation.group_words for fact in numbered), _NEWER),
         (numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered), _FIRST),
-        (any(fact.doing is lf.Doing.DATA for fact in state.all(lf.Stacked)), _WORKERS),
-        (state.all(lf.Exited), _STDERR),
-        (state.all(lf.Exited), KILLED),
-        (state.all(lf.Stacked) and (whole or not looked), _STACKS),
-        (not looked and not limits and not state.all(lf.Stacked), _RUNNING),
+        (any(fact.doing is lf.Doing.DATA for fact in state.all[lf.Stacked]), _WORKERS),
+        (state.all[lf.Exited], _STDERR),
+        (state.all[lf.Exited], KILLED),
+        (state.all[lf.Stacked] and (whole or not looked), _STACKS),
+        (not looked and not limits and not state.all[lf.Stacked], _RUNNING),
     )
     found += [text for lacks, text in lacking if lacks]
     return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
@@ -255,18 +255,18 @@ class Absence:
         yield from quotes(self.absent)
         yield from quotes([self.busy] if self.busy is not None else [])
         yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
-        yield from quotes(fact for fact in state.all(lf.Waiting) if fact.who.rank in self.waiters)
-        enqueued = {fact.who.rank: fact.frames for fact in state.all(lf.Waiting) if fact.frames}
+        yield from quotes(fact for fact in state.all[lf.Waiting] if fact.who.rank in self.waiters)
+        enqueued = {fact.who.rank: fact.frames for fact in state.all[lf.Waiting] if fact.frames}
         stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
         lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
         for place, those in lines.items():
             yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
         reached = []
         done: dict[tuple[int | None, str], int] = {}
-        for fact in state.all(lf.Reached):
+        for fact in state.all[lf.Reached]:
             key = (fact.who.rank, fact.group_words)
             done[key] = max(done.get(key, 0), fact.completed or 0)
-        for fact in state.all(lf.Reached):
+        for fact in state.all[lf.Reached]:
             if fact.who.rank in self.ranks and fact.enqueued is not None:
                 if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
                     continue  # another source says that the rank has completed it
@@ -393,8 +393,8 @@ def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
         lf.Nature.TIMED_OUT: "timed out while waiting",
         lf.Nature.STOPPED: "was told to stop",
     }
-    told = [(words[fact.nature], fact.who.rank) for fact in state.all(lf.Failed) if fact.nature in words]
-    told += [(words[lf.Nature.TIMED_OUT], limit.who.rank) for limit in state.all(lf.Waiting) if limit.timed_out]
+    told = [(words[fact.nature], fact.who.rank) for fact in state.all[lf.Failed] if fact.nature in words]
+    told += [(words[lf.Nature.TIMED_OUT], limit.who.rank) for limit in state.all[lf.Waiting] if limit.timed_out]
     spared = set(blamed)
     victims = grouped((did, rank) for did, rank in told if rank is not None and rank not in spared)
     return [f"{rank_list(ranks)} {did} as a consequence" for did, ranks in victims.items()]
@@ -526,7 +526,7 @@ def stopped(state: RunState, facts: Sequence[lf.Stopped]) -> Problem:
 
 def inside(state: RunState, facts: Sequence[lf.Inside]) -> Problem:
     one = facts[0]
-    limits = quotes(fact for fact in state.all(lf.Waiting) if fact.timed_out)
+    limits = quotes(fact for fact in state.all[lf.Waiting] if fact.timed_out)
     said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
     summary = (
         f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
@@ -536,7 +536,7 @@ def inside(state: RunState, facts: Sequence[lf.Inside]) -> Problem:
 
 
 def steps_words(state: RunState) -> list[str]:
-    logged = [fact for fact in state.all(lf.Moving) if fact.step is not None]
+    logged = [fact for fact in state.all[lf.Moving] if fact.step is not None]
     if not logged:
         return []
     last = max(logged, key=lambda fact: fact.step or 0)
