@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PACKAGE = "ddpdoctor.rules"
 PAGES = Path(__file__).parent / "pages"
 LOOKED_UP_MOST = "progress"
-# What a rule can be asked about: the type of its argument. CONTRIBUTING.md says which family has which.
+# What a rule can be asked about: the type of its argument. docs/design/0018 lists the families.
 SUBJECTS = frozenset({
     "Node", "Fleet", "Meeting", "Measured", "JobState", "Job", "Replicas", "Shares", "Trial", "DiffFacts",
     "Checkpoints", "RunState", "SpeedState", "TuneResult",
