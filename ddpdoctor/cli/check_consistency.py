@@ -38,7 +38,7 @@ class Options:
     steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to run.")] = 5
     reference: Annotated[bool, shared.REFERENCE.but(help="Compare DDP's gradient with one process.")] = False
     twice: Annotated[bool, Option(help="Run twice with one seed, and compare all bits.")] = False
-    allowed: Annotated[tuple[str, ...], shared.ALLOW_DIFFERENT] = ()
+    allow_different: Annotated[tuple[str, ...], shared.ALLOW_DIFFERENT] = ()
     unused: Annotated[
         bool, Option(names=("--find-unused-parameters",), help="Pass find_unused_parameters=True to DDP.")
     ] = False

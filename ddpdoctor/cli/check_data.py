@@ -50,9 +50,7 @@ class Options(ReportOptions):
         int, Option(names=("--grad-accumulation",), min=1, metavar="K", help="Batches per optimizer step.")
     ] = 1
     output: Annotated[Path | None, OUTPUT] = None
-    timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
-        "10m"
-    )
+    timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait.")] = typed("10m")
 
 
 def run(options: Options) -> int:

@@ -22,13 +22,11 @@ class Options:
     """
 
     checks: Annotated[
-        tuple[str, ...], Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx.")
+        tuple[str, ...], Argument(metavar="CHECK", help="Only these: shm, DD121, or DD1 (all DD1xx).")
     ] = ()
     show_list: Annotated[bool, shared.LIST.but(help="List the checks and what each reads.")] = False
     skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
-    expect_version: Annotated[
-        tuple[str, ...], Option(metavar="NAME==V", help="Version that every node must have.")
-    ] = ()
+    expect_version: Annotated[tuple[str, ...], Option(metavar="NAME==V", help="Version every node must have.")] = ()
     verbose: Annotated[bool, shared.VERBOSE] = False
     deep: Annotated[bool, Option(help="Also use each GPU and measure the disks. Slower.")] = False
     no_torch: Annotated[bool, Option(help="Do not import torch.")] = False

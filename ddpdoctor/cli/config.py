@@ -14,7 +14,7 @@ import stat
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.model.errors import ExitStatus, UserError
@@ -267,13 +267,13 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     return tuple(declared.values())
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names what is spelled like ``name``, or all that there is."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint that names what is spelled like ``name``, or else ``otherwise``, or all that there is."""
     import difflib
 
     names = sorted(known)
     near = difflib.get_close_matches(name.lower().replace("_", "-"), names, cutoff=CLOSENESS)
-    return f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(names)}."
+    return f"Did you mean {', '.join(near)}?" if near else otherwise or f"Known: {', '.join(names)}."
 
 
 def _read_table(path: Path) -> ConfigTable | None:
@@ -320,31 +320,12 @@ def _read_value(one: Declared, value: Any, name: str) -> Any:
         if not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}", help="Write true or false.")
         return value
-    if one.is_repeatable:
-        parts = value if isinstance(value, list) else [value]
-        return [_read_one(one, part, name) for part in parts]
-    return _read_one(one, value, name)
-
-
-def _read_one(one: Declared, value: Any, name: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{name} is {value!r}, which the option does not take", help="Write a text or a number.")
-    text = str(value)
-    option = one.option
-    choices = get_args(one.type)
-    if choices and (text.upper() if isinstance(option, Option) and option.ignores_case else text) not in choices:
-        raise UserError(f"{name} is {text!r}", help=f"Write one of {', '.join(map(str, choices))}.")
-    if one.type is int and isinstance(option, Option) and option.parse is None:
-        number = int(text) if text.lstrip("-").isdecimal() else None
-        low, high = option.min, option.max
-        if number is None or (low is not None and number < low) or (high is not None and number > high):
-            raise UserError(f"{name} is {text!r}, which the option does not take", help="See the command's --help.")
-        return number
-    try:
-        one.parse(text)
-    except UserError as error:
-        raise UserError(f"{name}: {error.message}", help=error.help) from error
-    return text
+    parts = value if one.is_repeatable and isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, str | int | float):
+            raise UserError(f"{name} is {part!r}, which the option does not take", help="Write a text or a number.")
+        one.parse(part, name)
+    return [*map(str, parts)] if one.is_repeatable else str(value)
 
 
 def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
@@ -436,14 +417,9 @@ def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -
         "left_out": [{**asdict(note), "path": str(note.path)} for note in left_out],
         "options": [one._asdict() for one in shown],
         "ignored": [
-            {
-                "code": ignored.code,
-                "reason": ignored.reason,
-                "until": ignored.until.isoformat(),
-                "expired": ignored.is_expired(config.today),
-                "source": ignored.source,
-            }
-            for ignored in config.ignored
+            {"code": entry.code, "reason": entry.reason, "until": entry.until.isoformat(), "source": entry.source}
+            | {"expired": entry.is_expired(config.today)}
+            for entry in config.ignored
         ],
     }
     return json.dumps(plain, indent=2) + "\n"

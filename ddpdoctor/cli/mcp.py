@@ -121,9 +121,7 @@ class Options:
     The server speaks on stdin and stdout. It only reads: no tool of it starts, stops or changes a job.
     """
 
-    timeout_s: Annotated[float, TIMEOUT.but(panel="Options", help="How long one call of a tool may take.")] = typed(
-        "120"
-    )
+    timeout_s: Annotated[float, TIMEOUT.but(panel="Options", help="How long a call of a tool may take.")] = typed("120")
 
 
 def run(options: Options) -> int:

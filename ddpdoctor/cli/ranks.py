@@ -37,7 +37,7 @@ def run_in_ranks(
         count, note = (nproc, "") if nproc is not None else choose_ranks(env)
         prepared = prepare(launch, count)
         if note:
-            say(sys.stderr, note)
+            say(sys.stderr, f"chose {note}")
         if count > 1:
             return run_ranks(sys.argv[1:], count, env)
         load_torch()

@@ -133,9 +133,7 @@ class Restarts:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the numbers of ranks in "1,2,4", by size. Raises ``UserError``."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or not any(
-        word != "1" for word in words
-    ):
+    if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or {*words} == {"1"}:
         what = f"--scaling is {text!r}, which is not a list of rank counts"
         raise UserError(what, help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.")
     return tuple(sorted({int(word) for word in words}))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,12 +22,14 @@ from typing import TYPE_CHECKING, Literal
 from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import nodes_range, parse_endpoint
+from ddpdoctor.model.words import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.collect.gpus import GpuCount
 
+ALIKE = 0.8  # our choice: with this similarity, on difflib's scale to 1, an option is one of ours, mistyped
 ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
 _WITH_VALUE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
@@ -62,17 +66,9 @@ SHAPE = (
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 RANKS_WITHOUT_GPU = 2  # our choice: fewer ranks cannot show problems between ranks, and more only share the same cores
 # Full names of functions that start ranks.
-_LAUNCHERS = frozenset(
-    {
-        "torch.multiprocessing.spawn",
-        "torch.multiprocessing.start_processes",
-        "torch.multiprocessing.spawn.spawn",
-        "torch.multiprocessing.spawn.start_processes",
-        "torch.distributed.elastic.multiprocessing.start_processes",
-        "torch.distributed.elastic.multiprocessing.api.start_processes",
-        "accelerate.notebook_launcher",
-        "accelerate.launchers.notebook_launcher",
-    }
+_LAUNCHERS = re.compile(
+    r"torch\.multiprocessing\.(spawn\.)?(spawn|start_processes)|accelerate\.(launchers\.)?notebook_launcher"
+    r"|torch\.distributed\.elastic\.multiprocessing\.(api\.)?start_processes"
 )
 # Commands that people mistakenly give as the script.
 LAUNCHERS = frozenset(
@@ -158,12 +154,15 @@ def split_command(
         given, equals, value = word.partition("=")
         is_long = given.startswith("--")
         name = _complete(canonical(given), own_options) if is_long else word[:_SHORT_LENGTH]
-        if is_long and name != canonical(given):
-            given = name
+        given = name if is_long and name != canonical(given) else given
         is_own = name in own_options
-        known = own_options if is_own else TORCHRUN_OPTIONS if name in TORCHRUN_OPTIONS else ask()
+        known = own_options if is_own else TORCHRUN_OPTIONS
         if name not in known:
-            raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {given}", help=USAGE)
+            near = difflib.get_close_matches(name, own_options, 1, ALIKE) if is_long else []
+            known = {} if near else ask()
+            if name not in known:
+                what = f"neither ddpdoctor wrap nor torchrun has the option {given}"
+                raise UserError(what, help=f"Did you mean {near[0]}?" if near else USAGE)
         takes_value = known[name]
         has_value = bool(equals) if is_long else len(word) > _SHORT_LENGTH  # --tee=3, -t3
         if has_value and not takes_value:
@@ -354,23 +353,20 @@ def starts_ranks(source: bytes) -> str | None:
             written = ".".join([function.id, *reversed(parts)])
             first, _, rest = written.partition(".")
             full = ".".join(part for part in (aliases.get(first, first), rest) if part)
-            if full in _LAUNCHERS:
+            if _LAUNCHERS.fullmatch(full):
                 return written
     return None
 
 
-def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
-    """Choose the number of ranks; return it with a sentence on what was chosen and how to change it."""
+def choose_nproc(*, source: bytes | None, gpus: GpuCount, without_gpu: int = RANKS_WITHOUT_GPU) -> tuple[int, str]:
+    """Choose the number of ranks; return it with the option that would choose the same, and why."""
     launcher = None if source is None else starts_ranks(source)
-    how = "choose with --nproc-per-node"
+    ranks, why = without_gpu, f"GPUs unknown: {gpus.unknown}" if gpus.unknown else "no GPU"
     if launcher is not None:
-        return 1, f"starting one process, because the script starts ranks itself with {launcher}; {how}"
-    if gpus.unknown:
-        return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks; {how}. GPUs are unknown: {gpus.unknown}"
-    if gpus.count > 0:
-        ranks = "1 rank, for the one GPU" if gpus.count == 1 else f"{gpus.count} ranks, one per GPU"
-        return gpus.count, f"starting {ranks}; {how}"
-    return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks, because no GPU was found; {how}"
+        ranks, why = 1, f"the script starts ranks with {launcher}"
+    elif not gpus.unknown and gpus.count > 0:
+        ranks, why = gpus.count, count_of(gpus.count, "GPU")
+    return ranks, f"--nproc-per-node {ranks} ({why})"
 
 
 def choose_ranks(

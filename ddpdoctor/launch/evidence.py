@@ -94,16 +94,13 @@ class EvidenceTaker:
 
     def closing_ns(self) -> int:
         """Return since when the launcher waits to stop its ranks, or 0 if it does not."""
-        closing = self._control(ring_layout.CONTROL_CLOSING)
-        return closing if closing > self._control(ring_layout.CONTROL_ACK) else 0
-
-    def has_closed_since(self, time_ns: int) -> bool:
-        return self._control(ring_layout.CONTROL_CLOSING) > time_ns
+        closing = self.read_control(ring_layout.CONTROL_CLOSING)
+        return closing if closing > self.read_control(ring_layout.CONTROL_ACK) else 0
 
     def dump_asked(self) -> int:
         """Return when `ddpdoctor status --dump` asked for evidence that is not saved yet, or 0."""
-        asked = self._control(ring_layout.CONTROL_DUMP_ASKED)
-        return asked if asked != self._control(ring_layout.CONTROL_DUMPED) else 0
+        asked = self.read_control(ring_layout.CONTROL_DUMP_ASKED)
+        return asked if asked != self.read_control(ring_layout.CONTROL_DUMPED) else 0
 
     def set_control(self, offset: int, value: int) -> None:
         """Write a cell of the control file, which recorders, the launcher and `ddpdoctor status` read."""
@@ -161,7 +158,7 @@ class EvidenceTaker:
         for path in (self.folder / "evidence").glob("*.held"):
             remove(path)
 
-    def _control(self, offset: int) -> int:
+    def read_control(self, offset: int) -> int:
         return int(ring_layout.CELL.unpack_from(self.control, offset)[0])
 
     def _has_answered(self, process: Followed) -> bool:

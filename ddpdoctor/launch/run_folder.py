@@ -53,7 +53,6 @@ DUMPS = "dumps"  # reports that were made on demand while the job ran
 RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
 # Errors of a working directory that is read-only, full, another user's, or gone.
 _NO_PLACE = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.EPERM, errno.EROFS})
-_GITIGNORE = ".gitignore"
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
 RUN_NAME = "run.json"
@@ -90,7 +89,7 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
             raise refuse(PARENT, error) from error
     with suppress(OSError):
         if has_space(path):
-            write_whole(path / _GITIGNORE, "*\n")
+            write_whole(path / ".gitignore", "*\n")
     return path
 
 
@@ -147,7 +146,7 @@ def make_private(path: Path) -> None:
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
             if has_space(path):
-                write_whole(path / _GITIGNORE, "*\n")
+                write_whole(path / ".gitignore", "*\n")
         if path.parent == PARENT:
             _check_parent(path)
     except OSError as error:

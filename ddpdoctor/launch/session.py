@@ -29,7 +29,7 @@ from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.facts import END_NAME, RECORD_NAME, JobEnd, RecordPlace, shell_status
 from ddpdoctor.model.findings import Outcome, Severity, hangs, now
 from ddpdoctor.recorder.storage.files import CONTROL, make_record, open_new, open_plain, remove, write_whole
-from ddpdoctor.recorder.storage.ring_layout import CONTROL_SIZE, CONTROL_STOPPING
+from ddpdoctor.recorder.storage.ring_layout import CONTROL_CLOSING, CONTROL_SIZE, CONTROL_STOPPING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -387,14 +387,18 @@ class Session:
                 self._withdraw()
             self._take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
-            self.watch.evidence.acknowledge()
+            taker, poll = self.watch.evidence, self.launcher.poll
+            taker.acknowledge()
             if number == signal.SIGINT:
                 # The launcher needs a moment to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it.
-                taker, poll = self.watch.evidence, self.launcher.poll
-                wait_until(lambda: taker.has_closed_since(began_ns) or poll() is not None, LAUNCHER_TAKES_OVER_S, 0.02)
+                wait_until(
+                    lambda: taker.read_control(CONTROL_CLOSING) > began_ns or poll() is not None,
+                    LAUNCHER_TAKES_OVER_S,
+                    0.02,
+                )
             # The launcher needs no signal if it already stops its ranks, or got the terminal's Ctrl-C itself. A second
             # one would interrupt what a script does at the first, such as saving its last checkpoint.
-            has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)
+            has_heard = poll() is not None or taker.read_control(CONTROL_CLOSING) > began_ns
             by_terminal = number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN
             if not has_heard and not (by_terminal and stopping.is_in_foreground()):
                 self.launcher.send_signal(number)

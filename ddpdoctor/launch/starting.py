@@ -20,7 +20,7 @@ from ddpdoctor.recorder.agent import OWN_VARIABLE
 from ddpdoctor.recorder.storage.files import make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ddpdoctor.launch.command_line import ChosenLevel
     from ddpdoctor.launch.placement import WrapOptions
@@ -44,6 +44,21 @@ MIN_FILES = 128
 MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # the drivers of NVIDIA and of AMD, whose RCCL reads the same variables
 MAX_ANCESTORS = 100
+NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
+
+
+def notes_of(options: WrapOptions, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield what to say before the start: what was chosen for the user, and what may cost time or a diagnosis."""
+    if options.placement.note:
+        yield options.placement.note
+    level = "--debug-level DETAIL (Gloo only)" if options.debug_level == "AUTO" else None
+    if chosen := ", ".join(filter(None, (options.nproc_note, level))):
+        yield f"chose {chosen}"
+    if (options.debug_level or env.get(DEBUG_VARIABLE, "").upper()) == "DETAIL":  # measured: docs/what-it-costs.md
+        yield "DETAIL makes the host wait for all ranks before each NCCL collective. Steps may take twice as long"
+    if (limit_s := round(options.hang_timeout_s)) >= NCCL_LIMIT_S:
+        longest = "torch ends a wait after 10 min over NCCL and 30 min over Gloo, unless the script sets another limit"
+        yield f"--hang-timeout is {limit_s} s, but {longest}. torch may end the job before ddpdoctor reports a hang"
 
 
 def start_launcher(

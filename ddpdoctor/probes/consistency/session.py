@@ -115,7 +115,7 @@ class _Run:
         streams = comparing.compare_steps(steps)
         return replace(
             self._trial(first, models),
-            consistency=Consistency(check_every=1, streams=streams, allowed=self._settings.allowed),
+            consistency=Consistency(check_every=1, streams=streams, allowed=self._settings.allow_different),
             reference=None if reference is None else reference.result,
             rerun=rerun,
         )

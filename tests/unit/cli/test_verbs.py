@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.report import Options, read_run, run
-from ddpdoctor.cli.running import JobReports, keep_errors, notes_of, outcome_report
+from ddpdoctor.cli.running import JobReports, keep_errors, outcome_report
 from ddpdoctor.cli.wrap import Options as WrapOptions
 from ddpdoctor.cli.wrap import prepare
 from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.launch.command_line import split_command
-from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment
+from ddpdoctor.launch import placement
+from ddpdoctor.launch.command_line import SplitCommand, split_command
+from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment, notes_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity
@@ -238,12 +239,17 @@ def chosen_level(row):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def notes_before(row):
+    note, chosen, environment = row
+    options = placement.WrapOptions(
+        split=SplitCommand(script="train.py"), on_hang="auto", report_dir=Path("r"), report_file=Path("r/report.json"),
+        command=(), placement=placement.Placement(note=note), **{"hang_timeout_s": 300.0, **chosen},
+    )  # fmt: skip
+    return list(notes_of(options, environment_of(environment)))
+
+
 test_words = words(
-    __name__,
-    choose_debug_level=chosen_level,
-    debug_note=lambda row: notes_of(row[0], 300.0, environment_of(row[1]))[0],
-    patience_note=lambda seconds: notes_of(None, int(seconds), {})[1],
-    debug_environment=environment_with,
+    __name__, choose_debug_level=chosen_level, notes_before=notes_before, debug_environment=environment_with
 )
 
 
