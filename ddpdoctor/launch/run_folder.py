@@ -145,8 +145,6 @@ def make_private(path: Path) -> None:
                 raise UserError(f"{name} in the report folder {path} {what}", help=_HELP)
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
-            if has_space(path):
-                write_whole(path / ".gitignore", "*\n")
         if path.parent == PARENT:
             _check_parent(path)
     except OSError as error:
@@ -162,6 +160,9 @@ def make_report_dir(path: Path) -> Path:
     filled = [name for name in ("rings", "evidence") if (path / name).is_dir() and any((path / name).iterdir())]
     if filled or any((path / name).exists() for name in RUN_FILES):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
+    with suppress(OSError):
+        if not any(path.iterdir()) and has_space(path):
+            write_whole(path / ".gitignore", "*\n")
     return path
 
 
