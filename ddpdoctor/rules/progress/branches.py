@@ -231,7 +231,7 @@ class Turning:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The condition that led the rank to blame to a call that no other rank has made."""
+    """The condition that led the blamed rank to a call that no other rank has made."""
 
     line: Frame
 

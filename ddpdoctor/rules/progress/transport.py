@@ -38,9 +38,9 @@ _UNKNOWN = {
     f"torch 2.15, does not report it; set TORCH_DIST_USE_NCCL2=0 and {TIMING} to find out",
     DeviceState.UNTOLD: "the devices of {who} still have work; under DETAIL this torch does not report whether "
     "that is this call or a kernel after it: --debug-level OFF does",
-    DeviceState.GIVEN_UP: "{who} went on to the next call when the limit of this one had passed, and then a thread "
-    "without Python ended a process by SIGABRT, as torch's watchdog does; under DETAIL this torch writes no dump of "
-    "the pending calls: --debug-level OFF makes it do so",
+    DeviceState.GIVEN_UP: "{who} continued to the next call when the timeout of this one had passed, and then a "
+    "thread without Python ended a process with SIGABRT, as torch's watchdog does; under DETAIL this torch does not "
+    "dump the pending calls: --debug-level OFF does",
 }
 MOST_NAMED = 6  # most links of a circle, and most circles, that a sentence names
 MOST_GROUPS = 4  # most groups that a summary names
@@ -299,7 +299,7 @@ def _connections(job: JobState) -> dict[int, Connections]:
     return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
 
-@rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, and it does not complete")
+@rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, but it does not complete")
 def check_transport(job: JobState) -> Answer:
     """Report a collective that all ranks have reached but that does not complete."""
     waiters = closed(job)

@@ -175,7 +175,7 @@ class SpeedState:
         return f"a step takes {ms(wall)}, less than {limit}" if wall < MIN_STEP_MS else ""
 
     def too_little(self, share: float, seen: str, least: float = SHARE) -> Answer | None:
-        """Return the answer about a cost that is too small to report, or in a job too small to judge; None: go on."""
+        """Return the answer about a cost that is too small to report, or a job too small to judge; None: continue."""
         if share < least:
             return passed(seen)
         small = self.is_small()
