@@ -254,7 +254,7 @@ class Candidate:
 
     @cached_property
     def is_spawned(self) -> bool:
-        """Whether multiprocessing started it by spawn, and not as a loader's worker."""
+        """Whether multiprocessing spawned it for something other than a loader worker."""
         command = proc.read_text(PROC / str(self.pid) / "cmdline")
         return SPAWNED in command and LOADER_WORKER not in self.threads
 

@@ -1,4 +1,4 @@
-"""``ddpdoctor.watch``: records and watches a job from inside its script, without a launcher of ours."""
+"""``ddpdoctor.watch``: records and watches a job from inside its script, without ``ddpdoctor wrap``."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _say_once(message: str) -> None:
 
 
 class TrainingWatch:
-    """A callback or tracker of a framework is one: a watch that begins anew with each training."""
+    """The base of framework callbacks and trackers: a watch that restarts with each training."""
 
     begins_at_once = False
 

@@ -624,9 +624,9 @@ class CollectiveErrorReader(LineReader):
         limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
         facts: list[lf.Fact] = [lf.Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
         if count > world:
-            many = f"{count} processes came to a job of {world}"
+            many = f"{count} processes joined a job of {world}"
             problem = f"{many}: two jobs share one port, or ranks were started twice"
-            fix = "give each job a MASTER_PORT of its own, and start each rank once"
+            fix = "give each job its own MASTER_PORT, and start each rank once"
             common["who"] = lf.Who(host=line.who.host)
             facts.append(lf.Trouble(kind="port", problem=problem, fix=fix, **common))
         self._barriers.pop(rank, None)

@@ -1,4 +1,4 @@
-"""Finds and opens the files of evidence, which may come from anybody: sizes are limited, and links do not lead out.
+"""Finds and opens evidence files, which are untrusted: sizes are limited, and links do not lead outside.
 
 Only regular files are opened in folders, without waiting, and no more is read than they had when they were opened.
 """
@@ -189,7 +189,7 @@ class FileContent:
         return found
 
     def fill(self, count: int) -> bytes:
-        """Return the next bytes, so many unless the end comes first: a pipe gives less at once."""
+        """Return the next ``size`` bytes, or fewer at the end of the file. A pipe may return fewer per read."""
         parts, left = [], count  # a sum of bytes would copy what is packed a thousand times
         while left > 0 and (more := self.read(left)):
             parts.append(more)

@@ -380,7 +380,7 @@ _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the 
 
 @dataclass(slots=True, eq=False)
 class NcclLogReader(LineReader):
-    """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
+    """Reads NCCL's warnings, and its INFO lines about processes, communicators, transports and calls."""
 
     name = "NCCL log"
     triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")

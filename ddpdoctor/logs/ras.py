@@ -396,7 +396,7 @@ class RasReader(LineReader):
     _diagnosed: list[tuple[int, lf.Fact]] = field(default_factory=list)
 
     def read(self, line: Line) -> Iterable[lf.Fact]:
-        """Take in a line. Facts come at the end of the log, because a second report says whether the job moved."""
+        """Take in a line. The facts follow at the end of the log: only a second report shows whether the job moved."""
         text = line.text
         report = self._report
         if "NCCL DIAG [" in text:

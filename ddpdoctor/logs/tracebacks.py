@@ -1,4 +1,4 @@
-"""Tracebacks of Python in logs: with ranks before their lines or without, and of several processes at once."""
+"""Tracebacks of Python in logs: with or without rank prefixes, and of several interleaved processes."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ class TracebackReader(LineReader):
         return found
 
     def _tells(self, text: str) -> bool:
-        """Return whether a line has a word of an error. Lines that differ in digits only are looked at once."""
+        """Return whether a line has an error word. Lines that differ only in digits are examined once."""
         shape = text.translate(_NO_DIGITS)
         if shape in self._dull:
             return False

@@ -306,7 +306,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Tail:
-    """An error of the watchdog, whose further lines say more about it."""
+    """A watchdog error, with details in the lines after it."""
 
     fact: lf.Failed
     common: dict[str, Any]

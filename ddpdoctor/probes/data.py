@@ -331,7 +331,7 @@ def _type_of(value: Any) -> str:
 
 
 class NoIndices(UserError):  # noqa: N818 - says what it is
-    """The sampler yields what is no sample's index, or the dataset has no length: no failure of the user's code."""
+    """The sampler yields something other than sample indices, or the dataset has no length: not a user's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +351,7 @@ class Base:
         except (TypeError, IndexError) as error:
             raise NoIndices(f"{type(index).__name__} is not an index") from error
         if not -self.samples <= found < self.samples:
-            raise NoIndices(f"there is no sample {found}")
+            raise NoIndices(f"no such sample: {found}")
         return found % self.samples
 
 

@@ -229,7 +229,7 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
 
 
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
-    """Add all that ``value`` holds to ``found``, but for objects that are no plain containers."""
+    """Add everything in ``value`` to ``found``, except objects that are not plain containers."""
     name = ".".join(path)
     random = Kind.RANDOM if RANDOM.search(name) else None
     if isinstance(value, torch.Tensor):

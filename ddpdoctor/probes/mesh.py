@@ -1,7 +1,7 @@
 """Tests every ordered pair of nodes: a connection to a port opened for that pair, with a small and a large payload.
 
 In round d, every node sends to the node d places after it and serves the one d before. None waits for a round to end: a
-stalled pair delays only its two ends. Many connections are made at once, because a dropped one takes seconds.
+stalled pair delays only its two ends. Many connections are opened in parallel, because a dropped one takes seconds.
 Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node, ``pairs/BLOCK/NUMBER`` its results.
 """
 
@@ -129,7 +129,7 @@ class _Mesh:
         return pairs
 
     def _visit(self, block: int, targets: Sequence[Publication], patience: float) -> tuple[NodePair, ...]:
-        """Visit the targets that are ready at once, then the late ones, so that no node waits for a dead one."""
+        """Visit the targets that are ready first, then the late ones, so that no node waits for a dead one."""
         seen: list[NodePair] = []
         late = list(targets)
         for deadline in (min(time.monotonic() + AT_ONCE_S, patience), patience):
@@ -494,7 +494,7 @@ def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Conn
 def numeric_place(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Return the family of a numeric address, and the address for connect and bind. Raises ``OSError`` for a name."""
     if not 0 <= port < 65536:
-        raise OSError(errno.EINVAL, f"{port} is no port")
+        raise OSError(errno.EINVAL, f"{port} is not a valid port")
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     (family, _, _, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
     return family, place

@@ -61,7 +61,7 @@ CUDA_LIMIT_S = 60.0  # our choice: without a persistence daemon, CUDA takes some
 CUDA_HANGS = (
     f"ddpdoctor: CUDA did not answer within {CUDA_LIMIT_S:g} s on {os.uname().nodename}: the NVIDIA driver or a GPU "
     "hangs.\n"
-    "  See `sudo dmesg | grep -E 'NVRM|Xid'`; `ddpdoctor check-env` asks each GPU in a process of its own. Reboot if "
+    "  See `sudo dmesg | grep -E 'NVRM|Xid'`; `ddpdoctor check-env` tests each GPU in its own process. Reboot if "
     "`nvidia-smi` hangs too.\n"
     "  Where it stood:"
 )
@@ -90,7 +90,7 @@ class Ranks:
         self._launch, self._limit_s = launch, limit_s
 
     def gather(self, name: str, record: Kind) -> tuple[Kind, ...] | None:
-        """Return the records of all ranks in rank order on rank 0, and None at once on the others."""
+        """Return the records of all ranks in rank order on rank 0, and None immediately on the others."""
         if self.rank != 0:
             self.conversation.send(f"{name}/{self.rank}", record)
             return None
@@ -424,8 +424,8 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
     if sharing and not all(gpu.may_share for gpu in known.values()):
         raise UserError(
             f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
-            help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To run NCCL on a "
-            f"shared GPU all the same, set another {HOST_ID} for each rank, or {SHARE}=1 on all ranks with NCCL "
+            help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To share a GPU "
+            f"between ranks with NCCL anyway, set another {HOST_ID} for each rank, or {SHARE}=1 on all ranks with NCCL "
             f"{'.'.join(map(str, SHARES_SINCE))} or newer.",
         )
 

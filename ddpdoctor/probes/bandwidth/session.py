@@ -135,7 +135,7 @@ def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) 
     # Note the collectives that --in-place does not apply to
     other = [collective.value for collective in settings.collectives if not plan.is_in_place(collective, asked=True)]
     if settings.in_place and other:
-        log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
+        log.note(f"{' and '.join(other)}: measured out of place, because an in-place form does not exist")
     sweep = _Sweep(group, log, progress)
     steps = list_steps(plan.list_cases(settings, group.size))
     while steps:
@@ -318,7 +318,7 @@ def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
 
 
 def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
-    """Return what a log says about all communicators together, or None if no line names the network."""
+    """Return a log's facts about all communicators together, or None if no line names the network."""
     networks = NCCL_NETWORK.findall(text)
     if not networks:
         return None

@@ -253,7 +253,7 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
     """Compare parameters, buffers, gradients, optimizer state and settings of all ranks, by name.
 
     This is a collective: all ranks of the group must call it at the same point of training. Without torch.distributed,
-    or with one rank, it compares nothing and returns at once.
+    or with one rank, it compares nothing and returns immediately.
 
     Args:
         model: a module, in DistributedDataParallel or not.
@@ -319,7 +319,7 @@ class _Own:
             self.values[digest.what.value, digest.name, digest.part] = (f"{digest.digest} {shown}", shown)
         if missing := len(listed) - len(seen):
             noun = "tensor" if missing == 1 else "tensors"
-            self.left_out.append(f"{missing} {noun} of which a rank has a shard or no data, or sparse and not added up")
+            self.left_out.append(f"{missing} {noun} with only a shard or no data on a rank, or sparse and uncoalesced")
 
 
 def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: bool | None) -> None:

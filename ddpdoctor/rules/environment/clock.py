@@ -52,7 +52,7 @@ def check_clock(fleet: Fleet) -> Answer:
 
 
 def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
-    """Yield the hosts that differ from the median. Of two, the one whose clock is not synchronized, else both."""
+    """Yield the hosts that differ from the median: with two hosts, the one whose clock is not synchronized, or both."""
     if len(offsets) == 2:
         behind, ahead = sorted(offsets, key=lambda offset: offset[1])
         apart, confidence = ahead[1] - behind[1], Confidence.MEDIUM

@@ -291,7 +291,7 @@ _SLEEPS = "{takes/take} seconds to wake after idling: persistence mode is off"
 _KEEP_AWAKE = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
 _state_rule(
     "DD315", "persistence", W, "Persistence mode is off",
-    "Report data-center GPUs that the driver puts to sleep when nobody uses them.",
+    "Report data-center GPUs that the driver puts to sleep when they are idle.",
     reads="NVML: persistence mode; /run/nvidia-persistenced/socket", nothing="no GPU here has persistence mode",
     is_read=lambda gpu: gpu.persistence is not None,
     settled=lambda node, _: passed("nvidia-persistenced runs") if nvidia.listed(node).persistenced else None,

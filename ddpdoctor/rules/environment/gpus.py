@@ -188,7 +188,7 @@ def gpu_problem(
     fix: str,
     severity: Severity | None = None,
 ) -> list[Problem]:
-    """Make one problem for all GPUs that have it, or none if there is no such GPU.
+    """Make one problem for all GPUs that have it, or none if ``gpus`` is empty.
 
     ``what`` follows "GPUs 2 and 5". "{has/have}" stands for the form for one GPU or for several, {ids} for "2,5".
     """

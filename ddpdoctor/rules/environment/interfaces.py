@@ -219,7 +219,7 @@ def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:
     longer = sorted(one for one in there if one.startswith(name))
     if longer:
         return f"{library} needs the full name, and {name} is only a prefix of {longer[0]}"
-    return f"there is no interface {name}"
+    return f"interface {name} does not exist"
 
 
 @rule(

@@ -78,7 +78,7 @@ def check_pcie(node: Node) -> Answer:
                 links.setdefault(lower.bus_id, (device, lower, upper, widest))
     judgeable = [link for link in links.values() if link[1].width is not None]
     if not judgeable:
-        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
+        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "no GPU and no RDMA card")
     problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
     widths = Counter(f"x{lower.width}" for device, lower, _, _ in judgeable if lower is device)
     seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
@@ -200,7 +200,7 @@ def check_fabric(node: Node) -> Answer:
     switches = sum(1 for device in devices if device.vendor == NVIDIA and device.device_class >> 8 == NVSWITCH_CLASS)
     members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
     if not members and not (switches and any(nvidia.is_data_center(gpu) for gpu in gpus.devices)):
-        return skipped("there are no NVSwitches and no GPU fabric")
+        return skipped("no NVSwitches and no GPU fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
     problems = nvidia.gpu_problem(
@@ -304,7 +304,7 @@ def check_acs_iommu(node: Node) -> Answer:
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
-        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
+        return skipped("no NVIDIA or AMD GPU on the PCI bus")
     if pci.virtual_machine:
         return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
     able = [gpu for gpu in gpus if "GeForce" not in pci.models.get(gpu.bus_id, "")]
@@ -365,7 +365,7 @@ def check_numa(node: Node) -> Answer:
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
-        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
+        return skipped("no NVIDIA or AMD GPU on the PCI bus")
     if pci.numa_nodes < 2:
         return skipped("there is only one NUMA node")
     placed = [(process, gpu) for process in node.processes if (gpu := _gpu_of(node, pci, process)) is not None]

@@ -233,7 +233,7 @@ def check_torch_cuda_build(node: Node) -> Answer:
         fix = "to use the GPU, install the NVIDIA driver and a CUDA build of torch"
         evidence = (f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",)
         return found(summary, seen, evidence=evidence, fix=fix, severity=Severity.INFO)
-    summary = f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL"
+    summary = f"torch {build.version} is a CPU build, so it can use neither the GPUs here nor NCCL"
     fix = install_cuda_torch(node, build.version)
     evidence = (f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",)
     return found(summary, f"torch {build.version} and {count} NVIDIA GPUs", evidence=evidence, fix=fix)

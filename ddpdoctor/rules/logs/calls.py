@@ -247,9 +247,9 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
 
 
 def _late(group: _Group) -> list[lf.Absent]:
-    """Return the ranks that came to the first call in which others wait after these had run into their limit.
+    """Return the ranks that reached the first call in which others wait only after those had timed out.
 
-    They complete that call, because the others' ranks are still in it, and run into a limit of their own later: in the
+    They complete that call, because the others' ranks are still in it, and time out later: in the
     same call if the others have left, else in a later one. So their numbers are not those of one moment.
     """
     number = min(wait.operation.seq or 0 for wait in group.waits.values())

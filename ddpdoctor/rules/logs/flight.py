@@ -1,4 +1,4 @@
-"""Compares what the flight recorders of several ranks hold: who is behind, who made another call, who waits for whom.
+"""Compares the flight recorders of several ranks: which rank is behind, made another call, or waits for which.
 
 Numbers count within one process group, and groups are told apart by name and members. A ring loses its oldest entries,
 so a call that is older than the first entry of a group is not missing. Dumps are not taken at one moment.
@@ -34,7 +34,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
 def find_circle(links: Iterable[tuple[int, lf.Operation, int | None]]) -> lf.Circle | None:
-    """Return the shortest way in which ranks wait for each other, or None. Links: a rank, its call, for whom."""
+    """Return the shortest cycle of ranks that wait for each other, or None. Links: rank, its call, awaited rank."""
     waits: dict[int, dict[int, lf.Operation]] = {}
     for rank, operation, other in links:
         if other is not None and other != rank:
@@ -139,7 +139,7 @@ def clusters_of(by_rank: Mapping[int, lf.FlightDump]) -> list[Cluster]:
 
 
 def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
-    """Yield for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
+    """Yield the peer that each rank waits for in its oldest pending send or receive, or that both ends are inside."""
     for rank, part in cluster.parts.items():
         if not part.transfers:
             continue

@@ -1,8 +1,8 @@
 """The evidence of one run as the rules see it: facts joined by rank, what is lacking, and the failures that came first.
 
 A failure that refers to no other rank is a root. Lost peers, stops and errors after a time limit are consequences.
-Times are compared on one host's clock only, and lines within one file only. Order between hosts comes from who names
-whom.
+Times are compared on one host's clock only, and lines within one file only. Order between hosts follows from which
+rank names which.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _names(who: lf.Who) -> list[tuple[object, ...]]:
 def _locals_are_ranks(facts: Iterable[lf.Fact], world: int | None) -> bool:
     """Return whether local ranks are ranks, as they are on one node.
 
-    Nothing may speak of a second node: another host, a rank that is no local rank, or one local rank in two places.
+    Nothing may point to a second node: another host, a rank that is not a local rank, or a local rank in two places.
     """
     facts = [fact for fact in facts if fact.who != lf.Who()]
     hosts, places = set(), defaultdict(set)
@@ -197,7 +197,7 @@ def _tasks_are_ranks(facts: Iterable[lf.Fact], world: int | None) -> bool:
 
 
 def join_reports(facts: Sequence[lf.Fact]) -> tuple[lf.Fact, ...]:
-    """Return the facts with what the last two reports say together. Counts differ for an instant in any job."""
+    """Return the facts, with those that the last two reports agree on. Counts differ briefly in any job."""
     sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, lf.Hint) and fact.kind == RAS))
     if len(sources) < 2:
         return tuple(facts)
@@ -301,7 +301,7 @@ class RunState:
         return tuple(sorted({self.hosts[rank] for rank in ranks if self.hosts.get(rank)}))
 
     def host_of(self, who: lf.Who) -> str:
-        """Return the name of somebody's host, else its address; empty if neither is known."""
+        """Return the name of a process's host, else its address; empty if neither is known."""
         named = {fact.who.host for fact in self.facts if who.address and fact.who.address == who.address}
         named.discard("")
         return who.host or (named.pop() if len(named) == 1 else who.address)
@@ -318,7 +318,7 @@ class RunState:
 
     @property
     def moves(self) -> bool:
-        """Two samples show progress. What a log says of steps ends with the log."""
+        """Two samples show progress. Step counts in a log end with the log."""
         return any(not fact.logged for fact in self.all(lf.Moving))
 
     @property
@@ -465,7 +465,7 @@ def find_roots(state: RunState) -> list[Root]:
     def place(root: Root) -> tuple[float, ...]:
         """Return the place by time on one clock, else as the launcher says, else by lines of one file.
 
-        Of errors whose lines stand alone, a known one of a known rank comes first.
+        Among errors with standalone lines, a known one of a known rank sorts first.
         """
         fact = root.facts[0]
         return (
@@ -493,7 +493,7 @@ def find_roots(state: RunState) -> list[Root]:
 
 
 def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
-    """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
+    """Merge the environment faults that every process reports into one fault without a rank or host."""
     merged: dict[tuple[str, ...], Root] = {}
     for root in roots:
         key = tuple(sorted({trouble.kind for trouble in root.troubles if trouble.kind in _ALIKE}))
@@ -520,7 +520,7 @@ def precedes(one: lf.Fact, other: lf.Fact) -> bool | None:
 
 
 def _is_own_exit(state: RunState, exited: lf.Exited) -> bool:
-    """Return whether a bad end is no consequence of another rank's failure, and no order from outside."""
+    """Return whether a bad end is neither a consequence of another rank's failure nor ordered from outside."""
     if exited.memory:
         return True
     if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(lf.Stopped)):
@@ -564,7 +564,7 @@ def _attach_bare(roots: dict[object, Root]) -> None:
 
 
 def _add_trouble(roots: dict[object, Root], trouble: lf.Trouble, state: RunState) -> None:
-    """Add a fault of a machine to the failure that it explains, else as a failure of its own."""
+    """Add a machine fault to the failure that it explains, else as a separate failure."""
     key = _key(trouble)
     if isinstance(key, int) and key in roots:
         roots[key].troubles.append(trouble)
@@ -609,7 +609,7 @@ class Lost:
 
 
 def lost_by(state: RunState) -> Lost | None:
-    """Return whom more victims name than any other, or None if that is nobody, or a victim."""
+    """Return the process that most victims name, or None if there is none or it is a victim."""
     votes: dict[_Name, dict[object, lf.Fact]] = defaultdict(dict)
     complaining = [fact.who for fact in _victims(state)]
     victims: set[_Name] = {("rank", who.rank) for who in complaining}

@@ -410,7 +410,7 @@ def test_shards_are_left_out_and_said_to_be():
     result = ddpdoctor.check_consistency(model, gradients=False)
     assert (result.compared, result.left_out) == (
         0,
-        ("2 tensors of which a rank has a shard or no data, or sparse and not added up",),
+        ("2 tensors with only a shard or no data on a rank, or sparse and uncoalesced",),
     )
 
 
