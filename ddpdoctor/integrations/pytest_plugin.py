@@ -16,7 +16,7 @@ DEFAULT_TIMEOUT_S = 60.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ddpdoctor", "diagnosis of distributed tests")
     group.addoption(
-        "--ddpdoctor", action="store_true", help="End tests whose ranks hang, and say which rank hangs at which line."
+        "--ddpdoctor", action="store_true", help="End tests whose ranks hang, and report the rank and line that hang."
     )
     group.addoption(
         "--ddpdoctor-timeout",

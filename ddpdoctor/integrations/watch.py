@@ -64,7 +64,7 @@ class Watch(contextlib.ContextDecorator):
             from ddpdoctor.recorder.start import begin_late, is_foreign
 
             if _active is not None or is_foreign():
-                _say_once("this process is watched already; ddpdoctor.watch does nothing here")
+                _say_once("this process is already watched; ddpdoctor.watch does nothing here")
                 return self
             _active, self._pid = self, os.getpid()
             from ddpdoctor.integrations.place import Asked, record_pythons, take_place

@@ -387,13 +387,13 @@ def _store_facts(line: Line) -> list[lf.Fact]:
         limit_s = int(client["limit"]) / (1 if client["unit"] == "s" else 1000)
         problem = f"could not connect to the job's store at {client['host']}:{client['port']} within {limit_s:g} s"
         fix = (
-            f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT name it on all "
-            "hosts, and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
+            f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT point to it on "
+            "all hosts, and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
         )
         return [_waiting(limit_s, **common), lf.Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
     if (unknown := _UNKNOWN_NAME.search(text)) is not None:  # the store's host has no address, or refuses
         host = unknown["host"]
-        why = "its name is unknown there" if "gai error" in unknown["why"] else "it does not answer"
+        why = "its name does not resolve there" if "gai error" in unknown["why"] else "no answer"
         problem = f"cannot connect to the job's store at {host}:{unknown['port']}: {why}"
         fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
         return [lf.Link(to=_host(host), problem=problem, fix=fix, **common)]
@@ -402,7 +402,7 @@ def _store_facts(line: Line) -> list[lf.Fact]:
             return []
         remote = _REMOTE.search(lost["socket"])
         problem = "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
-        fix = "look for what ended rank 0 and its launcher first"
+        fix = "first find out what ended rank 0 and its launcher"
         to = replace(_host(remote["host"]) if remote is not None else lf.Who(), rank=0)
         return [lf.Link(to=to, problem=problem, fix=fix, victim=True, **common)]
     if "waitForInput" in text:
@@ -412,8 +412,8 @@ def _store_facts(line: Line) -> list[lf.Fact]:
         return []
     port = in_use["port"] or in_use["other"]
     fix = (
-        f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
-        "another port: `torchrun --master-port`, MASTER_PORT"
+        f"end the process that listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier "
+        "run, or give this job another port: `torchrun --master-port`, MASTER_PORT"
     )
     return [lf.Trouble(kind="port", problem=f"port {port} is in use already", fix=fix, **common)]
 

@@ -350,7 +350,7 @@ def _read_pickle(document: Document) -> Found:
                 body = _PlainUnpickler(stream).load()
         except Exception as error:  # noqa: BLE001 - any opcode of a hostile pickle may raise anything
             if isinstance(error, _NamesError):
-                return Found(problem="it names Python objects, which no dump does: it was not unpickled further")
+                return Found(problem="it names Python objects, which real dumps never do: unpickling stopped there")
             problem = "cut off" if isinstance(error, EOFError | pickle.UnpicklingError) else "damaged"
             try:
                 body = parse_cut_pickle(document.body)
@@ -391,7 +391,7 @@ def _found(body: object, document: Document, problem: str) -> Found:
         number = _LAST_NUMBER.search(document.source.rpartition("/")[2])
         rank = int(number[1]) if number and len(number[1]) < 8 and int(number[1]) < MOST_RANKS else None
     dump = build_dump(body, rank, document.source, problem) if isinstance(body, dict) else None
-    return Found(dumps=[dump] if dump else [], problem=problem or ("" if dump else "not a dump of the flight recorder"))
+    return Found(dumps=[dump] if dump else [], problem=problem or ("" if dump else "not a flight recorder dump"))
 
 
 class _NamesError(pickle.UnpicklingError):

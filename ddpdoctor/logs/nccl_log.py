@@ -268,13 +268,13 @@ def interface_notes(processes: NcclProcesses) -> Iterator[lf.Fact]:
     for name, hosts in by_interface.items():
         first = next(iter(hosts.values()))
         shown = [f"{host} ({process.who.address})" for host, process in hosts.items()]
-        words = f"NCCL's connections go over {name} on {first_names(shown, MOST_NAMED)}"
+        words = f"NCCL connects over {name} on {first_names(shown, MOST_NAMED)}"
         kind = "interface"
         if is_bridge(name) or (name == "lo" and several):
-            words += ", which leads only to its own host"
+            words += ", which reaches only its own host"
             kind = "suspicious-interface"
         elif is_tunnel(name):
-            words += ", which is a VPN's"
+            words += ", which belongs to a VPN"
             kind = "suspicious-interface"
         yield lf.Hint(who=lf.Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
 
@@ -374,7 +374,7 @@ _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
 WANTED_INFO = re.compile(
     rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
-_WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
+_WAY_UP_WORDS = {1: "a CUDA call by NCCL failed", 2: "a system call by NCCL failed"}
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
 
 

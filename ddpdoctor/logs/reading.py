@@ -90,9 +90,9 @@ def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: 
         newest = folders[last[0]]
         of = f", of {job.world_size} ranks" if job.world_size is not None else ""
         reasons[path] = (
-            "left out: of an earlier start of the job"
+            "left out: from an earlier start of the job"
             if _start_of(job)[0] == _start_of(newest)[0]
-            else f"left out: of another job, {job.job.name}{of}; the one looked at last is {newest.job.name}"
+            else f"left out: from another job, {job.job.name}{of}; the one examined last is {newest.job.name}"
         )
     # Folders of ranks that attach read again later
     newest_first = sorted(last, key=lambda path: folders[path].wall_ns, reverse=True)
@@ -131,7 +131,7 @@ def choose_dumps(dumps: Sequence[lf.FlightDump]) -> tuple[list[lf.FlightDump], d
     most = max(sizes, key=lambda size: (len(sizes[size]), max(map(_last_ns, sizes[size]))), default=None)
     for size, others in sizes.items():
         for dump in others if size != most else ():
-            left_out[dump.spot.source] = f"left out: of a job of {size} ranks, and the others of one of {most}"
+            left_out[dump.spot.source] = f"left out: from a job of {size} ranks, but the others are from one of {most}"
     kept: list[lf.FlightDump] = []
     for rank, those in grouped((dump.rank, dump) for dump in recent if dump.spot.source not in left_out).items():
         newest = max(those, key=lambda dump: (_last_ns(dump), dump.has_frames))

@@ -63,7 +63,7 @@ def import_torch() -> None:
     try:
         import torch.distributed  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
-        advice = "`ddpdoctor check-env` says what is wrong with it."
+        advice = "`ddpdoctor check-env` shows what is wrong with it."
         raise UserError(f"torch cannot be imported: {error}", help=advice) from error
 
 

@@ -53,9 +53,9 @@ BACKLOG = 128  # our choice: a source may retry from other ports, and sources ma
 # Our choice: the most connections that have not sent a whole hello. More cannot all be sources of the mesh.
 MAX_WAITING = 256
 TICK_S = 0.2
-SOURCE_FAILS = "payloads of the source had stalled often enough"
-TARGET_FAILS = "payloads to the target had stalled often enough"
-NO_TIME = "the time for the mesh was over"
+SOURCE_FAILS = "too many payloads from the source had stalled"
+TARGET_FAILS = "too many payloads to the target had stalled"
+NO_TIME = "the time for the mesh ran out"
 # SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not.
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 TRY_AGAIN_S = 0.5  # our choice: longer than any round trip between hosts that train together
@@ -161,7 +161,7 @@ class _Mesh:
             pairs.get((source.number, target.number))
             or NodePair(
                 source=source.number, target=target.number, address=target.address, port=0,
-                interface=target.interface, skipped="the source did not report what it saw",
+                interface=target.interface, skipped="the source did not report its results",
             )
             for source, target in permutations(self._publications, 2)
         )  # fmt: skip

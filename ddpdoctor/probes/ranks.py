@@ -97,7 +97,7 @@ class Ranks:
         others = range(1, self.world_size)
         heard = self.conversation.gather(type(record), name, lambda: others, self._limit_s)
         if missing := [rank for rank in others if rank not in heard]:
-            raise StoreError(f"no message came from {rank_list(missing)} within {self._limit_s:g} s")
+            raise StoreError(f"no message from {rank_list(missing)} within {self._limit_s:g} s")
         return (record, *(heard[rank] for rank in others))
 
     def agree(self, kind: type[Kind], name: str, decided: Kind | None) -> Kind:
@@ -150,7 +150,7 @@ class Ranks:
         else:
             port = self.conversation.wait(int, "port", store_limit_s, "rank 0")
             if port is None:
-                raise StoreError(f"rank 0 opened no store within {store_limit_s:g} s")
+                raise StoreError(f"rank 0 did not open a store within {store_limit_s:g} s")
             host = reach(launch.hosts, port, store_limit_s, _address)
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         distributed.init_process_group(
@@ -288,7 +288,7 @@ def judge(
             )
         if missing := sorted(set(range(world_size)) - gpus.keys()):
             return StartDecision(
-                problem=f"{rank_list(missing)} did not come within {limit_s:g} s",
+                problem=f"{rank_list(missing)} did not connect within {limit_s:g} s",
                 help="Start the command on every rank; --timeout gives the slowest more time.",
                 status=ExitStatus.INCONCLUSIVE,
             )

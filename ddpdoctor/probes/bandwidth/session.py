@@ -121,7 +121,7 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error
-        problem, advice = f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}", "Choose another MASTER_PORT."
+        problem, advice = f"the ranks cannot connect at {launch.hosts[0]}:{launch.port}", "Choose another MASTER_PORT."
         raise UserError(f"{problem}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE) from error
 
 

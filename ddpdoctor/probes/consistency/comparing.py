@@ -334,7 +334,7 @@ def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: 
     if buffers is None and getattr(ddp, "broadcast_buffers", False):
         count = sum(1 for _ in module.buffers())
         if count:
-            own.left_out.append(f"{count} buffers, of which DDP sends rank 0's at each forward")
+            own.left_out.append(f"{count} buffers that DDP broadcasts from rank 0 at each forward")
     elif buffers is not False:
         add(What.BUFFER)
     if gradients and not getattr(ddp, "require_backward_grad_sync", True):
@@ -346,7 +346,7 @@ def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: 
 def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
     mark = f" of optimizer {number}" if number else ""
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-        own.left_out.append(f"the state{mark}, of which ZeroRedundancyOptimizer gives each rank a part")
+        own.left_out.append(f"the state{mark}, which ZeroRedundancyOptimizer shards across ranks")
     else:
         own.add(TensorEntry(row.what, row.name, row.tensor, row.part + mark) for row in state_rows(module, optimizer))
     for name, value in read_settings(optimizer):

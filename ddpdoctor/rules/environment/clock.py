@@ -64,7 +64,7 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
         off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
     far = [(node, value) for node, value in off if abs(value) >= FAR_OFF_S]
     for those, severity, consequence in (
-        (far, Severity.ERROR, "from 15 s on, torchrun's rendezvous treats live nodes as dead"),
+        (far, Severity.ERROR, "at 15 s or more, torchrun's rendezvous treats live nodes as dead"),
         ([one for one in off if one not in far], Severity.WARNING, "the log times of two hosts do not match"),
     ):
         if not those:

@@ -220,7 +220,7 @@ def check_gpu_count(node: Node) -> Answer:
         summary = "CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU"
         fix = (
             "sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
-            "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES="
+            "A job on CPUs does not need it: export CUDA_VISIBLE_DEVICES="
         )
         return found(summary, torch.cuda_error or "", evidence=(torch.cuda_error,) if torch.cuda_error else (), fix=fix)
     gpus = need(node.gpus)
@@ -423,7 +423,7 @@ XIDS: dict[int, tuple[Severity, str, str]] = {
     43: (Severity.INFO, "a program fault that ended the program", OF_THE_PROGRAM),
     45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
 }
-OTHER_XID = (Severity.INFO, "an error that ddpdoctor does not know", "see https://docs.nvidia.com/deploy/xid-errors")
+OTHER_XID = (Severity.INFO, "an error unknown to ddpdoctor", "see https://docs.nvidia.com/deploy/xid-errors")
 
 
 @rule(
@@ -471,7 +471,7 @@ def check_gpu_alloc(node: Node) -> Answer:
     problems = [
         Problem(
             summary=f"{gpu_list([work.index for work in bad])} {_fill(what, bad)}",
-            evidence=tuple(f"GPU {work.index} as torch counts: {work.error}" for work in bad),
+            evidence=tuple(f"GPU {work.index} in torch's numbering: {work.error}" for work in bad),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; {fix}",
         )
         for bad, what, fix in (

@@ -132,8 +132,8 @@ def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterat
     elif mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
         highest = max(device.speed_gt_s or 0 for device in faster)
         yield Problem(
-            summary=f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at "
-            f"{highest:g} GT/s",
+            summary=f"{describe(pci, mine)} runs its PCIe link at {mine.speed_gt_s:g} GT/s, but others of its model "
+            f"run at {highest:g} GT/s",
             evidence=("idle GPUs lower the speed: this matters only under load",),
             fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
             severity=Severity.INFO,
@@ -382,7 +382,7 @@ def check_numa(node: Node) -> Answer:
         who = name_list([*([rank_list(of_ranks)] if of_ranks else []), *unnumbered])
         whose, near = "its GPU" if len(far) == 1 else "their GPUs", far[0][1].numa_node or 0
         problems.append(Problem(
-            summary=f"{who[0].upper()}{who[1:]} can only run on CPUs of another NUMA node than {whose}",
+            summary=f"{who[0].upper()}{who[1:]} can only run on CPUs of a different NUMA node than {whose}",
             evidence=tuple(
                 f"{name}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs {_cpu_words(gpu.local_cpus)}"
                 for name, (process, gpu) in zip(names[:SHOWN], far, strict=False)
@@ -393,7 +393,7 @@ def check_numa(node: Node) -> Answer:
         ))  # fmt: skip
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
     if lost:
-        which = f"{len(lost)} GPUs are" if len(lost) > 1 else f"{describe(pci, lost[0])} is"
+        which = f"{len(lost)} GPUs are on" if len(lost) > 1 else f"{describe(pci, lost[0])} is on"
         unreported = f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}"
         seen = (f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",)
         fix = "check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS"

@@ -1,4 +1,4 @@
-"""DD101 to DD106 and DD301 to DD303: the versions of torch, NCCL and the driver, and whether they fit."""
+"""DD101 to DD106 and DD301 to DD303: the versions of torch, NCCL and the driver, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def check_version_same(fleet: Fleet) -> Answer:
             continue
         wanted, noun = split.majority.value if split.majority else None, name.rstrip(":")
         if name in {"GPUs:", "VBIOS"}:
-            fix = "use nodes of one kind for a job, or expect the speed of the slowest"
+            fix = "use identical nodes for a job, or expect the speed of the slowest"
         elif name == "torch":
             install = f"python -m pip install {torch_package(wanted)}" if wanted else ""
             fix = install or "install the same torch version on all nodes"

@@ -210,7 +210,7 @@ def _reasons(state: RunState) -> Iterator[str]:
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
     if lines:
         more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
-        yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
+        yield f"the log has an error unknown to ddpdoctor{more}, and no other failure: {words.quote(lines[-1])}"
     yield "no failure was found, but nothing shows that the job succeeded"
 
 

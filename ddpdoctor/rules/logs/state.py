@@ -55,7 +55,7 @@ def set_apart_handled(facts: Sequence[lf.Fact]) -> tuple[lf.Fact, ...]:
         if own and not explains and here is not None and any(line is not None and line > here for line in after):
             said = f"{failed.type} was caught: {failed.message}".rstrip(": ") if failed is not None else fact.said
             common: dict[str, Any] = {"who": fact.who, "spot": fact.spot, "time": fact.time, "said": fact.said}
-            found.append(lf.Hint(words=f"{said}; the job went on", kind="handled", **common))
+            found.append(lf.Hint(words=f"{said}; the job continued", kind="handled", **common))
         else:
             found.append(fact)
     return tuple(found)
