@@ -208,7 +208,7 @@ def _look_from_outside(
 
 
 def _ask_for_job(job: FoundJob, host: HostView, seeing: _Seeing) -> StoreLook | None:
-    """Ask what answers for the job as a whole: RAS in each look, the store in the first."""
+    """Ask the servers of the job as a whole: RAS in each look, the store in the first."""
     place = servers.find_ras(job, host)
     calls: dict[str, Callable[[], Any]] = {}
     if isinstance(place, Refusal):

@@ -1,4 +1,4 @@
-"""Looks at a job of many nodes: the collector is started on each node or pod, and what it prints is saved."""
+"""Looks at a job of many nodes: starts the collector on each node or pod, and saves its output."""
 
 from __future__ import annotations
 

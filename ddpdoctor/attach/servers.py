@@ -1,4 +1,4 @@
-"""What answers in a job that runs: torch's servers in the ranks, NCCL's RAS, the store, the flight recorder's pipe."""
+"""The servers in a running job: torch's in the ranks, NCCL's RAS, the store, the flight recorder's pipe."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin if the option is given. Raises ``pytest.UsageError`` for a timeout that makes no sense."""
+    """Begin if the option is given. Raises ``pytest.UsageError`` for an invalid timeout."""
     if not config.getoption("--ddpdoctor"):
         return
     import pytest

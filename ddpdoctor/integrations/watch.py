@@ -32,7 +32,7 @@ class Watch(contextlib.ContextDecorator):
     """A watch over this process and the other ranks that call it: a context manager, and a decorator.
 
     It ends on a host when all ranks there have left it. If ddpdoctor itself fails, it says so on stderr once, and
-    training goes on.
+    training continues.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ def _is_watched(meeting: HostWatch) -> bool:
 
 @contextlib.contextmanager
 def _wall(what_fails: str) -> Iterator[None]:
-    """Say that ddpdoctor itself failed, and let training go on without it."""
+    """Report that ddpdoctor itself failed, and let training continue without it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor

@@ -1,4 +1,4 @@
-"""What errors say of who caused them: by their text, NCCL's warnings, signals, and torch's collectives and store."""
+"""Finds what caused errors: by their text, NCCL's warnings, signals, and torch's collectives and store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an error's type, text and traceback say."""
+    """The meaning of an error's type, text and traceback."""
 
     nature: lf.Nature
     # Ranks that the error names as lost or late. Ranks of the default group are global ranks.
@@ -101,7 +101,7 @@ _LOCAL = ("127.", "::1", "localhost", "::ffff:127.", "0.0.0.0")  # noqa: S104 - 
 
 
 def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
-    """Return what an error says. ``kind`` is the class of the exception with or without its module."""
+    """Return what an error means. ``kind`` is the class of the exception with or without its module."""
     name = kind.rpartition(".")[2]
     if name in _STOPPED_TYPES or _STOPPED.search(message):
         return Reading(nature=lf.Nature.STOPPED)

@@ -67,7 +67,7 @@ class _Gathered:
 
 
 def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
-    """Return the calls of a dump, or None if it has none of a dump's keys. ``rank`` is that in the name of the file."""
+    """Return the calls of a dump, or None if it has none of a dump's keys. ``rank`` is the one in the file's name."""
     if not body.keys() & {"entries", "pg_config"}:
         return None
     config = _config(body.get("pg_config"))

@@ -1,7 +1,7 @@
-"""Launchers and trainers: a job's beginning, progress and end, in the words of torchrun, Slurm, DeepSpeed and Horovod.
+"""Launchers and trainers: a job's beginning, progress and end, as torchrun, Slurm, DeepSpeed and Horovod log them.
 
 The texts of torchrun are those of torch/distributed/elastic, from torch 1.9 to 2.13. Each node prints a table of its
-failures. ``@record`` leaves error files. Slurm's accounting, ``sacct``, says how a job and its steps ended.
+failures. ``@record`` leaves error files. Slurm's accounting, ``sacct``, shows how a job and its steps ended.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class FrameworkReader(LineReader):
         return found
 
     def _note_work(self, line: Line) -> None:
-        """Keep what a writer says last of work that needs no other rank, until it says that it ended, or goes on."""
+        """Keep a writer's last line about work without other ranks, until that work ends or the job continues."""
         text, former = line.text[:_MOST_HEAD], self._work.get(line.stream)
         names_work = ("ing" in text or "%|" in text) and any(stem in text.lower() for stem in _STEMS)
         if (former is None and not names_work) or (_NOT_PROGRESS.search(text) is not None and "%|" not in text):
@@ -324,7 +324,7 @@ class _Table:
 
 @dataclass(slots=True, eq=False)
 class TorchrunReader(LineReader):
-    """Finds what torchrun's agent says about its ranks."""
+    """Finds what torchrun's agent reports about its ranks."""
 
     name = "torchrun"
     triggers = (b"elastic", b"xitcode", b"rror")
@@ -436,7 +436,7 @@ def _block_facts(block: _Block | None) -> list[lf.Fact]:
 
 
 def _message_facts(message: str, common: dict[str, Any]) -> list[lf.Fact]:
-    """Return what a traceback or message says that torchrun took from an error file."""
+    """Return the facts of a traceback or message that torchrun took from an error file."""
     if HEADER in message and (text := read_traceback(message.splitlines())) is not None:
         return traceback_facts(text, common)
     match = _RAISED.match(message.strip())
@@ -639,7 +639,7 @@ class SacctReader(LineReader):
 
 
 def _sacct_fact(job: str, state: str, code: str, common: dict[str, Any]) -> lf.Fact | None:
-    """Return what a state and an exit code such as "0:15" say: a status, and a signal."""
+    """Return the status and signal that a state and an exit code such as "0:15" stand for."""
     stopped = next((words for name, words in _STOPPED_STATES.items() if state.startswith(name)), "")
     digits = code.partition(":")[2]
     signal = SIGNALS.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""

@@ -127,7 +127,7 @@ def _gpu_error(line: Line) -> list[Fact]:
 
 
 def _lost(pattern: re.Pattern[str], why: str, line: Line) -> list[Fact]:
-    """Return that a GPU is lost, if a line has the pattern. The pattern may say why."""
+    """Return that a GPU is lost, if a line has the pattern, which may capture why."""
     found = pattern.search(line.text)
     if found is None:
         return []

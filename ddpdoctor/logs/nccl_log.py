@@ -257,7 +257,7 @@ MOST_NAMED = 4  # how many hosts a note names
 
 
 def interface_notes(processes: NcclProcesses) -> Iterator[lf.Fact]:
-    """Say which interface each host uses, and whether it can lead to other hosts."""
+    """Report which interface each host uses, and whether it can reach other hosts."""
     from ddpdoctor.rules.network import is_bridge, is_tunnel
 
     by_interface: dict[str, dict[str, NcclProcess]] = {}
@@ -392,7 +392,7 @@ class NcclLogReader(LineReader):
     _ended: bool = False
 
     def read(self, line: Line) -> Iterable[lf.Fact]:
-        """Return what a warning says. All else comes when the log, or a run in it, ends."""
+        """Return the facts of a warning. All others follow when the log, or a run in it, ends."""
         text = line.text
         if "NCCL" not in text:
             return self.end() if self._ended and line.begins_run else ()

@@ -1,7 +1,7 @@
 """Reports of NCCL's RAS subsystem (``ncclras``, NCCL 2.24 and newer), as text in any log, or as JSON.
 
 Since NCCL 2.31 also the lines "NCCL DIAG" of its diagnostics (``ncclras -D``, NCCL_RUN_DIAGNOSTICS,
-NCCL_RUN_RAS_DIAGNOSTICS), which only inform: the job goes on.
+NCCL_RUN_RAS_DIAGNOSTICS), which only inform: the job continues.
 
 A report counts which operations each rank of a communicator has launched. In text it names the rarer side, which may be
 the one that is ahead: the lower count is behind. Ranks are the communicator's, and nodes are addresses.
@@ -101,7 +101,7 @@ class RasReport:
 
 @dataclass(slots=True)
 class RasReports:
-    """The reports of one file: the last one counts, and the one before it says whether the job moved."""
+    """The reports of one file: the last one counts, and the one before it shows whether the job moved."""
 
     _former: RasReport | None = None
     _last: RasReport | None = None
@@ -308,7 +308,7 @@ class _Comm:
         return None
 
     def _inside(self) -> Iterator[lf.Fact]:
-        """Say that all ranks have launched the same, and nothing moved from one report to the next."""
+        """Report that all ranks have launched the same, and nothing moved between two reports."""
         former, comm = self._former, self._comm
         if former is None or not comm.counts or comm.missing or len(comm.counts) != comm.size:
             return

@@ -74,7 +74,7 @@ def _start_of(job: AttachedJob) -> tuple[JobIdentity, int]:
 
 
 def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: Iterable[str]) -> dict[str, str]:
-    """Return by the names of files why all of a folder is left out: it is of another job or older."""
+    """Return by file name why a whole folder is left out: it is from another job or older."""
     if not records:
         return {}
     above = {source: source[: source.rfind("/") + 1] for source in records}  # empty for the current folder
@@ -244,7 +244,7 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[lf.LoggedRun, ...], dict[s
 
 
 def _jobs(parts: Sequence[Part]) -> list[_Job]:
-    """Return the jobs whose files these are, the last one last. What tells of no job is taken to the last one."""
+    """Return the jobs of these files, the last one last. Files without a job are added to the last one."""
     jobs: dict[int, _Job] = {}
     others: list[Part] = []
     for part in parts:
@@ -342,7 +342,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def _likeness(fact: lf.Fact) -> tuple[object, ...]:
-    """Return what facts have in common that differ in numbers only."""
+    """Return the key that facts share if they differ only in numbers."""
     return (type(fact), fact.who, _DIGITS.sub("", fact.said))
 
 
@@ -372,7 +372,7 @@ def _read_files(files: Sequence[LogFile]) -> Iterator[tuple[Part | None, lf.Read
 
 
 def _read_file(file: LogFile) -> tuple[Part | None, lf.Read]:
-    """Read one file. Whatever fails in it costs this file, and the others are read."""
+    """Read one file. A failure loses only this file, and the others are read."""
     if file.problem:
         return None, lf.Read(source=file.name, formats=(), problem=file.problem)
     try:

@@ -431,7 +431,7 @@ def _facts(one: _Open) -> list[Fact]:
 
 
 def traceback_facts(text: Traceback, common: dict[str, Any]) -> list[Fact]:
-    """Return what a whole traceback says. ``common``: who, spot and time of the facts."""
+    """Return the facts of a whole traceback. ``common``: who, spot and time of the facts."""
     raised, frames = text.root()
     if raised.name in {"ProcessExitedException", "Exception"} and (ended := _EXITED.search(raised.message)) is not None:
         return [_child_ended(ended, common)]

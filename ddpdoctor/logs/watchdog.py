@@ -88,7 +88,7 @@ def _work_number(digits: str | None) -> int | None:
 
 
 def _dump_signal(said: _Said) -> list[lf.Fact]:
-    """Read how far the default group has come: the numbers are its own, whatever group timed out."""
+    """Read the progress of the default group: the numbers are its own, whichever group timed out."""
     numbers = _DUMP.search(said.text)
     if numbers is None:
         return [lf.Seen(**said.common)]
@@ -219,7 +219,7 @@ class _DesyncReports:
         return [fact for stream in list(self.open) for fact in self._close(stream)]
 
     def _close(self, stream: Hashable) -> list[lf.Fact]:
-        """Return in which calls the ranks of a snapshot differ."""
+        """Return the calls in which the ranks of a snapshot differ."""
         report = self.open.pop(stream, None)
         if report is None:
             return []
@@ -446,7 +446,7 @@ class WatchdogReader(LineReader):
         self._count += 1
 
     def _is_new(self, *said: Hashable) -> bool:
-        """Note what a writer says; return whether it is the first time."""
+        """Note a writer's message; return whether it is the first time."""
         is_new = said not in self._said
         self._said.add(said)
         return is_new

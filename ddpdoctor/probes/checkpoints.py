@@ -1,4 +1,4 @@
-"""Collects the facts of `check-checkpoint`: files, folders of torch.distributed.checkpoint, what lies beside them."""
+"""Collects the facts of `check-checkpoint`: files, folders of torch.distributed.checkpoint, and neighboring files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Loads what is not ours: torch, and the user's code, whose failures become a ``UserError``.
+"""Loads foreign code: torch, and the user's code, whose failures become a ``UserError``.
 
-torch is imported so that neither its NCCL watchdog nor a call that holds the GIL for ever ends or outlives the probe.
+torch is imported so that neither its NCCL watchdog nor a call that holds the GIL forever ends or outlives the probe.
 """
 
 from __future__ import annotations

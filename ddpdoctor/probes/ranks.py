@@ -1,4 +1,4 @@
-"""How the ranks of a probe work together: they meet, agree on options, backend and devices, and leave alike."""
+"""How the ranks of a probe cooperate: they connect, agree on options, backend and devices, and exit alike."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _address(connection: socket.socket) -> str:
 
 @contextmanager
 def meet_ranks(launch: Launch, env: Mapping[str, str], *, meet_limit_s: float, limit_s: float) -> Iterator[Ranks]:
-    """Meet the other ranks. Raises ``StoreError``, also if they get lost later."""
+    """Connect to the other ranks. Raises ``StoreError``, also if they get lost later."""
     with meet(launch, env, meet_limit_s) as conversation:
         yield Ranks(launch, conversation.begin("probe"), limit_s)
 
@@ -265,7 +265,7 @@ def run_agreed(
 def run_wrong_rank(
     launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
 ) -> int:
-    """Report to rank 0 that this rank's command line is wrong, as that of all may be. Return the exit status."""
+    """Report to rank 0 that this rank's command line is wrong, as those of all ranks may be. Return the exit status."""
     own = Proposal(member=name_member(launch), problem=error.message, help=error.help)
     with suppress(StoreError), meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
         return run_agreed(ranks, own, limit_s, show_error, lambda *_: error.status)

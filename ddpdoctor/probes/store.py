@@ -1,4 +1,4 @@
-"""Probes the store's address, from here and in a process with torch, of which both sides are here.
+"""Probes the store's address, from here and in a process with torch; both sides of it are here.
 
 Requests are lines of JSON, ``{"id": 1, "do": "join", …}``, and so are answers, as soon as each is there: ``{"id": 1,
 "value": …}`` or ``{"id": 1, "error": "…"}``. The first has id 0 and says that torch was imported, or why not.

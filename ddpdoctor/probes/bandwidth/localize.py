@@ -1,4 +1,4 @@
-"""Finds a slow rank, link or node: measures pairs of ranks and of nodes again and again, against brief disturbances."""
+"""Finds a slow rank, link or node: measures pairs of ranks and of nodes repeatedly, because of brief disturbances."""
 
 from __future__ import annotations
 

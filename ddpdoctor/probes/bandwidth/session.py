@@ -1,4 +1,4 @@
-"""One rank of a bench from start to end: meet, agree, read the machine, connect, measure, report, leave."""
+"""One rank of a bench from start to end: join, agree, read the machine, connect, measure, report, leave."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
 
     The backend may be ``AUTO``. ``timeout_s`` is how long to wait for the slowest rank. ``read_machines`` is called on
     every rank while nothing else runs, and may raise ``StoreError``. ``report`` is called on the rank that reports:
-    it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot meet.
+    it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot connect.
     """
 
     def check(backend: str) -> None:
@@ -128,7 +128,7 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
     """Check and measure all cases of ``log.settings`` within its budget, by all ranks, into ``log`` on each.
 
-    What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
+    Cases without enough time or memory are listed in ``log.left_out``. torch's errors propagate.
     """
     settings = log.settings
     log.left_out.extend(plan.list_impossible(settings, group.size))

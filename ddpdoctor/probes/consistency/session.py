@@ -1,4 +1,4 @@
-"""One rank of a trial: meet, agree, build, compare, train, compare, report, leave. All end if one fails or hangs."""
+"""One rank of a trial: join, agree, build, compare, train, compare, report, leave. All end if one fails or hangs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_rank(
     """Take part in a trial and return the exit status, which is the same on all ranks.
 
     ``report`` is called on rank 0: it judges and shows a trial, and returns the exit status. Raises ``UserError`` if
-    the ranks cannot meet. Ends the process if a rank fails or makes no progress.
+    the ranks cannot connect. Ends the process if a rank fails or makes no progress.
     """
     limit_s = settings.limit_s
 
@@ -165,7 +165,7 @@ class _Run:
 
 
 def describe_built(built: Sequence[Sequence[comparing.TensorDigest]]) -> str:
-    """Return which parameters were built with other values on other ranks, or "". ``built`` is in rank order."""
+    """Return which parameters were built with different values across ranks, or "". ``built`` is in rank order."""
     (splits,) = comparing.split(dict(enumerate(built)), [What.PARAMETER])
     if not splits:
         return ""
@@ -178,7 +178,7 @@ def describe_built(built: Sequence[Sequence[comparing.TensorDigest]]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWord:
-    """What a rank says when a trial cannot go on: why, or where it was."""
+    """A rank's report when a trial cannot continue: why, or where it was."""
 
     rank: int
     message: str

@@ -1,6 +1,6 @@
 """DD307 to DD310 and DD312 to DD319: the state of each GPU: its memory, its clocks, its settings, and who else uses it.
 
-Most of these rules are rows: which GPUs say anything about it, which states are a fault, and in which words.
+Most of these rules are rows: which GPUs report the state, which states are a fault, and the wording.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ E, W, I = Severity.ERROR, Severity.WARNING, Severity.INFO  # noqa: E741 - a colu
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """A state of GPUs that is a problem: which are in it, what to say of them, of each, and what to do."""
+    """A faulty state of GPUs: which GPUs are in it, the summary, the detail of each, and the fix."""
 
     severity: Severity
     is_in: Callable[[Gpu], object]

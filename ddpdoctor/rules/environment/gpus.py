@@ -35,25 +35,25 @@ COHERENT_PARTS = frozenset({"GH200", "GB200", "GB300", "GB10"})
 
 
 def is_data_center(gpu: Gpu) -> bool:
-    """Say, by its name, whether a GPU is built for servers."""
+    """Return whether a GPU is built for servers, judged by its name."""
     if "GeForce" in gpu.name or "RTX A" in gpu.name or "Quadro" in gpu.name:
         return False
     return bool(_name_words(gpu) & DATA_CENTER_PARTS) or "Server Edition" in gpu.name
 
 
 def is_laptop(gpu: Gpu) -> bool:
-    """Say, by its name, whether a GPU shares heat and power with a processor."""
+    """Return whether a GPU shares heat and power with a processor, judged by its name."""
     return "Laptop" in gpu.name or "Max-Q" in gpu.name or "Mobile" in gpu.name
 
 
 def is_board(gpu: Gpu) -> bool:
-    """Say whether a GPU sits on a board that wires all NVLinks, rather than on a card with an optional bridge."""
+    """Return whether a GPU sits on a board that wires all NVLinks, rather than on a card with an optional bridge."""
     words = _name_words(gpu)
     return "SXM" in gpu.name.upper() or (bool(words & BOARD_PARTS) and not words & {"PCIe", "PCIE", "NVL"})
 
 
 def is_coherent(gpu: Gpu) -> bool:
-    """Say whether the kernel itself uses a GPU's memory."""
+    """Return whether the kernel itself uses a GPU's memory."""
     return bool(_name_words(gpu) & COHERENT_PARTS)
 
 
@@ -116,7 +116,7 @@ def visible_to(process: NodeProcess, gpus: Gpus) -> Visible:
 
 
 def sees_its_own(process: NodeProcess) -> bool:
-    """Say whether a process may have GPUs that others on its node do not see, as under Slurm."""
+    """Return whether a process may have GPUs that others on its node do not see, as under Slurm."""
     return "SLURM_PROCID" in process.variables and "TORCHELASTIC_RUN_ID" not in process.variables
 
 

@@ -32,7 +32,7 @@ NIC_CLASSES = frozenset({0x0200, 0x0207})
 
 
 def is_gpu(device: PciDevice) -> bool:
-    """Say whether it is a GPU from NVIDIA or AMD."""
+    """Return whether it is a GPU from NVIDIA or AMD."""
     return device.vendor in {NVIDIA, AMD} and device.device_class >> 8 in GPU_CLASSES
 
 

@@ -82,7 +82,7 @@ def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
 def _draw(
     node: Node, question: Callable[[Variable, str, var.VariableContext], var.Flaw | None], *, unknown: bool = False
 ) -> Iterator[Problem]:
-    """Ask one question of every listed variable, after looking for unknown names if that is asked."""
+    """Check every listed variable for one kind of flaw, after looking for unknown names if requested."""
     for process in node.processes:
         context = var.read_context(node, process)
         flaws = [var.find_unknown(name, context) for name in process.other_names] if unknown else []

@@ -278,7 +278,7 @@ def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
         if behind and {process.nvls for process in job.processes if process.who.host == host} == {False}:
-            although = f"although its {behind[0].name} GPUs are behind NVSwitches: the switches do not perform reductions"
+            although = f"although its {behind[0].name} GPUs are behind NVSwitches: the switches do not reduce data"
             summary = f"NVLS is not available on {host}, {although}"
             fix = (
                 "run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "

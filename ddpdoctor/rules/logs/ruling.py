@@ -1,4 +1,4 @@
-"""Decides what the evidence of a run amounts to: one cause, or what is lacking to name it.
+"""Decides what the evidence of a run shows: one cause, or what is missing to name it.
 
 The stronger source wins: an error of a rank itself or a line of the kernel, then calls that differ, then a circle,
 then who is absent where others wait, then the network, then "all are inside". A cause that may lie with
@@ -50,7 +50,7 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 
 
 def find_absent(state: RunState) -> Ruling | None:
-    """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
+    """Return a ruling about absent ranks. If sources contradict each other, the strongest counts."""
     absent = [(fact.who.rank, fact) for fact in state.all(lf.Absent) if fact.who.rank is not None]
     if not absent:
         return None
@@ -85,7 +85,7 @@ def find_absent(state: RunState) -> Ruling | None:
 
 
 def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
-    """Return whether a rank that did not come waits elsewhere for others."""
+    """Return whether an absent rank waits elsewhere for others."""
     if sample is not None:
         return sample.doing in WAITS
     # NCCL may not have launched what torch waits for: the device has not come to it.
@@ -95,7 +95,7 @@ def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | N
 
 
 def decide(state: RunState) -> Ruling:
-    """Return what the evidence of a run amounts to."""
+    """Return what the evidence of a run shows."""
     if (state.all(lf.Finished) or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
@@ -229,7 +229,7 @@ for code, kind in {
 
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
-    """Say that the cause cannot be told from what was given, and what to collect."""
+    """Report that the given evidence does not show the cause, and what to collect."""
     ruling, lacking = state.ruling, state.logs.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())

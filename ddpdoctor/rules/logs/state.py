@@ -113,7 +113,7 @@ def resolve(facts: Sequence[lf.Fact], world: int | None) -> tuple[lf.Fact, ...]:
 
 
 def _only(table: Mapping[object, set[Named]], *names: object) -> Named | None:
-    """Return what the first name stands for that stands for exactly one. A name with two ranks says nothing."""
+    """Return the rank of the first name that stands for exactly one. A name with two ranks is ambiguous."""
     return next((next(iter(table[name])) for name in names if len(table.get(name, ())) == 1), None)
 
 
@@ -237,7 +237,7 @@ def _is_of_counts(fact: lf.Fact) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What is wrong, or why that cannot be told."""
+    """What is wrong, or why that is unknown."""
 
     kind: str = ""  # the kind of the rule that answers; empty: none does
     problem: Problem | None = None
@@ -277,7 +277,7 @@ class RunState:
 
     @property
     def unseen(self) -> tuple[int, ...]:
-        """The ranks of the world of which no evidence was given; empty if the size of the world is unknown."""
+        """The ranks of the world without evidence; empty if the size of the world is unknown."""
         return tuple(rank for rank in range(self.world or 0) if rank not in self.seen)
 
     @property
@@ -323,7 +323,7 @@ class RunState:
 
     @property
     def went_wrong(self) -> bool:
-        """Something tells of a failure, a wait or a difference."""
+        """A fact reports a failure, a wait or a difference."""
         bad = (lf.Failed, lf.Exited, lf.Waiting, lf.Stopped, *_OF_OTHERS)
         if any(isinstance(fact, lf.Link) for fact in self.facts) and not self.all(lf.Finished):
             return True  # connections also close where a job ends well, but then it says so
@@ -376,7 +376,7 @@ _Name = tuple[str, object]
 
 @dataclass(slots=True, kw_only=True)
 class Root:
-    """A failure that a rank, or a host, had by itself. Several facts may speak of it."""
+    """A failure that originated on a rank or host. Several facts may describe it."""
 
     ranks: set[int] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
@@ -416,7 +416,7 @@ class Root:
 
     @property
     def is_vague(self) -> bool:
-        """The error is unknown, or may be the report of any other."""
+        """The error is unknown, or may only report another one."""
         known = find_known(f"{self.failed[0].type}: {self.failed[0].message}") if self.failed else None
         return known is None or known.vague
 
@@ -632,7 +632,7 @@ def lost_by(state: RunState) -> Lost | None:
 
 
 def _silent(state: RunState) -> Lost | None:
-    """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
+    """Return the only rank that was seen and reports no problem, where several others lost a rank."""
     if any(isinstance(fact, lf.Waiting) and fact.timed_out for fact in state.facts):
         return None
     victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}

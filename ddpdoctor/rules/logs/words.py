@@ -144,7 +144,7 @@ def collect(state: RunState) -> tuple[str, ...]:
 
 
 def quote(fact: lf.Fact) -> str:
-    """Return where a fact stands and what it says: "job.log:12: ..."."""
+    """Return a fact's place and text: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
     return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
 
@@ -182,7 +182,7 @@ def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterab
 
 
 class Absence:
-    """Ranks that did not come to where others wait, as ``absent`` says."""
+    """Ranks that did not reach where others wait, according to ``absent``."""
 
     def __init__(self, state: RunState, ranks: list[int], absent: Sequence[lf.Absent], *, doubted: bool) -> None:
         self.state, self.ranks, self.absent = state, ranks, absent
@@ -242,7 +242,7 @@ class Absence:
         return f"{who} {did} {target}; {at}{wait} for {them}"
 
     def _evidence(self, weaker: Sequence[lf.Absent]) -> Iterator[str]:
-        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+        """Yield what the ranks do, its source, the lines where the others wait, and how far the ranks got."""
         state, samples = self.state, self.samples
         for rank in self.ranks:
             if (sample := samples.get(rank)) is not None:
@@ -357,7 +357,7 @@ def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence
 
 
 def _unsure_words(state: RunState, root: Root) -> list[str]:
-    """Say what the number of a rank was taken from, and what the line of an error by itself does not show."""
+    """Report where a rank's number comes from, and what an error line alone does not show."""
     number = state.numbered_by if root.ranks else ""
     holds = "each task is one rank" if "task" in number else "all ranks are on one host"
     taken = [f"the rank was taken from {number}, which is right only if {holds}"] if number else []
@@ -446,7 +446,7 @@ def mismatch(state: RunState, differ: Sequence[lf.Differ]) -> Problem:
 def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
     """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined.
 
-    Of one call of a rank the source that says the most counts: a dump, not the watchdog's line.
+    For one call of a rank, the most detailed source counts: a dump, not the watchdog's line.
     """
     made: dict[tuple[int | None, str, int | None], str] = {}
     for fact in differ:
