@@ -1,8 +1,8 @@
-"""Decides what the evidence of a run amounts to: one cause, or what is lacking to name it.
+"""Decides what the evidence of a run shows: one cause, or what is missing to name it.
 
 The stronger source wins: an error of a rank itself or a line of the kernel, then calls that differ, then a circle,
-then who is absent where others wait, then the network, then "all are inside". What may lie with ranks that were not
-seen is no verdict.
+then who is absent where others wait, then the network, then "all are inside". A cause that may lie with
+unseen ranks is not a verdict.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 
 
 def find_absent(state: RunState) -> Ruling | None:
-    """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
+    """Return a ruling about absent ranks. If sources contradict each other, the strongest counts."""
     absent = [(fact.who.rank, fact) for fact in state.all[lf.Absent] if fact.who.rank is not None]
     if not absent:
         return None
@@ -70,7 +70,7 @@ def find_absent(state: RunState) -> Ruling | None:
     sure = {rank for rank, fact in absent if fact.certain or fact.expected}
     unseen = [rank for rank in ranks if rank not in state.seen and rank not in sure]
     if unseen:
-        reason = f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
+        reason = f"others wait for {rank_list(ranks)}, which the evidence does not cover, so the cause is unknown"
         return Ruling(reason=reason, collect=words.collect(state))
     elsewhere = {lf.Doing.OWN, lf.Doing.DATA, lf.Doing.EXIT}
     ranks = [rank for rank in ranks if rank in samples and samples[rank].doing in elsewhere] or ranks
@@ -85,7 +85,7 @@ def find_absent(state: RunState) -> Ruling | None:
 
 
 def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
-    """Return whether a rank that did not come waits elsewhere for others."""
+    """Return whether an absent rank waits elsewhere for others."""
     if sample is not None:
         return sample.doing in WAITS
     # NCCL may not have launched what torch waits for: the device has not come to it.
@@ -95,7 +95,7 @@ def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | N
 
 
 def decide(state: RunState) -> Ruling:
-    """Return what the evidence of a run amounts to."""
+    """Return what the evidence of a run shows."""
     if (state.all[lf.Finished] or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
@@ -187,7 +187,7 @@ def _reasons(state: RunState) -> Iterator[str]:
     hints = state.all[lf.Hint]
     yield from (fact.words for fact in hints if fact.kind in _TELLING)
     if waiting := state.waiting:
-        lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
+        lacking = f"; evidence is missing from {rank_list(state.unseen)}" if state.unseen else ""
         yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in hints if fact.kind == "told-to-dump")
     stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
@@ -204,13 +204,13 @@ def _reasons(state: RunState) -> Iterator[str]:
         yield f"{rank_list(samples)} {verb(samples, 'waits', 'wait')} for workers of a DataLoader"
     if state.all[lf.ProcessState]:
         where = "no rank was seen to wait for another" if state.all[lf.Stacked] else "no stack of a rank was seen"
-        yield f"there is no sign of progress, and {where}"
+        yield f"no sign of progress, and {where}"
     lines = state.all[lf.ErrorLine]
     if state.all[lf.Moving] and not state.went_wrong and not lines:
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
     if lines:
         more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
-        yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
+        yield f"the log has an error unknown to ddpdoctor{more}, and no other failure: {words.quote(lines[-1])}"
     yield "no failure was found, but nothing shows that the job succeeded"
 
 
@@ -229,7 +229,7 @@ for code, kind in {
 
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
-    """Say that the cause cannot be told from what was given, and what to collect."""
+    """Report that the given evidence does not show the cause, and what to collect."""
     ruling, lacking = state.ruling, state.logs.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())

@@ -32,9 +32,9 @@ _RAS = "run `ncclras -v` twice, half a minute apart, while the job hangs (since 
 _OTHER_NODES = "run `ddpdoctor attach --folder DIR` on the nodes of {those}, then `ddpdoctor analyze` with all folders"
 SAMPLE_AGAIN = "check again in a minute with `ddpdoctor attach` or py-spy: a rank that is just slow has moved by then"
 _PENDING = (
-    "over NCCL no stack shows which call a rank waits for in item() or synchronize(): next time use `ddpdoctor wrap`, "
-    "or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000 (torch 2.15: and "
-    "TORCH_DIST_USE_NCCL2=0), so that `ddpdoctor attach` can ask torch; or analyze what torch dumps at its time limit"
+    "with NCCL, stacks do not show which call a rank waits for in item() or synchronize(): next time use "
+    "`ddpdoctor wrap`, or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000 (torch 2.15: "
+    "and TORCH_DIST_USE_NCCL2=0), so that `ddpdoctor attach` can ask torch; or analyze the dumps of torch's timeout"
 )
 _RUNNING = "if the job is still running, run `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
 _WORKERS = "also take the stacks of the workers, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
@@ -93,7 +93,7 @@ _STOPS = {
     ),
     "SIGINT": (
         "SIGINT (Ctrl-C)",
-        "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
+        "if it was stopped because it hung, next time run `ddpdoctor attach` before stopping it",
     ),
 }
 _STATES = {
@@ -103,8 +103,8 @@ _STATES = {
 }  # fmt: skip
 _FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
 _LET_IT_END = (
-    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
-    "limit: `init_process_group(timeout=timedelta(hours=2))`"
+    "do this work once before the job (prepare the data set, fill the cache), or split it across all ranks; else raise "
+    "the limit: `init_process_group(timeout=timedelta(hours=2))`"
 )
 
 
@@ -144,7 +144,7 @@ def collect(state: RunState) -> tuple[str, ...]:
 
 
 def quote(fact: lf.Fact) -> str:
-    """Return where a fact stands and what it says: "job.log:12: ..."."""
+    """Return a fact's place and text: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
     return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
 
@@ -182,7 +182,7 @@ def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterab
 
 
 class Absence:
-    """Ranks that did not come to where others wait, as ``absent`` says."""
+    """Ranks that did not reach where others wait, according to ``absent``."""
 
     def __init__(self, state: RunState, ranks: list[int], absent: Sequence[lf.Absent], *, doubted: bool) -> None:
         self.state, self.ranks, self.absent = state, ranks, absent
@@ -228,21 +228,21 @@ class Absence:
         if self.where and self.kind == "stuck":
             at = f"{verb(ranks, 'it is', 'they are')} {place_words(self.where[0])}, and "
         elif (busy := self.busy) is not None:
-            at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
+            at = f'its last output is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
         did, perhaps = {
             "early-exit": ("exited before", "may have exited before"),
             "missing": ("never joined", "may not have joined"),
         }.get(self.kind, ("did not call", "may not have called"))
         if self.late:
-            did, perhaps = "came too late to", "may have come too late to"
-            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
+            did, perhaps = "arrived too late for", "may have arrived too late for"
+            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had timed out waiting"
         target = "init_process_group" if self.absent[0].in_init else self.absent[0].operation.words()
         if self.sure is Confidence.LOW:
             return f"{who} {perhaps} {target}; {at}{wait}"
         return f"{who} {did} {target}; {at}{wait} for {them}"
 
     def _evidence(self, weaker: Sequence[lf.Absent]) -> Iterator[str]:
-        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+        """Yield what the ranks do, its source, the lines where the others wait, and how far the ranks got."""
         state, samples = self.state, self.samples
         for rank in self.ranks:
             if (sample := samples.get(rank)) is not None:
@@ -283,7 +283,7 @@ class Absence:
             return _LET_IT_END
         if self.late and not self.where:
             return (
-                f"find out what {who} did before that call; if it may take so long, raise the limit: "
+                f"find out what {who} did before that call; if that has to take so long, raise the limit: "
                 "`init_process_group(timeout=timedelta(hours=2))`"
             )
         if self.workers and (frame := innermost(self.workers[0].frames)) is not None:
@@ -340,7 +340,7 @@ def _killed_words(root: Root, who: str) -> str:
     by = f" by {', '.join(signals)}" if signals else ""
     why = "; it ran out of memory" if root.memory else _FULL if signals == ["SIGBUS"] else ""
     if not root.is_plain:
-        why = f"; {_VICTIM}: torch's watchdog ends a rank this way that waited too long"
+        why = f"; {_VICTIM}: torch's watchdog ends ranks that waited too long this way"
     trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
     return f"{who} {'were' if len(root.ranks) > 1 else 'was'} killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
@@ -357,7 +357,7 @@ def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence
 
 
 def _unsure_words(state: RunState, root: Root) -> list[str]:
-    """Say what the number of a rank was taken from, and what the line of an error by itself does not show."""
+    """Report where a rank's number comes from, and what an error line alone does not show."""
     number = state.numbered_by if root.ranks else ""
     holds = "each task is one rank" if "task" in number else "all ranks are on one host"
     taken = [f"the rank was taken from {number}, which is right only if {holds}"] if number else []
@@ -446,7 +446,7 @@ def mismatch(state: RunState, differ: Sequence[lf.Differ]) -> Problem:
 def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
     """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined.
 
-    Of one call of a rank the source that says the most counts: a dump, not the watchdog's line.
+    For one call of a rank, the most detailed source counts: a dump, not the watchdog's line.
     """
     made: dict[tuple[int | None, str, int | None], str] = {}
     for fact in differ:
