@@ -184,7 +184,7 @@ class Actor:
     _threads: dict[tuple[str, tuple[int, ...]], threading.Thread] = field(default_factory=dict)
 
     def act(self, report: Report, file: Path) -> None:
-        """Start what is wanted for the verdict of a report, which is saved in ``file``. Returns at once."""
+        """Start what is wanted for the verdict of a report, which is saved in ``file``, without waiting for it."""
         verdict = report.verdict
         key = (verdict.code, verdict.ranks) if verdict is not None else ("", ())
         if verdict is None or key in self._threads:

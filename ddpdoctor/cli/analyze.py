@@ -1,4 +1,4 @@
-"""``ddpdoctor analyze``: finds out from logs, dumps and stacks what went wrong in a job that nobody watched."""
+"""``ddpdoctor analyze``: finds the cause from logs, dumps and stacks of a job that ran without ddpdoctor."""
 
 from __future__ import annotations
 

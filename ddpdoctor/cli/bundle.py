@@ -47,7 +47,7 @@ def run(options: Options) -> int:
 
     if not options.yes:
         if not sys.stdin.isatty():
-            raise UserError("nothing was written: nobody can be asked here", help="Give --yes to write the archive.")
+            raise UserError("nothing was written: cannot ask for consent", help="Give --yes to write it.")
         sys.stdout.write("write it? [y/N] ")
         sys.stdout.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

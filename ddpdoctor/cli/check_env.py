@@ -39,7 +39,7 @@ class Options:
     report_dir: Annotated[Path | None, shared.REPORT_DIR] = None
     output: Annotated[Path | None, shared.OUTPUT] = None
     timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
-    nnodes: Annotated[int | None, shared.NNODES.but(min=1, help="Number of nodes, if there is no launcher.")] = None
+    nnodes: Annotated[int | None, shared.NNODES.but(min=1, help="Number of nodes, without a launcher.")] = None
     node_rank: Annotated[int | None, shared.NODE_RANK] = None
     master_addr: Annotated[str | None, shared.MASTER_ADDR] = None
     master_port: Annotated[int | None, shared.MASTER_PORT] = None

@@ -38,7 +38,7 @@ class Options(ReportOptions):
         Option(metavar="LO-HI", parse=shared.parse_ports, help="Ports to test between the nodes.  [default: any]"),
     ] = None
     exchange_port: Annotated[
-        int | None, shared.EXCHANGE_PORT.but(help="Port where the nodes meet.  [default: store's port + 1]")
+        int | None, shared.EXCHANGE_PORT.but(help="Port the nodes connect to.  [default: store's port + 1]")
     ] = None
     timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
     report_dir: Annotated[Path | None, shared.REPORT_DIR.but(help="Save the report here; may be a shared folder.")] = (

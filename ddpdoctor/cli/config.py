@@ -369,7 +369,7 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
         try:
             (known,) = check_codes((code,))
         except UserError as error:
-            raise UserError(f"{name}: there is no code {code}", help=error.help) from error
+            raise UserError(f"{name}: unknown code {code}", help=error.help) from error
         found.append(IgnoredCode(code=known, reason=reason, until=until, source=str(table.path)))
     return tuple(found)
 
@@ -398,7 +398,7 @@ def run(options: Options) -> int:
 
     config = read_config(Path.cwd(), os.environ)
     if options.verb is not None and options.verb not in VERBS:
-        raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
+        raise UserError(f"unknown command: {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
     found = [option for name in names for option in _options_of(name, config, os.environ)]
     shown = [option for option in found if options.show_all or option.source != DEFAULT]

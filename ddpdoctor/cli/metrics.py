@@ -144,7 +144,7 @@ class MetricExport:
     _said: set[str] = field(default_factory=set)
 
     def start(self, folder: Path) -> None:
-        """Begin to export what is recorded in a folder. Returns at once."""
+        """Begin to export what is recorded in a folder, in the background."""
         if self.metrics_file is None and not self.otlp:
             return
         self._folder = folder

@@ -229,7 +229,7 @@ MASTER_PORT = Option(
 )
 EXCHANGE_PORT = Option(
     names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
-    help="Port on the first node where the nodes meet.",
+    help="Port on the first node that the nodes connect to.",
 )  # fmt: skip
 RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
 MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="Your function that returns the model.")

@@ -221,7 +221,7 @@ def check_files(outputs: Outputs) -> None:
             continue
         check_writable(path, option)
         if path in given:
-            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
+            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each its own file.")
         given[path] = option
 
 
@@ -321,7 +321,7 @@ class LiveText:
             self._live.stop()
 
     def show(self, text: str) -> bool:
-        """Show a text. Return False if nobody reads the stream any more."""
+        """Show a text. Return False if the stream no longer has a reader."""
         if self._live is not None:
             from rich.text import Text
 

@@ -111,7 +111,7 @@ def find_latest(runs: Path) -> Path:
     folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
     if not folders:
         raise UserError(
-            f"there is no run folder in {runs}/",
+            f"no run folder found in {runs}/",
             help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` prints it at its end.",
         )
     return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
@@ -128,7 +128,7 @@ def read_run(path: Path) -> Report:
 
         return rebuild_report(path)
     if not path.exists():
-        raise UserError(f"there is no {path}", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
+        raise UserError(f"{path} does not exist", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
     raise UserError(
         f"{path} is not a run folder of ddpdoctor: it has no {REPORT_NAME}",
         help="Give a folder that `ddpdoctor wrap` wrote; by default they are below ddpdoctor-report/.",

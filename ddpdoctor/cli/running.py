@@ -118,7 +118,7 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
         return outcome
     with contextlib.suppress(Exception):  # there may be no stderr either
         if not (outcome.folder / "run.json").exists():
-            say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
+            say(sys.stderr, f"no report: the run folder {outcome.run_dir} was removed while the job ran")
         elif isinstance(failure, UserError):
             show_error(failure)
         elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:

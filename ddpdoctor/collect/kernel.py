@@ -87,7 +87,7 @@ def read_log(system: System) -> tuple[tuple[float | None, str], ...]:
         records = list(_records(system))
     except OSError as error:
         denied = error.errno in {errno.EPERM, errno.EACCES}
-        reason = GRANT if denied else f"there is no kernel log here: {KMSG}: {error.strerror}"
+        reason = GRANT if denied else f"no kernel log here: {KMSG}: {error.strerror}"
         raise NotRead(Unread(why=Why.DENIED if denied else Why.ABSENT, reason=reason)) from None
     uptime = system.text_or("/proc/uptime").split()
     log = []
@@ -120,7 +120,7 @@ def _records(system: System) -> Iterator[str]:
 
 
 def read_stuck_processes(system: System, _plan: ReadingPlan) -> tuple[StuckProcess, ...]:
-    """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
+    """Return the processes that hang in the driver; raises ``NotRead`` without a driver."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
     return find_stuck(system, time.sleep)

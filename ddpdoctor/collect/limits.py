@@ -151,7 +151,7 @@ def read_oom_kills(system: System = HERE) -> int | None:
 
 
 def read_memory_limit(system: System = HERE) -> MemoryLimit | None:
-    """Return the memory limit that leaves the least, or None if there is no limit."""
+    """Return the memory limit that leaves the least, or None if memory is not limited."""
     limits = []
     for folder in cgroup_folders("memory", system):
         limit, used = (
@@ -170,7 +170,7 @@ def read_memory_limit(system: System = HERE) -> MemoryLimit | None:
 
 
 def read_cpu_quota(system: System) -> float | None:
-    """Return the CPU quota in CPUs, or None if there is no quota."""
+    """Return the CPU quota in CPUs, or None if there is none."""
     quotas = []
     for folder in cgroup_folders("cpu", system):
         words = system.text_or(f"{folder}/cpu.max").split() or [
@@ -296,7 +296,7 @@ def read_volume(system: System, path: str, fstype: str | None, purpose: str, *, 
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
-    """Write a nameless file and sync for at most ``limit_s``; return MB/s, or None if there is no room."""
+    """Write a nameless file and sync for at most ``limit_s``; return MB/s, or None if the disk is full."""
     if max_bytes < len(BLOCK):
         return None
     written = 0

@@ -1,6 +1,6 @@
 """Reads interfaces, routes and names, the port for the store, the packet filter's refusing chains, and RDMA adapters.
 
-Look-ups run in parallel: a dead name server costs two seconds in all.
+Look-ups run in parallel: a dead DNS server costs two seconds in total.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def read_names(system: System, plan: ReadingPlan) -> node.Names:
 
 
 def master_name(env: Mapping[str, str]) -> str | None:
-    """Return the host where the ranks meet, from the environment."""
+    """Return the rendezvous host of the ranks, from the environment."""
     host = endpoint = text(env, "PET_RDZV_ENDPOINT")  # "host", "host:port", "[::1]:port" or "fd00::2"
     if endpoint.startswith("["):
         host = endpoint[1:].partition("]")[0]
@@ -385,7 +385,7 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     """Read all RDMA devices; if any port is up, read the error counters twice."""
     names = system.names(DEVICES)
     if not names:
-        raise NotRead(Unread(why=Why.ABSENT, reason="there is no RDMA device"))
+        raise NotRead(Unread(why=Why.ABSENT, reason="no RDMA device found"))
     ports = [(name, port) for name in names for port in system.names(f"{DEVICES}/{name}/ports") if port.isdecimal()]
     first = _read_counters(system, ports)
     later: Counters = {}

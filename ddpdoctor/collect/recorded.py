@@ -250,7 +250,7 @@ def read_flight(evidence: dict[str, Any]) -> Recorded:
 
 
 def read_dump(folder: Path, content: RingContent) -> Recorded | None:
-    """Return what torch dumped when it aborted a process, or None if there is no readable dump."""
+    """Return what torch dumped when it aborted a process, or None without a readable dump."""
     for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
         try:
             body = flight.parse_plain_pickle(read_plain(path, flight.MOST_BYTES))
@@ -404,7 +404,7 @@ def device_facts(
 
 
 def read_steps(content: RingContent) -> steps.StepTimes | None:
-    """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
+    """Return the last steps that ended in the same way as the latest one, or None without steps."""
     columns = content.steps
     if not columns:
         return None

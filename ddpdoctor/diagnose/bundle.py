@@ -1,4 +1,4 @@
-"""The bundle of a run to send to somebody else, without secrets."""
+"""A bundle of a run that can be sent to others: it contains no secrets."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def read_packed(path: Path) -> bytes:
                 content = file.read(MAX_BYTES + 1)
     except _DAMAGE as error:
         raise UserError(
-            f"{path} is no bundle of ddpdoctor: it has no readable {REPORT_FILE}",
+            f"{path} is not a ddpdoctor bundle: it has no readable {REPORT_FILE}",
             help="Give an archive that `ddpdoctor bundle` wrote. If it was copied, copy it again and compare sizes.",
         ) from error
     if len(content) > MAX_BYTES:

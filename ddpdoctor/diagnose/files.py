@@ -95,7 +95,7 @@ def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:
     near = difflib.get_close_matches(name.lower(), by_name, cutoff=CLOSENESS)
     offers = ", ".join(f"{by_name[match].code} ({by_name[match].kind})" for match in near)
     hint = f"Did you mean {offers}? " if offers else ""
-    raise UserError(f"there is no rule {name}", help=hint + LIST_HINT)
+    raise UserError(f"unknown rule: {name}", help=hint + LIST_HINT)
 
 
 def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
     for code in codes:
         rule = find_rule(code)
         if rule is None or rule.code != code:
-            raise UserError(f"--ignore: there is no code {code}", help=LIST_HINT)
+            raise UserError(f"--ignore: unknown code {code}", help=LIST_HINT)
     return codes
 
 

@@ -291,7 +291,7 @@ VARIES = (
 def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
     """Return the jobs in a folder, the latest last, and why runs were not read. Raises ``UserError`` if none was."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}", help=HELP)
+        raise UserError(f"folder not found: {folder}", help=HELP)
     runs: list[tuple[tuple[str, ...], tuple[Start, ...]]] = []
     unread = []
     for path in find_runs(folder):
@@ -303,7 +303,7 @@ def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History
         runs += [run] if run is not None else []
     if not runs:
         why = f": {unread[0]}" if unread else ""
-        raise UserError(f"there is no run folder of a job in {folder} that can be read{why}", help=HELP)
+        raise UserError(f"no readable run folder of a job in {folder}{why}", help=HELP)
     now = datetime.now(timezone.utc)
     jobs = []
     for of_job in grouped((job_key(command), (command, starts)) for command, starts in runs).values():

@@ -79,7 +79,7 @@ def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
         if not found:
             near = difflib.get_close_matches(name.lower(), [rule.kind for rule in rules], cutoff=CLOSENESS)
             hint = f"Did you mean {', '.join(near)}? " if near else ""
-            raise UserError(f"there is no check {name}", help=hint + LIST_HINT)
+            raise UserError(f"unknown check: {name}", help=hint + LIST_HINT)
         codes |= found
     return codes
 
@@ -390,7 +390,7 @@ def read_expected(text: str) -> ExpectedVersion:
         known = ""
     if not known:
         raise UserError(
-            f"--expect-version is {text!r}, which is no version", help="Such as torch==2.13.* or driver>=550."
+            f"--expect-version is {text!r}, which is not a version", help="Such as torch==2.13.* or driver>=550."
         )
     return ExpectedVersion(name=name.lower(), specifier=known)
 

@@ -140,7 +140,7 @@ class NodeMeeting(ExitStack):
         if self._launch.launch.launcher is Launcher.SLURM:
             return "a token derived from the Slurm job, which other users of the cluster could derive too"
         port = self._launch.launch.port
-        return f"whoever reaches port {port}, since {VARIABLE} is not set: as with the job's own store"
+        return f"any host that reaches port {port}, because {VARIABLE} is not set; the job's own store is as open"
 
     @cached_property
     def has_own_address(self) -> bool | None:

@@ -79,7 +79,7 @@ def build_tune_report(
         problem, help_text = _why_none(job, trial)
     elif restarted.reason:
         problem = restarted.reason
-        help_text = "The record of each launch is in a folder of its own below the run folder."
+        help_text = "Each launch has its own record folder below the run folder."
     else:
         refused = "; ".join(f"{tried.title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
         problem, help_text = f"nothing can be tried: {refused}", WRAP_IT
@@ -102,7 +102,7 @@ def read_outlook(folder: Path) -> str:
         return ""
     count = count_of(len(trial.settings) - 2, "setting")
     seconds = trial.needed_steps * fmean(steps_ms) / 1e3
-    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in all"
+    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in total"
 
 
 def _about(seconds: float) -> str:
@@ -110,7 +110,7 @@ def _about(seconds: float) -> str:
 
 
 def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
-    """Return the report of a trial with a result. That the ranks were stopped in the middle is no finding."""
+    """Return the report of a trial with a result. That the ranks were stopped midway is not a finding."""
     # What the first launch predicts of each setting
     settings = [setting for trial in trials for setting in trial.settings]
     forwards = max(trial.forwards for trial in trials)
@@ -240,7 +240,7 @@ def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
 def describe_plan(plan: RestartPlan, rounds: int) -> str:
     count = len(order_launches(plan, rounds))
     titles = ", ".join(map(words_of_setting, plan.settings))
-    size = f"{count} launches, {_about(count * plan.launch_s)} in all"
+    size = f"{count} launches, {_about(count * plan.launch_s)} in total"
     return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {size}"
 
 

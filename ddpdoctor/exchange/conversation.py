@@ -257,9 +257,9 @@ class Conversation:
     ) -> dict[int, Kind]:  # fmt: skip
         """Return the records under KEY/MEMBER that arrive within the limit, by member.
 
-        ``members`` is asked before each poll whom to wait for, because members may join or be given up. ``is_over``
-        decides from the records so far when to stop; by default when none is missing. ``on_bad`` takes a record that
-        cannot be read, which then counts as received; without it the error is raised.
+        ``members`` is called before each poll, because members may join or be given up. ``is_over`` decides from the
+        records so far when to stop; the default is when none is missing. ``on_bad`` takes a record that cannot be read,
+        which then counts as received; without it the error is raised.
         """
         heard: dict[int, Kind] = {}
         bad: set[int] = set()

@@ -88,7 +88,7 @@ class HostedMeeting(ExitStack):
         """Start. ``port`` is the port to listen on: 0 for any free one, None for none (other ways only)."""
         super().__init__()
         self.not_listening = ""
-        """Why the port cannot be used: a phrase. The other ways are served all the same."""
+        """Why the port cannot be used: a phrase. The other ways are served anyway."""
         self._token = token
         try:
             self.server = Server(port, token, one_host=one_host)
@@ -136,7 +136,7 @@ def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
 
 
 def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
-    """Return the way over a store that somebody else serves, which ``open_it`` connects to within a limit."""
+    """Return the way over a store that another process serves, which ``open_it`` connects to within a limit."""
     knock, box = mailbox.knock, mailbox.StoreBox
     return MeetingWay("store", lambda token, limit_s, **_: knock(box(open_it(limit_s)), token, limit_s, SERVED_BY))
 
@@ -286,7 +286,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
 
 
 class ServerCandidate:
-    """This member's part in the election: a file of its own in the folder, with a counter that it increments.
+    """This member's part in the election: its own file in the folder, with a counter that it increments.
 
     If a file stops changing, its member is gone. No clocks are compared: each member relies on the changes that it saw
     itself.
@@ -345,7 +345,7 @@ class Heartbeating:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Send the next beat at once, because ``said`` has changed."""
+        """Send the next beat immediately, because ``said`` has changed."""
         self._now.set()
 
     def leave(self, word: bytes = b"") -> bool:

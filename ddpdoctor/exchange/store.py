@@ -79,7 +79,7 @@ class Heard:
 
 
 class KeyValues:
-    """Values, counters and heartbeats, for the threads of this process and whoever it serves."""
+    """Values, counters and heartbeats, for the threads of this process and its clients."""
 
     beat_every_s = BEAT_EVERY_S
 
@@ -121,7 +121,7 @@ class KeyValues:
             self._total_bytes -= len(self._values.pop(key, b""))
 
     def close(self) -> None:
-        """Do nothing: who uses the store of its own process has no connection."""
+        """Do nothing: a store in the same process needs no connection."""
 
     def now(self) -> ClockTimes:
         return read_times()
@@ -167,7 +167,7 @@ def read_times() -> ClockTimes:
 
 
 def wait_for(poll: Callable[[], Found | None], limit_s: float) -> Found | None:
-    """Poll until something is found, and return it, or None if it is not in time. Ctrl-C ends the wait at once."""
+    """Poll until something is found, and return it, or None if it is not in time. Ctrl-C ends the wait immediately."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
     while (found := poll()) is None and (left_s := deadline - time.monotonic()) > 0:

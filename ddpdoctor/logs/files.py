@@ -295,7 +295,7 @@ def _below(path: Path) -> Iterator[LogFile]:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         remedy = "Give logs, dumps, stacks, or folders of them; - reads standard input."
-        raise UserError(f"there is no {path}", help=remedy) from None
+        raise UserError(f"{path} does not exist", help=remedy) from None
     except OSError as error:
         yield _file(path, None, error.strerror or str(error))
         return

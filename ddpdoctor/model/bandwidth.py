@@ -146,7 +146,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """How late one rank came to the barriers before the timed calls, computed from each rank's wait in them."""
+    """How late one rank reached the barriers before the timed calls, computed from each rank's wait in them."""
 
     rank: int
     host: str

@@ -83,7 +83,7 @@ class JobNow:
     world_size: int | None
     ranks: tuple[RankNow, ...]
     waits: tuple[WaitNow, ...]  # waits that are longer than a second
-    waited_for: tuple[int, ...]  # who keeps the others waiting and waits for nobody; empty: not known
+    waited_for: tuple[int, ...]  # those that the others wait for and that wait for no rank; empty: not known
     replicas: ReplicasNow | None
     unseen: tuple[NodeSeen, ...]  # other members of the job whose ranks cannot be seen from here
     reported: str  # the verdict of a hang that `wrap` has reported while the job goes on; else empty

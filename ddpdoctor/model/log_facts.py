@@ -1,4 +1,4 @@
-"""The facts that logs, dumps and stacks hold about a job that nobody watched; ``rules/logs`` compares ranks."""
+"""The facts that logs, dumps and stacks hold about a job without a recorder; ``rules/logs`` compares ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_RANKS = 2**20  # our choice: a larger number in a log is no rank and no num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """A process, as far as a source names it. An empty ``Who`` is the job as a whole, or nobody in particular."""
+    """A process, as far as a source names it. An empty ``Who`` is the job as a whole, or unknown."""
 
     rank: int | None = None  # the global rank
     local_rank: int | None = None

@@ -539,7 +539,7 @@ class ConfFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProcess:
-    """A collecting process: a rank of the job, or the user's own shell if there is no job."""
+    """A collecting process: a rank of the job, or the user's own shell without a job."""
 
     rank: int | None  # None if no launcher sets one
     local_rank: int | None

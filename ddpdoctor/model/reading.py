@@ -27,7 +27,7 @@ class Why(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """An unknown fact. ``reason`` is a phrase for users: "there is no NVIDIA driver"."""
+    """An unknown fact. ``reason`` is a phrase for users: "no NVIDIA driver found"."""
 
     why: Why
     reason: str

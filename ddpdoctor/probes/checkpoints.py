@@ -89,7 +89,7 @@ def _expand(path: Path) -> tuple[Path, ...]:
     if not is_there:
         near = sorted(one.name for one in path.parent.glob(f"{path.stem}*"))[:3] if path.parent.is_dir() else []
         hint = f"There is {', '.join(near)}." if near else ""
-        raise UserError(f"there is no {path}", help=hint)
+        raise UserError(f"{path} does not exist", help=hint)
     # A folder of torch.distributed.checkpoint, or the rest of one, is one checkpoint.
     if not path.is_dir() or (path / METADATA).is_file() or any(path.glob("*.distcp")):
         return (path,)

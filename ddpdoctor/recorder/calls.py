@@ -301,7 +301,7 @@ _handed_out: Dict[int, Tuple[Any, int]] = {}
 
 
 def hand_out(work: Any, index: int) -> None:
-    """Leave a record's end to the call's Work. If there are too many, it ends at once: calls wait for the oldest."""
+    """Leave a record's end to the call's Work. If there are too many, it ends right away: calls wait for the oldest."""
     if _handed_out:
         settle()
         gone = _handed_out.pop(id(work), None)

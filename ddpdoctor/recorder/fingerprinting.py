@@ -354,7 +354,7 @@ def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
 
 
 def _text(value: Any) -> Optional[str]:
-    """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is no plain value."""
+    """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is not a plain value."""
     if isinstance(value, torch.Tensor):
         value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
     if value is False:

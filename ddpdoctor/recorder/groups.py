@@ -64,8 +64,8 @@ def begun_by(found: KnownGroup) -> int:
 def look_up(group: Any) -> Tuple[Any, Any, int]:
     """Return the group of a call, what is kept about it, and how many collectives it has begun (-1 if not known).
 
-    ``group`` may be its name; None stands for the default group. The group returned is None if there is no default
-    group, or if ``group`` is a number, which means that this rank is no member.
+    ``group`` may be its name; None stands for the default group. The group returned is None without a default
+    group, or if ``group`` is a number, which means that this rank is not a member.
     """
     if group is None:
         group = default()

@@ -1,7 +1,7 @@
-"""Records what a rank's speed depends on besides its steps, and where the script logs.
+"""Records what a rank's speed depends on apart from its steps, and where the script logs.
 
 The sampling thread cannot see the line of a garbage collection, which keeps the GIL until it is over. What Python calls
-at its start and end is C code alone: in a function of ours Python would only print what a signal handler raises.
+at its start and end is pure C code: from a Python function, an error of a signal handler would only be printed.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ Counts of hooks differ where the recorder had fewer hooks at the time. "NCCL" is
 HOOKS_HEAD = """## Hooks
 
 The recorder replaces functions of torch, and reads some that are private. Where a version lacks one, the job runs on,
-the others work, and a report says once what is lost
-([DD901](rules/DD901-not-recorded.md)). A collective that a version does not have is no loss: no script can call it.
+the others work, and a report lists what is lost ([DD901](rules/DD901-not-recorded.md)).
+A collective that a version does not have does not count as lost: no script can call it.
 """
 
 

@@ -25,7 +25,7 @@ HEAD = """\
 # Field reports
 
 Jobs rebuilt from public reports of distributed training that hung, crashed or drifted, or that people feared did, and
-what ddpdoctor answered. Each is a short script of our own for CPUs and Gloo, written from the description in the issue.
+what ddpdoctor answered. We wrote each as a short script for CPUs and Gloo, from the description in the issue.
 It lies in `tests/bench/reports/jobs.py` and says in its header what the answer has to be: the kind, the ranks, and in
 most the line. A job that is healthy must run to its end without a finding above info.
 

@@ -103,7 +103,7 @@ def test_what_is_no_other_run_or_has_no_budget_is_refused(tmp_path):
     bench.write_text(render_json(benches.everything()))
     few = {"reason": "19 steps are too few: at least 20 are needed"}
     for other, said in (
-        (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "there is no"),
+        (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "does not exist"),
         (bench, "it is not a run of `ddpdoctor wrap`"),
         (save(tmp_path / "few", few), "few.*has no time budget: 19 steps are too few"),
         (save(tmp_path / "no_blocks", without_blocks()), "no_blocks.*does not say how much its steps vary"),

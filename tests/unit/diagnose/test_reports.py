@@ -204,7 +204,7 @@ def test_each_round_has_the_scripts_settings_twice_and_each_other_one_once_and_a
         assert sorted(setting for one, setting in order if one == number) == sorted((BASE, AGAIN, *PLAN.settings))
     assert describe_plan(PLAN, 4) == (
         "the ranks wait. Tried by restarts: num_workers=2, OMP_NUM_THREADS=1, in 4 rounds: 16 launches, about 3 min "
-        "in all"
+        "in total"
     )
 
 
