@@ -1,4 +1,4 @@
-"""``ddpdoctor bundle``: packs the report of a run, without secrets and names, into one archive to hand on."""
+"""``ddpdoctor bundle``: packs the report of a run, without secrets and names, into one archive to share."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(options: Options) -> int:
 
 
 def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
-    """Say what the archive holds, what was replaced in it, and what stays here."""
+    """List what the archive holds, what was replaced in it, and what stays here."""
     from ddpdoctor.model.words import format_size
 
     lines = [f"{output} will hold"]

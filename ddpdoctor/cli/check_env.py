@@ -1,4 +1,4 @@
-"""``ddpdoctor check-env``: checks whether this machine, or all machines of a job, are fit to train."""
+"""``ddpdoctor check-env``: checks whether this machine, or all machines of a job, can train."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Options:
         tuple[str, ...], Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx.")
     ] = ()
     show_list: Annotated[bool, shared.LIST.but(help="List the checks and what each reads.")] = False
-    skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
+    skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Skip this check; may be repeated.")] = ()
     expect_version: Annotated[
         tuple[str, ...], Option(metavar="NAME==V", help="Version that every node must have.")
     ] = ()

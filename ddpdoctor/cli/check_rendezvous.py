@@ -15,7 +15,7 @@ from ddpdoctor.model.errors import ExitStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ReportOptions):
-    """Check that the nodes of a job can meet and start.
+    """Check that the nodes of a job can connect and start.
 
     Run it on every node, or under torchrun or srun, where it needs no options. It tests names, the store, every pair
     of hosts, large payloads and a real start.

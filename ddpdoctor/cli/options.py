@@ -1,4 +1,4 @@
-"""Declares options, and those that verbs share, without Typer. A verb's are the annotated fields of ``Options``."""
+"""Declares options without Typer, and those that verbs share. A verb's options are the fields of its ``Options``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ parse_duration = Quantity(
     help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
 )
 parse_steps = Quantity(
-    least=1, convert=int, what="a whole number of steps from 1 on",
+    least=1, convert=int, what="a whole number of steps, 1 or more",
     help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
 )  # fmt: skip
 parse_port = Quantity(
@@ -164,7 +164,7 @@ def typed(text: str) -> Any:
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return what a verb's dataclass declares. If it has ``VARIABLES``, a variable that begins so sets each option."""
+    """Return what a verb's dataclass declares. If it has ``VARIABLES``, variables with that prefix set its options."""
     variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -211,7 +211,7 @@ REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="
 OUTPUT = Option(names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file.")
 HTML = Option(names=("--html",), panel=REPORT, metavar="FILE", help="Also write the report as an HTML page.")
 PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
-VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
+VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it found.")
 LIST = Option(names=("--list",), help="List them and exit.")
 ALLOW_DIFFERENT = Option(
     names=("--allow-different",), panel=REPLICAS, metavar="GLOB", help="Tensors that may differ, such as 'expert.*'."
@@ -259,7 +259,7 @@ class Listed:
 
 VERBS = {
     "check-env": Listed(panel=BEFORE_A_JOB, summary="Check versions, variables, network and GPUs."),
-    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can meet and start."),
+    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can connect and start."),
     "allreduce-bench": Listed(panel=BEFORE_A_JOB, summary="Measure collectives; find a slow rank, link or host."),
     "check-consistency": Listed(panel=BEFORE_A_JOB, summary="Check that all ranks train the same model."),
     "check-data": Listed(panel=BEFORE_A_JOB, summary="Check how the samples are split between ranks."),
@@ -274,7 +274,7 @@ VERBS = {
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
     "history": Listed(panel=SAVED_RUN, summary="Show the restarts of a job and what they cost."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
-    "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
+    "diff": Listed(panel=SAVED_RUN, summary="Show what differs between two runs."),
     "mcp": Listed(panel=SAVED_RUN, summary="Serve reports to a coding agent (MCP)."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }

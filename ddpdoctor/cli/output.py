@@ -1,4 +1,4 @@
-"""Writes reports and messages in a form that the stream can show, and tests outputs before a measurement."""
+"""Writes reports and messages in a form that the stream supports, and tests outputs before a measurement."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
-    """Write a report completely or not at all. On a full disk, say so on stderr and return False."""
+    """Write a report completely or not at all. If the disk is full, write that to stderr and return False."""
     from ddpdoctor.report.formats import render_json
 
     problem = f"report could not be saved in {run_dir}"
@@ -145,7 +145,7 @@ def _wrapped(stream: TextIO, text: str) -> str:
 
 
 def write(stream: TextIO, text: str) -> bool:
-    """Write text, escaped for the stream. If the reader of a pipe has ended, drop all from now on and return False."""
+    """Write text, escaped for the stream. If a pipe's reader is gone, drop all from now on and return False."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -226,7 +226,7 @@ def check_files(outputs: Outputs) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions do not tell; remove a new file again. Raises ``UserError``."""
+    """Try to write, because permissions are not conclusive; remove a new file again. Raises ``UserError``."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -350,7 +350,7 @@ class ShownProgress:
             self._bar = Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
-        """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
+        """Show nothing yet. The bar appears with the first ``show``, after the ranks have connected."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -50,14 +50,14 @@ class Options:
 def run(options: Options) -> int:
     if options.opens:
         if options.format not in {"text", "html"}:
-            what = f"--open shows a page, and --format {options.format} is none"
+            what = f"--open needs a page, which --format {options.format} is not"
             raise UserError(what, help="Leave --format out with --open.")
         output = options.output
         if output is None:  # a private temporary file, which stays
             try:
                 fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
             except OSError as error:
-                what = f"no temporary file can be made: {error.strerror}"
+                what = f"cannot create a temporary file: {error.strerror}"
                 raise UserError(what, help="Give a file for the page: --output report.html.") from error
             os.close(fd)
             output = Path(name)
@@ -97,7 +97,7 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
 
         page, has_screen = options.output.resolve(), sys.platform == "darwin" or any(map(os.environ.get, SCREENS))
         is_open = has_screen and webbrowser.open(page.as_uri())
-        say(sys.stderr, f"{'' if is_open else 'no browser could be opened here; '}the page is {page}")
+        say(sys.stderr, f"{'' if is_open else 'no browser could be opened; '}the page is {page}")
     return ExitStatus.OK
 
 

@@ -1,4 +1,4 @@
-"""``ddpdoctor status``: what a job under `wrap` does right now."""
+"""``ddpdoctor status``: shows what a job under `wrap` does right now."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Options:
 
 def run(options: Options) -> int:
     if options.watch and options.dump:
-        raise UserError("--watch and --dump exclude each other", help="Leave one out.")
+        raise UserError("use either --watch or --dump, not both", help="Leave one out.")
     run_dir = _find(options.run)
     if options.dump:
         from ddpdoctor.diagnose.job import take_dump
@@ -57,7 +57,7 @@ def run(options: Options) -> int:
         report, folder = take_dump(run_dir, ask_for_evidence), make_dump_dir(run_dir)
         save_report(folder, report)
         show_report(report, options.format, sys.stdout, folder)
-        say(sys.stderr, "the job goes on")
+        say(sys.stderr, "the job continues")
         return ExitStatus.OK
     if not options.watch:
         write(sys.stdout, _draw(_read(run_dir), options))
@@ -77,7 +77,7 @@ def run(options: Options) -> int:
 
 
 def _find(given: Path | None) -> Path:
-    """Return the run folder. Raises ``UserError`` if there is none, or if the folder is not that of a job."""
+    """Return the run folder. Raises ``UserError`` if there is none, or if the folder is not one of a job."""
     if given is None:
         marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_NAME}"))
         found = {path.parent for path in marks}

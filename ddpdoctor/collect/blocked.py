@@ -175,7 +175,7 @@ def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine
 
 
 def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiting: frozenset[int]) -> LockFile:
-    """Return what we can see of a lock file; ``waiting`` are processes that poll for it and do not own it."""
+    """Return what we can see of a lock file; ``waiting`` are processes that poll for it but do not own it."""
     try:
         seen = os.stat(path)  # noqa: PTH116 - facts have their paths as strings
     except OSError:

@@ -37,7 +37,7 @@ FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 charac
 # Errors of nvmlInit that mean there is nothing to read.
 ABSENT = {
     "DRIVER_NOT_LOADED": "no NVIDIA driver found",
-    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
+    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is missing (a container needs --gpus)",
     "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
 }
 GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})  # the device will answer no other query either
@@ -397,7 +397,7 @@ def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
     if ended.status is None:
         reason = f"NVML did not answer within {limit_s:.0f} s: {HANGS}"
         raise NotRead(Unread(why=Why.TIMEOUT, reason=reason))
-    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML gave no answer: {ended.last_error}"))
+    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML returned no answer: {ended.last_error}"))
 
 
 def main(arguments: list[str]) -> None:

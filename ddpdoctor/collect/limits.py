@@ -1,4 +1,4 @@
-"""Reads the limits that the shell, the control groups and the machine set for a job, and how busy others keep it.
+"""Reads the limits that the shell, the control groups and the machine set for a job, and how busy it is otherwise.
 
 /proc/self/cgroup names the group; each above it limits it too. The path is "/" in a container with its own cgroup
 namespace. In one without, it is the host's, and only the mount's top exists.

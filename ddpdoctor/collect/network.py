@@ -224,7 +224,7 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
         return node.PortUse(port=port, free=True, time_wait=closed)
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
-        return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
+        return Unread(why=Why.NEEDLESS, reason="this command listens on it, to collect the facts of all nodes")
     return node.PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
 
 
@@ -307,7 +307,7 @@ def read_firewall(system: System) -> tuple[node.FirewallChain, ...] | Unread:
     if not done:
         if all(isinstance(reply.error, FileNotFoundError) for reply in replies.values()):
             return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
-        return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
+        return Unread(why=Why.DENIED, reason="listing the packet filter's rules needs root")
     chains: dict[str, _Chain] = {}
     section = ""
     for line in done.get("iptables-save", "").splitlines():

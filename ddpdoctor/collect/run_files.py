@@ -1,4 +1,4 @@
-"""What stands in a run folder, file by file: how each is opened, and what the agent, the watcher and others wrote."""
+"""Reads each file of a run folder: what the agent, the watcher and others wrote."""
 
 from __future__ import annotations
 

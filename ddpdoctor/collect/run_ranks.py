@@ -77,7 +77,7 @@ def find_ranks(
 
 
 def is_on_one_host(contents: Iterable[RingContent]) -> bool:
-    """Return whether the launcher's environment variables say that all ranks are on this host."""
+    """Return whether all ranks are on this host, by the launcher's environment variables."""
     for content in contents:
         env = _environment(content)
         local, world = _number(env, LOCAL_SIZE_NAMES), _number(env, WORLD_SIZE_NAMES)

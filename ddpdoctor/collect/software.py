@@ -111,7 +111,7 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
 
 
 def is_nvidia_here(system: System) -> bool:
-    """Return whether there is any trace of NVIDIA's driver, without loading it."""
+    """Return whether NVIDIA's driver seems installed, without loading it."""
     if any(system.exists(path) for path in DRIVER_TRACES):
         return True
     folders = (*LIBRARY_FOLDERS, *system.env.get("LD_LIBRARY_PATH", "").split(":"))

@@ -76,7 +76,7 @@ def find_error(text: str) -> tuple[str, dict[str, str]] | None:
         }  # fmt: skip
     if " " in text or text.endswith(("Error", "Exception")):
         raise UserError(
-            f"no known error is in this text: {text[:80]}",
+            f"no known error found in this text: {text[:80]}",
             help="`ddpdoctor analyze FILE` reads the whole log, whatever the error is, and says which rank failed "
             "first; FILE is a log, a folder of logs, or - for standard input.",
         )

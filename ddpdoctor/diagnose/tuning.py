@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 ENOUGH_BLOCKS = 3  # our choice: their mean tells about how long the trial takes
 FIRST_STEPS = 10  # the recorder tries no setting before that
-WRAP_IT = "`ddpdoctor wrap --speed` says where the time of a step goes in any job, without a trial."
+WRAP_IT = "`ddpdoctor wrap --speed` shows where the time of a step goes in any job, without a trial."
 SPAWNED_HELP = (
     "Let torchrun start them: take rank and world size from the environment, as init_process_group() does, and call "
     "the function of a rank directly. Then run `ddpdoctor tune --nproc-per-node N SCRIPT`."
@@ -95,7 +95,7 @@ def words_of_setting(setting: str) -> str:
 
 
 def read_outlook(folder: Path) -> str:
-    """Return what a trial that has just begun tries and about how long that takes; "" if that is not known yet."""
+    """Return what a trial that has just begun will try and about how long that takes; "" if that is not known yet."""
     trial = read_trial(folder)
     steps_ms = [median(block.ranks_ms[0]) for block in trial.blocks]
     if len(steps_ms) < ENOUGH_BLOCKS:
@@ -155,11 +155,11 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
         )
     if trial.stop is TrialStop.CANNOT_SWITCH:
         return f"the settings of this job cannot be changed while it runs: {trial.reason}", (
-            "Leave that out for the trial, or run `ddpdoctor wrap --speed` with and without a setting, and compare the "
+            "Disable that for the trial, or run `ddpdoctor wrap --speed` with and without a setting, and compare the "
             "two: `ddpdoctor report A --compare B`."
         )
     if trial.stop is TrialStop.FAILED:
-        return f"the trial failed: {trial.reason}", "This is an error in ddpdoctor: please report it."
+        return f"the trial failed: {trial.reason}", "This is a bug in ddpdoctor: please report it."
     # The same for a job that ended before the trial did
     steps = max((rank.steps for rank in job.ranks), default=0)
     if not steps or not any(rank.models for rank in job.ranks):
@@ -169,7 +169,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
             f"A trial needs {FIRST_STEPS} steps before the first setting, and 8 for each setting in each round: about "
             "400. Let the script train for longer; the trial stops it."
         )
-    return f"the script ended after {steps} optimizer steps, and this trial needs {trial.needed_steps}", (
+    return f"the script ended after {steps} optimizer steps, but this trial needs {trial.needed_steps}", (
         "Let the script train for longer (the trial stops it), or try fewer settings (--only)."
     )
 

@@ -1,6 +1,6 @@
-"""Connects the processes of a job: its ranks over one store (``meet``), its nodes by whatever way gets through.
+"""Connects the processes of a job: its ranks over one store (``meet``), its nodes over any way that works.
 
-Nodes meet at a server that the first of them runs. If its own port cannot be reached, requests travel as messages
+Nodes connect to a server that the first of them runs. If its own port cannot be reached, requests travel as messages
 through the job's own store or through a folder that all hosts see.
 """
 
@@ -169,7 +169,7 @@ class NoMeeting(StoreError):  # noqa: N818 - says what it is
     """No way to the meeting worked."""
 
     def __init__(self, tried: tuple[Tried, ...]) -> None:
-        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no way is known")
+        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no known way")
         self.tried = tried
 
 
@@ -364,7 +364,7 @@ class Heartbeating:
             client.close()
 
     def _stop(self) -> Client | None:
-        """Stop; return the connection if no call hangs on it, which would end at its own limit."""
+        """Stop; return the connection unless a call hangs on it, which ends at its own limit."""
         self._ended.set()
         self._now.set()
         self._thread.join(timeout=1)

@@ -86,7 +86,7 @@ def read_known_errors() -> tuple[KnownError, ...]:
 def find_known(text: str, *, loose: bool = False) -> KnownError | None:
     """Return the first known error that matches a line such as "ValueError: ...", or None.
 
-    With ``loose``, rows count whose meaning depends on who says it, such as "Connection reset by peer".
+    With ``loose``, rows count whose meaning depends on the writer, such as "Connection reset by peer".
     """
     plain = _plain(text)
     rows = (known for known in read_known_errors() if loose or not known.loose)

@@ -473,7 +473,7 @@ class TorchDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """Whether torch says that one GPU can reach the memory of another directly."""
+    """Whether, according to torch, one GPU can reach the memory of another directly."""
 
     source: int
     target: int

@@ -1,4 +1,4 @@
-"""Types for what could not be read, which rules cannot mistake for healthy values, and a pause of the collector."""
+"""Types for unknown facts, which rules cannot mistake for healthy values, and a pause of garbage collection."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Ranks:
         others = range(1, self.world_size)
         heard = self.conversation.gather(type(record), name, lambda: others, self._limit_s)
         if missing := [rank for rank in others if rank not in heard]:
-            raise StoreError(f"no message came from {rank_list(missing)} within {self._limit_s:g} s")
+            raise StoreError(f"no message from {rank_list(missing)} within {self._limit_s:g} s")
         return (record, *(heard[rank] for rank in others))
 
     def agree(self, kind: type[Kind], name: str, decided: Kind | None) -> Kind:

@@ -1,7 +1,7 @@
 """Records collectives and point-to-point calls of torch.distributed, when they begin and when they end.
 
 What calls share, their *kind*, is computed once. After a wait for other ranks the processor's caches are cold, and
-Python takes ten times as long as in a loop (40 us instead of 4 for all of this): the amount of code is what counts.
+Python takes ten times as long as in a loop (40 us instead of 4 for all of this): so the amount of code matters.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ _OPTIMIZER_FILE = "optimizer.py"
 
 
 class Stepper:
-    """An optimizer that has stepped. It counts its steps, and says which of them are fingerprinted."""
+    """An optimizer that has stepped. It counts its steps, and decides which are fingerprinted."""
 
     def __init__(self, optimizer: Any) -> None:
         self.steps, self._due, self._is_due = 0, 1, False

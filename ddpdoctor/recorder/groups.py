@@ -1,4 +1,4 @@
-"""What torch knows of process groups: names, how many collectives each has begun, and its flight recorders.
+"""Reads torch's process groups: names, how many collectives each has begun, and flight recorders.
 
 Only the flight recorders know what is pending on a device, and what DDP's C++ reducer started. The sampler asks them
 last, because a query can hold the GIL or wait for a lock in CUDA.

@@ -61,7 +61,7 @@ class Recorder:
         self.kept: List[Any] = []
 
     def start(self, is_rank: bool) -> None:
-        """Make the ring. If that fails, the process goes on without one, and a note says why."""
+        """Make the ring. If that fails, the process continues without one, and a note has the reason."""
         from . import frames
         from .storage import ring_layout
         from .storage.ring_writing import Ring
@@ -124,7 +124,7 @@ class Recorder:
                 pass_on(error)
 
     def lost(self, why: str) -> None:
-        """Write a file that says why this rank is not recorded. A child writes none: there may be thousands, unread."""
+        """Write a file with the reason why this rank is not recorded. Children write none: there may be thousands."""
         from .storage.files import write_at_once
 
         if self.is_child or not self.folder:

@@ -117,7 +117,7 @@ class StepClock:
             self.step.data_cpu += _cpu_ns() - cpu_ns
 
     def ends_step(self, level: int, key: Any) -> bool:
-        """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""
+        """Return whether an event ends a step. ``level`` is how well its kind marks steps; ``key`` identifies it."""
         if level < self.level:
             return False
         if level > self.level:

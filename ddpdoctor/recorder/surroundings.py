@@ -43,7 +43,7 @@ def patch_data_parallel(module: Any) -> None:
 
     @guarded("data parallel")
     def used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
-        """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
+        """Note a model that trains, once. One that was only built to load a checkpoint does not count."""
         frame = _built_at.get(model)
         if frame is not None and model.training and sys.modules["torch"].is_grad_enabled() and here.ring is not None:
             del _built_at[model]

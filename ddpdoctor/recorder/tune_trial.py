@@ -322,7 +322,7 @@ class SettingsTrial:
             ddp.require_backward_grad_sync = self.in_step == max(self.per_step)
 
     def refuse(self, error: BaseException) -> None:
-        """Go on with the script's settings until all ranks drop this one, at the end of the block."""
+        """Continue with the script's settings until all ranks drop this one, at the end of the block."""
         text = hide_in_text(str(error)[:2000]).split("\n")[0]
         self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
 

@@ -243,7 +243,7 @@ def _entry(who: str, task: Any, error: BaseException) -> Dict[str, Any]:
 
 
 def patch_loop(module: Any) -> None:
-    """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
+    """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it continues."""
     loop = module.BaseEventLoop
 
     @guarded("task error")

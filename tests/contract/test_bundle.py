@@ -78,8 +78,8 @@ def test_nothing_is_written_unless_the_user_agrees(run_dir, run) -> None:
         (("bundle", "--yes"), "no run folder"),
         (("bundle", "RUN", "--yes", "-o", "no/such/folder.zip"), "--output"),
         (("report", "text.zip"), "is not a ddpdoctor bundle"),
-        (("bundle", "loop", "--yes"), "links lead in a circle"),
-        (("diff", "loop", "RUN"), "links lead in a circle"),
+        (("bundle", "loop", "--yes"), "symbolic links form a loop"),
+        (("diff", "loop", "RUN"), "symbolic links form a loop"),
     ],
 )
 def test_what_cannot_be_used_is_said(run_dir, run, words, hint) -> None:

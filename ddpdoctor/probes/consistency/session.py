@@ -268,5 +268,5 @@ def describe_trouble(trouble: TrialWord, heard: Mapping[int, TrialWord], size: i
         return trouble.message if len(ranks) == size else f"{rank_list(ranks)}: {trouble.message}"
     places = [f"{rank_list(ranks)} {place}" for place, ranks in alike.items()]
     silent = [rank for rank in range(size) if rank not in heard]
-    places += [f"no message came from {rank_list(silent)}"] if heard and silent else []
+    places += [f"no message from {rank_list(silent)}"] if heard and silent else []
     return "; ".join([trouble.message, *places])
