@@ -49,7 +49,7 @@ BY_RESTARTS = frozenset({"workers", "threads"})  # those that no running job can
 # Said before the job starts.
 NOTICE = (
     "this is a trial: it starts the job, tries settings of DDP between steps, and then stops the job. The trained "
-    "model is of no use. What torch.save writes is thrown away. Other files of the script are kept (safetensors, "
+    "model is unusable, so what torch.save writes is discarded. Other files of the script are kept (safetensors, "
     "TensorBoard, wandb), so give the script its own output folder"
 )
 

@@ -26,7 +26,7 @@ KMSG = "/dev/kmsg"
 RECORD_BYTES = 8192  # of one record: a read fails if the buffer is too small, and the kernel writes no longer ones
 LIMIT_S = 1.5
 GRANT = (
-    "no permission to read the kernel's log: run as root, or let everybody read it with `sudo sysctl "
+    "no permission to read the kernel's log: run as root, or open it to all users with `sudo sysctl "
     "kernel.dmesg_restrict=0`; a container needs --cap-add SYSLOG --device /dev/kmsg"
 )
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, )?(?P<text>.*)")

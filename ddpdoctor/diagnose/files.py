@@ -77,7 +77,7 @@ def find_error(text: str) -> tuple[str, dict[str, str]] | None:
     if " " in text or text.endswith(("Error", "Exception")):
         raise UserError(
             f"no known error found in this text: {text[:80]}",
-            help="`ddpdoctor analyze FILE` reads the whole log, whatever the error is, and says which rank failed "
+            help="`ddpdoctor analyze FILE` reads a whole log, whatever the error is, and names the rank that failed "
             "first; FILE is a log, a folder of logs, or - for standard input.",
         )
     return None
