@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
-    """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
+    """Check everything that is possible before the ranks connect. Only rank 0 checks files: they are on its host."""
     if options.files:
         what = f"{options.files[0]} is a file, and files are compared only with --diff"
         raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")

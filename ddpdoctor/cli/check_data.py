@@ -1,4 +1,4 @@
-"""``ddpdoctor check-data``: checks whether the data is really split over ranks, and what each rank gets."""
+"""``ddpdoctor check-data``: checks whether the data is sharded across ranks, and what each rank gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import Drawn, RankDraws, SamplingPlan
 
 EXAMPLES = (
-    "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
+    "Arithmetic only: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
     "  Your own loader: torchrun --nproc-per-node 2 -m ddpdoctor check-data --dataset package.module:make_loader"
 )
 # Options of the arithmetic that are not needed with a loader.

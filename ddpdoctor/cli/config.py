@@ -69,7 +69,7 @@ class ConfigTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What is left out of a file, why, and what the user can do."""
+    """What is not used from a file, why, and what the user can do."""
 
     path: Path
     what: str
@@ -92,7 +92,7 @@ class Config:
     today: dt.date
 
     def left_out(self, verb: str, kind: type[Any]) -> tuple[Note, ...]:
-        """Return a note for each option of a command that a project's file sets and may not."""
+        """Return a note for each option of a command that a project's file must not set."""
         keys = {key_of(option) for option in declared_by(kind) if isinstance(option.option, Option)} & ACTING
         return tuple(
             Note(
@@ -181,7 +181,7 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
     """Return why others may have written a file, and what would change that, or None if no other user can have.
 
     The file and its folder must belong to this user or root, and no other user may write them. ``with_ancestors``: no
-    other user may move a folder above, or a link on the way. There a sticky folder such as /tmp does no harm.
+    other user may move a folder above, or a link on the way. A sticky folder such as /tmp is fine there.
     """
     real = Path(os.path.realpath(path))
     above = [*path.absolute().parents, *real.parents] if with_ancestors else []
@@ -189,7 +189,7 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
         try:
             seen = place.lstat()
         except OSError as error:
-            return f"{place} cannot be looked at ({error.strerror})", ""
+            return f"{place} cannot be checked ({error.strerror})", ""
         name = "it" if place == path else "the file that it links to" if place == real else f"the folder {place}"
         is_own = place in {path, real, path.absolute().parent, real.parent}
         # A host's folders have owners that a container does not know, and no user of the container can move them.
@@ -234,7 +234,7 @@ def _user_name(uid: int) -> str:
 
 
 def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Declared, ...]:
-    """Return a verb's options with defaults from the files; ``says``: say what is left out. Raises ``UserError``."""
+    """Return a verb's options with defaults from the files; ``says``: print what is not used. Raises ``UserError``."""
     if verb == CONFIG_VERB:
         return declared_by(kind)
     try:
@@ -268,7 +268,7 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a hint that names what is spelled like ``name``, or else ``otherwise``, or all that there is."""
+    """Return a hint with names spelled like ``name``, else ``otherwise``, or all names."""
     import difflib
 
     names = sorted(known)
@@ -284,14 +284,14 @@ def _read_table(path: Path) -> ConfigTable | None:
         text = read_plain(os.path.realpath(path), MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"{path} cannot be read: {reason}", help="Correct the file, or move it away.") from error
+        raise UserError(f"{path} cannot be read: {reason}", help="Fix the file, or move it away.") from error
     if is_project and PROJECT_TABLE not in text:
         return None
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         whole = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}", help="Correct the file.") from error
+        raise UserError(f"{path} is not valid TOML: {error}", help="Fix the file.") from error
     table = whole.get("tool", {}).get("ddpdoctor") if is_project else whole
     if not table:
         return None
@@ -350,7 +350,7 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
         try:
             (known,) = check_codes((code,))
         except UserError as error:
-            raise UserError(f"{name}: there is no code {code}", help=error.help) from error
+            raise UserError(f"{name}: unknown code {code}", help=error.help) from error
         found.append(IgnoredCode(code=known, reason=reason, until=until, source=str(table.path)))
     return tuple(found)
 
@@ -379,7 +379,7 @@ def run(options: Options) -> int:
 
     config = read_config(Path.cwd(), os.environ)
     if options.verb is not None and options.verb not in VERBS:
-        raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
+        raise UserError(f"unknown command: {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
     found = [option for name in names for option in _options_of(name, config, os.environ)]
     shown = [option for option in found if options.show_all or option.source != DEFAULT]

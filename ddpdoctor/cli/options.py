@@ -1,4 +1,4 @@
-"""Declares options, and those that verbs share, without Typer. A verb's are the annotated fields of ``Options``."""
+"""Declares options without Typer, and those that verbs share. A verb's options are the fields of its ``Options``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ parse_duration = Quantity(
     units=_DURATION_UNITS, what="a duration above 0", help="Give seconds, or a unit: 8, 8.0, 8s, 500ms, 5m, 1h."
 )
 parse_steps = Quantity(
-    least=1, convert=int, what="a whole number of steps from 1 on",
+    least=1, convert=int, what="a whole number of steps, 1 or more",
     help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
 )  # fmt: skip
 parse_port = Quantity(
@@ -180,7 +180,7 @@ def typed(text: str) -> Any:
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return what a verb's dataclass declares. If it has ``VARIABLES``, a variable that begins so sets each option."""
+    """Return what a verb's dataclass declares. If it has ``VARIABLES``, variables with that prefix set its options."""
     variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -228,7 +228,7 @@ REPORT_DIR = Option(panel=REPORT, metavar="DIR", help="Also save report.json in 
 OUTPUT = Option(names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file.")
 HTML = Option(panel=REPORT, metavar="FILE", help="Also write the report as an HTML page.")
 PLOT = Option(panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
-VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
+VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it found.")
 LIST = Option(names=("--list",), help="List them and exit.")
 ALLOW_DIFFERENT = Option(panel=REPLICAS, metavar="GLOB", help="Tensors that may differ, such as 'expert.*'.")
 BACKEND = Option(help="Process group backend.  [default: nccl on GPUs]")
@@ -242,7 +242,7 @@ MASTER_ADDR = Option(panel=NODES, metavar="HOST", help="Name or address of node 
 MASTER_PORT = Option(panel=NODES, metavar="PORT", min=1, max=MAX_PORT, help="A free port on node 0.")
 EXCHANGE_PORT = Option(
     names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
-    help="Port on the first node where the nodes meet.",
+    help="Port on the first node that the nodes connect to.",
 )  # fmt: skip
 RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
 MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="Your function that returns the model.")
@@ -272,7 +272,7 @@ class Listed:
 
 VERBS = {
     "check-env": Listed(panel=BEFORE_A_JOB, summary="Check versions, variables, network and GPUs."),
-    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can meet and start."),
+    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can connect and start."),
     "allreduce-bench": Listed(panel=BEFORE_A_JOB, summary="Measure collectives; find a slow rank, link or host."),
     "check-consistency": Listed(panel=BEFORE_A_JOB, summary="Check that all ranks train the same model."),
     "check-data": Listed(panel=BEFORE_A_JOB, summary="Check how the samples are split between ranks."),
@@ -287,7 +287,7 @@ VERBS = {
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
     "history": Listed(panel=SAVED_RUN, summary="Show the restarts of a job and what they cost."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
-    "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
+    "diff": Listed(panel=SAVED_RUN, summary="Show what differs between two runs."),
     "mcp": Listed(panel=SAVED_RUN, summary="Serve reports to a coding agent (MCP)."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }

@@ -1,4 +1,4 @@
-"""Writes reports and messages in a form that the stream can show, and tests outputs before a measurement."""
+"""Writes reports and messages in a form that the stream supports, and tests outputs before a measurement."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
-    """Write a report completely or not at all. On a full disk, say so on stderr and return False."""
+    """Write a report completely or not at all. If the disk is full, write that to stderr and return False."""
     from ddpdoctor.report.formats import render_json
 
     problem = f"report could not be saved in {run_dir}"
@@ -142,7 +142,7 @@ def describe_defect(error: Exception) -> str:
 
 
 def write(stream: TextIO, text: str) -> bool:
-    """Write text, escaped for the stream. If the reader of a pipe has ended, drop all from now on and return False."""
+    """Write text, escaped for the stream. If a pipe's reader is gone, drop all from now on and return False."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -218,12 +218,12 @@ def check_files(outputs: Outputs) -> None:
             continue
         check_writable(path, option)
         if path in given:
-            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
+            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each its own file.")
         given[path] = option
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions do not tell; remove a new file again. Raises ``UserError``."""
+    """Try to write, because permissions are not conclusive; remove a new file again. Raises ``UserError``."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -318,7 +318,7 @@ class LiveText:
             self._live.stop()
 
     def show(self, text: str) -> bool:
-        """Show a text. Return False if nobody reads the stream any more."""
+        """Show a text. Return False if the stream no longer has a reader."""
         if self._live is not None:
             from rich.text import Text
 
@@ -347,7 +347,7 @@ class ShownProgress:
             self._bar = Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
-        """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
+        """Show nothing yet. The bar appears with the first ``show``, after the ranks have connected."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -61,7 +61,7 @@ def run_and_show(
 def finish(
     outcome: JobOutcome, reports: JobReports, *, is_shown: Callable[[JobOutcome], bool] | None = None
 ) -> JobOutcome:
-    """Show the report of a job that has ended, unless ``is_shown`` says no, and what went wrong with ddpdoctor."""
+    """Show the report of a job that has ended, unless ``is_shown`` is False, and what went wrong with ddpdoctor."""
 
     def show() -> None:
         if is_shown is None or is_shown(outcome):
@@ -76,7 +76,7 @@ def finish(
             raise outcome.failure
 
     def show_launcher_log() -> None:
-        """Show what torchrun said about the end of a job that failed without a verdict."""
+        """Show what torchrun printed about the end of a job that failed without a verdict."""
         errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
         if outcome.exit_status and not errors - set(outcome.end.ignore):
             write(sys.stderr, clean(read_launcher_log(outcome.folder)))
@@ -85,7 +85,7 @@ def finish(
 
 
 def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
-    """Take some steps, whatever fails in them; say the first failure unless one was said, and keep it."""
+    """Take some steps even if some fail; report the first failure unless one was reported, and keep it."""
     failure = None
     for step in steps:
         try:
@@ -96,7 +96,7 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
         return outcome
     with contextlib.suppress(Exception):  # there may be no stderr either
         if not (outcome.folder / "run.json").exists():
-            say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
+            say(sys.stderr, f"no report: the run folder {outcome.run_dir} was removed while the job ran")
         elif isinstance(failure, UserError):
             show_error(failure)
         elif isinstance(failure, OSError) and failure.errno in NO_ROOM:
@@ -133,7 +133,7 @@ def keep_errors(report: Report) -> Report | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReports:
-    """Reports on one job, as its session asks: on stderr, in its report file and on its page."""
+    """Reports on one job for its session: on stderr, in its report file and on its page."""
 
     options: WrapOptions
     make: MakeReport
@@ -147,13 +147,13 @@ class JobReports:
         return self.options.html if self.options.report_file.name == REPORT_NAME else None
 
     def report_crash(self, what: str) -> None:
-        """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
+        """Report that a running job cannot be judged, for example after ddpdoctor was updated."""
         if not self.options.quiet:
             said = f"a check crashed ({what}). The job keeps running, but a hang may not be reported."
             say(sys.stderr, f"{said} An update of ddpdoctor while the job runs can cause this")
 
     def report_replicas(self, folder: Path, said: frozenset[str]) -> frozenset[str]:
-        """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
+        """Print a line for each new problem of the replicas and gradients of a running job. Return the codes."""
         if self.options.quiet:
             return frozenset()
         from ddpdoctor.diagnose.job import judge_replicas
@@ -220,7 +220,7 @@ class JobReports:
             say(sys.stderr, self.goes_on)
 
     def withdraw(self, judgment: Judgment) -> None:
-        """Say that a reported hang is over, and remove its report, because a running job has none."""
+        """Report that a hang is over, and remove its report, because a running job has none."""
         for file in filter(None, (self.options.report_file, self.page)):
             file.unlink(missing_ok=True)
         found = self._reported_hangs(judgment)

@@ -30,7 +30,7 @@ EXAMPLES = {
     "": (
         ("ddpdoctor demo", "see a job with a fault diagnosed"),
         ("ddpdoctor wrap train.py --epochs 10", "run your job under watch"),
-        ("ddpdoctor check-env", "is this machine fit to train?"),
+        ("ddpdoctor check-env", "can this machine train?"),
     ),
     "wrap": (
         ("ddpdoctor wrap train.py --epochs 10", "one rank per GPU, or two on a CPU"),
@@ -41,12 +41,12 @@ EXAMPLES = {
     "tune": (
         ("ddpdoctor tune train.py --output /tmp/tried", "which setting makes this job faster?"),
         ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
-        ("ddpdoctor tune --scaling 1,2,4 train.py", "what do more ranks gain?"),
+        ("ddpdoctor tune --scaling 1,2,4 train.py", "what is the gain of more ranks?"),
     ),
     "status": (
         ("ddpdoctor status", "the latest job of this folder"),
         ("ddpdoctor status RUN --watch", "again every second, until the job ends"),
-        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job goes on"),
+        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job continues"),
     ),
     "attach": (
         ("ddpdoctor attach", "the training job of this machine"),
@@ -61,7 +61,7 @@ EXAMPLES = {
         ("ddpdoctor report", "the latest run of this folder"),
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
     ),
-    "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler starts again"),),
+    "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler restarts"),),
     "mcp": (
         ("ddpdoctor mcp", "the command that a coding agent's client starts"),
         (f"cp -r {SKILL} ~/.agents/skills/", "the skill that tells an agent what to run, and how to read a report"),
@@ -85,11 +85,11 @@ EXAMPLES = {
         ("ddpdoctor check-consistency --diff a.pt b.pt", "what differs between two files"),
     ),
     "check-data": (
-        ("ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8", "the arithmetic alone"),
+        ("ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8", "arithmetic only"),
         ("torchrun --nproc-per-node 4 -m ddpdoctor check-data --dataset train:make_loader", "what each rank draws"),
     ),
     "check-checkpoint": (
-        ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
+        ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it complete, and would it load?"),
     ),
 }
 UNWANTED = re.compile(r"  \[required\]| <(list\[)?(str|path|Path)\]?>")  # what Typer adds, and --help leaves out
@@ -250,7 +250,7 @@ JSON = typer.Option("--json", help="Short for --format json.", rich_help_panel=R
 
 
 def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
-    """Return a function with one parameter per option, as Typer requires. It leaves what is to be done in ``obj``."""
+    """Return a function with one parameter per option, as Typer requires. It leaves what to do in ``obj``."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
         if ctx.args:
@@ -311,7 +311,7 @@ def _options(ctx: typer.Context, version: Annotated[bool, VERSION] = False) -> N
 
 
 def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
-    """Return a verb's ``run`` and its options, to run outside of Typer, which has its own ways with errors.
+    """Return a verb's ``run`` and its options, to run outside Typer, which handles errors differently.
 
     Help, completion and wrong use end the process. Raises ``UserError``.
     """

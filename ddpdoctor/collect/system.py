@@ -137,7 +137,7 @@ class SystemCalls:
         return {name: (bool(state.isup), state.mtu, state.speed) for name, state in psutil.net_if_stats().items()}
 
     def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port briefly without listening, like torch's store: on IPv6 and IPv4 at once, else on IPv4."""
+        """Bind a TCP port briefly without listening, like torch's store: on IPv6 and IPv4 together, else on IPv4."""
         try:
             _bind(socket.AF_INET6, port, reuse=reuse)
         except OSError as error:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def log_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding | None) -> PictureData:
-    """Return the entries ``timeline`` and ``waits`` of a report's data. They are None where nothing is known."""
+    """Return the entries ``timeline`` and ``waits`` of a report's data. They are None if unknown."""
 
     def make() -> dict[str, Any]:
         by_rank = rows_by_rank(rows)
@@ -135,7 +135,7 @@ def _times(dump: FlightDump) -> list[int]:
 
 
 def _detail(dump: FlightDump, end: list[Span], clock: TimelineClock) -> list[Span]:
-    """Return the last completed calls, without length where their ends are not known, and the end after them."""
+    """Return the last completed calls, without length if their ends are unknown, and the end after them."""
     spans = []
     for group in dump.groups:
         first = len(group.seq) - len(group.last_made_ns)
@@ -167,7 +167,7 @@ def _span(group: FlightGroup, call: FlightCall, start_ms: float, number: int) ->
 
 
 def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: TimelineClock) -> Iterator[TimelineEvent]:
-    """Yield the last call of the blamed ranks, or if they left no dump, when the first of the others began to wait."""
+    """Yield the last call of the blamed ranks, or without their dumps, when the first of the others began to wait."""
     if verdict is None:
         return
     lasts = [max(_times(dumps[rank])) for rank in verdict.ranks if rank in dumps]
@@ -192,7 +192,7 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
             f"nothing was recognized in {count_of(len(logs.read), 'file')}"
             + (f" ({'; '.join(problems[:3])})" if problems else ""),
             help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them. "
-            "`ddpdoctor explain -- LINE` knows single errors, `ddpdoctor explain DD613` says what to collect.",
+            "`ddpdoctor explain -- LINE` explains a single error, `ddpdoctor explain DD613` lists what to collect.",
         )
     state = build_run_state(logs)
     state = replace(state, ruling=decide(state))

@@ -303,7 +303,7 @@ class VariableContext:
     ranks_here: int
     under_wrap: bool
     active_port: bool  # an RDMA port is ACTIVE
-    no_rdma: bool  # there is no RDMA device
+    no_rdma: bool  # no RDMA device found
 
 
 # By the word that a condition begins with: whether a value, with the words after that one, meets it.

@@ -453,7 +453,7 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
     return None
 
 
-ABSENT = "no RDMA device here"
+ABSENT = "no RDMA device found"
 
 
 @rule(

@@ -103,10 +103,10 @@ def test_what_is_no_other_run_or_has_no_budget_is_refused(tmp_path):
     bench.write_text(render_json(benches.everything()))
     few = {"reason": "19 steps are too few: at least 20 are needed"}
     for other, said in (
-        (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "there is no"),
+        (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "does not exist"),
         (bench, "it is not a run of `ddpdoctor wrap`"),
         (save(tmp_path / "few", few), "few.*has no time budget: 19 steps are too few"),
-        (save(tmp_path / "no_blocks", without_blocks()), "no_blocks.*does not say how much its steps vary"),
+        (save(tmp_path / "no_blocks", without_blocks()), "no_blocks.*has no variation of its steps"),
         (save(tmp_path / "odd", {"budget": {"phases": 3}}), "odd.*the time budget in the report cannot be read"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said) as refused:
@@ -209,11 +209,11 @@ def test_without_a_browser_the_page_is_named(saved, tmp_path, monkeypatch, capsy
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     assert run(Options(run_dir=saved, output=tmp_path / "page.html", opens=True)) == 0
-    assert f"no browser could be opened here; the page is {tmp_path}/page.html" in capsys.readouterr().err
+    assert f"no browser could be opened; the page is {tmp_path}/page.html" in capsys.readouterr().err
 
 
 def test_only_a_page_can_be_opened(saved):
-    with pytest.raises(UserError, match="--open shows a page, and --format json is none"):
+    with pytest.raises(UserError, match="--open needs a page, which --format json is not"):
         run(Options(run_dir=saved, format="json", opens=True))
 
 
