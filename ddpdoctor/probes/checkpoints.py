@@ -95,7 +95,7 @@ def _expand(path: Path) -> tuple[Path, ...]:
         return (path,)
     found = tuple(sorted(one for one in path.iterdir() if one.is_file() and one.suffix.lower() in SUFFIXES))
     if not found:
-        raise UserError(f"{path} holds no checkpoint", help=f"Checkpoint files end in one of: {', '.join(SUFFIXES)}.")
+        raise UserError(f"{path} has no checkpoint", help=f"Checkpoint files end in one of: {', '.join(SUFFIXES)}.")
     return found
 
 
