@@ -7,8 +7,15 @@ pages that it links to are its entries in the sidebar, under the heading above t
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+import gallery
 
 from ddpdoctor import __version__
 
@@ -33,6 +40,7 @@ html_copy_source = False
 
 INDEX_PAGES = frozenset({"index", "first-job/index", "rules/index", "design/index"})
 LINK = re.compile(r"\]\(([^)#:\s]+)\.md\)")
+CARD = re.compile(r"^<!-- report: ([\w-]+) -->$", re.MULTILINE)
 
 
 def add_toctrees(_app: Sphinx, page: str, source: list[str]) -> None:
@@ -41,16 +49,33 @@ def add_toctrees(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "".join(render_toctree(*section) for section in read_sections(source[0]) if section[1])
 
 
+def add_reports(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Show each report of the gallery in the place of its mark, which GitHub leaves out."""
+    if page == "gallery":
+        source[0] = CARD.sub(lambda mark: gallery.show_card(mark[1]), source[0])
+
+
+def write_files(app: Sphinx, error: Exception | None) -> None:
+    """Write the pages of the reports, and the images that HTML in a page names."""
+    if error is None and app.builder.format == "html":
+        gallery.write_pages(Path(app.outdir, "gallery"))
+        shutil.copytree(DOCS / "images", Path(app.outdir, "images"), dirs_exist_ok=True)
+
+
 def read_sections(text: str) -> list[tuple[str, list[str]]]:
-    """Return the heading of each section of level 2, and the pages that it links to, each once in the page."""
+    """Return the heading of each section of level 2, and the pages that it links to, each once in the page.
+
+    What stands before the first heading has the pages that no section links to.
+    """
     seen: set[str] = set()
     sections = []
-    for part in re.split(r"^## ", "\n" + text, flags=re.MULTILINE):
+    first, *rest = re.split(r"^## ", "\n" + text, flags=re.MULTILINE)
+    for part in (*rest, first):
         heading, _, body = part.partition("\n")
         pages = [page for page in dict.fromkeys(LINK.findall(body)) if is_below(page) and page not in seen]
         seen.update(pages)
         sections.append((heading, pages))
-    return sections
+    return [sections[-1], *sections[:-1]]
 
 
 def is_below(page: str) -> bool:
@@ -66,5 +91,7 @@ def render_toctree(caption: str, pages: list[str]) -> str:
 
 
 def setup(app: Sphinx) -> None:
-    """Tell Sphinx to call ``add_toctrees`` for each page."""
+    """Tell Sphinx to call these functions for each page, and at the end."""
     app.connect("source-read", add_toctrees)
+    app.connect("source-read", add_reports)
+    app.connect("build-finished", write_files)

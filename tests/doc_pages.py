@@ -10,11 +10,14 @@ A block of output stands after a mark with its name, and begins with the command
 A line that begins with ``...`` stands for any number of lines. ``tests.doc_runs`` runs the commands.
 """
 
+import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,6 +36,17 @@ class Block:
     name: str
     commands: tuple[str, ...]
     shown: str
+
+
+def load_script(name: str) -> Any:
+    """Return a script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def pages() -> list[Path]:

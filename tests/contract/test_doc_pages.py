@@ -1,9 +1,7 @@
 """Pages of the documentation agree with the code."""
 
-import importlib.util
 import json
 import re
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -124,22 +122,12 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
-def load_generator():
-    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def written_pages():
     return sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 
 def test_drift_is_seen_and_mended(tmp_path):
-    generate = load_generator()
+    generate = doc_pages.load_script("generate")
     wanted = {"a.md": "A", "b.md": "B"}
     (tmp_path / "a.md").write_text("changed")
     (tmp_path / "old.md").write_text("of a code that is gone")
@@ -245,6 +233,12 @@ def test_a_command_prints_what_its_page_shows(key, tmp_path, run_in):
     block = BLOCKS[key]
     printed = doc_runs.print_for(block, tmp_path, run_in)
     assert doc_pages.differs(block.shown, printed) == "", "run: python -m tests.doc_runs"
+
+
+def test_the_picture_of_a_terminal_shows_what_the_program_prints_today():
+    gallery = doc_pages.load_script("gallery")
+    shown = {name: (gallery.IMAGES / name).read_text() for name in ("verdict.svg", "verdict-narrow.svg")}
+    assert gallery.draw_verdicts() == shown, "run: python docs/gallery.py --pictures"
 
 
 @pytest.mark.parametrize("page", doc_pages.pages(), ids=lambda path: str(path.relative_to(doc_pages.ROOT)))
