@@ -99,18 +99,21 @@ def own_words(line: str) -> list[list[str]]:
     return found
 
 
+def is_gap(line: str) -> bool:
+    """Tell whether a line of a block stands for any number of lines."""
+    return line.lstrip().startswith("...")
+
+
 def differs(shown: str, printed: str, mask: Callable[[str], str] | None = None) -> str:
     """Return the first line that is shown and was not printed in its place, or nothing."""
     masked = [(mask or mask_all)(line) for line in printed.strip().splitlines()]
-    wanted = [
-        line if line.lstrip().startswith("...") else (mask or mask_all)(line) for line in shown.strip().splitlines()
-    ]
+    wanted = [line if is_gap(line) else (mask or mask_all)(line) for line in shown.strip().splitlines()]
     return _first_missing(wanted, masked)
 
 
 def _first_missing(wanted: list[str], left: list[str]) -> str:
     for number, line in enumerate(wanted):
-        if line.lstrip().startswith("..."):
+        if is_gap(line):
             rest = wanted[number + 1 :]
             while rest and not rest[0]:
                 rest = rest[1:]

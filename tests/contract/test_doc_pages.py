@@ -203,12 +203,17 @@ def test_each_code_that_a_page_names_is_a_rule():
 
 
 BLOCKS = {f"{block.name} in {block.page.name}": block for block in doc_pages.blocks()}
-RECORDED = [key for key, block in BLOCKS.items() if doc_runs.is_recorded(block.name)]
+DRAWN = [key for key, block in BLOCKS.items() if doc_runs.is_drawn(block.name)]
 QUICK = [
     key
     for key, block in BLOCKS.items()
-    if key not in RECORDED and block.name not in doc_runs.OF_DEMO and block.page.parent != doc_runs.FIRST_JOB
+    if key not in DRAWN and block.name not in doc_runs.OF_DEMO and block.page.parent != doc_runs.FIRST_JOB
 ]
+
+
+OF_A_REPORT = re.compile(
+    r"\$ |ddpdoctor: |  (where|seen|to do) +\S|DD\d{3} \S|settings tried|replicas (are )?(equal|differ)"
+)
 
 
 def test_each_block_with_output_has_a_name():
@@ -216,29 +221,45 @@ def test_each_block_with_output_has_a_name():
         f"{page.name}: {match['body'].splitlines()[0]}"
         for page in doc_pages.pages()
         for match in doc_pages.FENCE.finditer(page.read_text())
-        if not match["name"] and any(line.startswith("$ ") for line in match["body"].splitlines())
+        if not match["name"] and any(OF_A_REPORT.match(line) for line in match["body"].splitlines())
     ]
     assert bare == []
 
 
-@pytest.mark.parametrize("key", RECORDED)
+@pytest.mark.parametrize("key", DRAWN)
 def test_a_recorded_run_is_drawn_as_its_page_shows_it(key):
     block = BLOCKS[key]
-    drawn = doc_runs.draw(doc_runs.recorded(block.name))
-    assert doc_pages.differs(block.shown, drawn, doc_pages.mask_places) == "", "run: python -m tests.doc_runs"
+    drawn = doc_runs.drawn(block.name)
+    assert doc_pages.differs(block.shown, drawn, doc_pages.mask_places) == "", "run: python -m tests.doc_runs --quick"
 
 
 @pytest.mark.parametrize("key", QUICK)
 def test_a_command_prints_what_its_page_shows(key, tmp_path, run_in):
     block = BLOCKS[key]
     printed = doc_runs.print_for(block, tmp_path, run_in)
-    assert doc_pages.differs(block.shown, printed) == "", "run: python -m tests.doc_runs"
+    assert doc_pages.differs(block.shown, printed) == "", "run: python -m tests.doc_runs --quick"
 
 
 def test_the_picture_of_a_terminal_shows_what_the_program_prints_today():
     gallery = doc_pages.load_script("gallery")
     shown = {name: (gallery.IMAGES / name).read_text() for name in ("verdict.svg", "verdict-narrow.svg")}
     assert gallery.draw_verdicts() == shown, "run: python docs/gallery.py --pictures"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "written"),
+    [
+        ("a 1\nb", "a 2\nc", "a 2\nc"),
+        ("a 1\n... (more)\nb", "a 2\nx\ny\nb", "a 2\n... (more)\nb"),
+        ("old\n...\nb", "new\nx\nb", "new\n...\nb"),
+        ("a\n...\nold", "a\nx\nnew", "a\n...\nnew"),
+        ("a\n...\nb", "a\nx\nb\nadded", "a\n...\nb\nadded"),
+        ("a\n...", "a\nx\ny", "a\n..."),
+    ],
+)
+def test_an_output_is_written_with_the_gaps_of_its_block(shown, printed, written):
+    assert doc_runs.with_gaps(shown.splitlines(), printed.splitlines()) == written
+    assert doc_pages.differs(written, printed) == ""
 
 
 @pytest.mark.parametrize("page", doc_pages.pages(), ids=lambda path: str(path.relative_to(doc_pages.ROOT)))
