@@ -143,7 +143,10 @@ def test_a_verb_page_has_every_option_of_the_verb(verb):
     names = {
         part for one in declared if isinstance(one.option, Option) for name in one.names for part in name.split("/")
     }
-    assert {name for name in names if name.startswith("--")} <= set(OPTION.findall((DOCS / f"{verb}.md").read_text()))
+    page = (DOCS / f"{verb}.md").read_text()
+    has_json = any(one.field == "format" and "json" in get_args(one.type) for one in declared)
+    assert {name for name in names if name.startswith("--")} <= set(OPTION.findall(page))
+    assert ("`--json` is short for `--format json`" in page) is has_json
 
 
 def test_links_lead_somewhere():
@@ -155,6 +158,9 @@ def test_links_lead_somewhere():
 
 
 MODULES = re.compile(r"`((?:ddpdoctor/)?(?:{})/[\w/]+(?:\.\w+)?)/?`".format("|".join(PACKAGES)))
+
+
+SOURCE = re.compile(r"`(?:[\w-]+/)*([\w-]+(?:\.html)?\.(?:py|js|css|jinja))`")
 
 
 def names_something(path):
@@ -174,6 +180,14 @@ def test_each_module_that_a_page_names_exists():
     named = {(page.name, path) for page in pages for path in MODULES.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 50
     assert not sorted((page, path) for page, path in named if not names_something(path) and "CODE" not in path)
+
+
+def test_each_file_of_the_program_that_a_decision_names_exists():
+    there = {path.name for folder in ("ddpdoctor", "tests", "docs") for path in (ROOT / folder).rglob("*.*")}
+    pages = sorted((DOCS / "design").glob("*.md"))
+    named = {(page.name, file) for page in pages for file in SOURCE.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    assert {(page, file) for page, file in named if file not in there} == set()
 
 
 def test_the_page_of_exit_statuses_names_each():
