@@ -8,7 +8,7 @@ python -m tests.doc_runs --quick           write the pictures, and all blocks th
 python -m tests.doc_runs PAGE.md ...       write the blocks of these pages
 python -m tests.doc_runs NAME [FOLDER]     run a recorded command again, in a folder that has what it reads
 
-Lines that begin with ``...`` stay, and so do the lines around them that the program still prints.
+A block in which only numbers and folders differ stays. So do lines that begin with ``...``, and what they leave out.
 """
 
 import difflib
@@ -40,8 +40,9 @@ from tests.doc_pages import (
     is_gap,
     load_script,
     mask_all,
+    mask_places,
     split_body,
-)  # fmt: skip
+)
 
 FILES = ROOT / "tests" / "data" / "pages"
 """Recorded reports, and files that commands on pages read."""
@@ -90,14 +91,16 @@ def in_a_process(folder: Path, *words: str, **env: str) -> subprocess.CompletedP
     return forking.run("-m", "ddpdoctor", *words, cwd=folder, env={**clean, **env})
 
 
-def print_for(block: Block, folder: Path, run: Callable[..., subprocess.CompletedProcess[str]] = in_a_process) -> str:
+def print_for(
+    block: Block, folder: Path, run: Callable[..., subprocess.CompletedProcess[str]] = in_a_process, **env: str
+) -> str:
     """Return what the commands of a block print, in an empty folder that gets the files they read."""
     for path in FILES.iterdir():
         if not path.name.endswith(".json.xz"):
             shutil.copy(path, folder)
     if block.name in PREPARED:
         PREPARED[block.name](folder)
-    printed, env = "", {}
+    printed = ""
     for command in block.commands:
         program, *words = shlex.split(command)
         if program == "export":
@@ -346,7 +349,7 @@ def main(words: list[str]) -> None:
         elif block.page.parent != FIRST_JOB and not (quick and block.name in OF_DEMO):
             if block.name not in printed_once:
                 with tempfile.TemporaryDirectory() as folder:
-                    printed_once[block.name] = print_for(block, Path(folder))
+                    printed_once[block.name] = print_for(block, Path(folder), TMPDIR=folder)
             write(block, printed_once[block.name])
     if not wanted:
         load_script("gallery").main(["--pictures"])
@@ -368,7 +371,9 @@ def record(block: Block, folder: Path) -> None:
 
 
 def write(block: Block, printed: str) -> None:
-    """Put what was printed into the block, below its commands."""
+    """Put what was printed into the block, below its commands, if more than numbers and folders differ."""
+    if not differs(block.shown, printed, mask_places if is_drawn(block.name) else None):
+        return
     text = block.page.read_text()
     match = next(match for match in FENCE.finditer(text) if match["name"] == block.name)
     commands = re.match(r"(?:\$ .*\n(?:    .*\n)*)*", match["body"])
