@@ -14,7 +14,7 @@ from ddpdoctor.model.data import Drawn, LoaderTaken, Pass, PassTaken, RankPass, 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, JobSummary, Outcome, Place, RankRow, Severity
 from ddpdoctor.model.launch import Contact
-from ddpdoctor.model.live import Blamed, JobNow, Liveness, PassSeen, RankNow, ReplicasNow, Start, WaitNow
+from ddpdoctor.model.live import Blamed, JobNow, Liveness, PassSeen, RankNow, Start, WaitNow
 from ddpdoctor.model.pictures import (
     Lane,
     RankWaits,
@@ -37,7 +37,6 @@ from ddpdoctor.report.verbs.job import MOST_FRAMES, consistency_pictures, job_co
 from ddpdoctor.report.verbs.live import plain_histories, render_history, render_status
 from ddpdoctor.report.verbs.trial import reference_pictures
 from tests import benches
-from tests.doc_pages import DOCS
 from tests.golden import Cases, table, words
 from tests.pictures import FINISHED, finding, only, pictures, report
 from tests.rules.consistency import test_files as files  # noqa: F401 - of the rows
@@ -236,11 +235,6 @@ def a_history_is_one_sentence_a_table_and_the_reasons_and_an_object():
     return plain_histories([HISTORY], ["x: damaged"]), several
 
 
-def test_the_page_of_history_shows_what_is_drawn():
-    shown = render_history([HISTORY], [], width=80, color=False)
-    assert f"```\n{shown.partition(chr(10) * 2 + '  1: ')[0]}\n```" in (DOCS / "history.md").read_text()
-
-
 # What was collected, made safe to print.
 
 
@@ -294,21 +288,6 @@ def draw(one, width=80):
 ALIKE = ({}, {"step": 1042, "step_ms": 43.0, "waits_share": 0.1, "batch": 90, "memory_bytes": 2**31})
 OTHERS = ({"step": 1043}, {"step_ms": 60.0}, {"waits_share": 0.4}, {"lives": False, "trains": False, "state": "exit 1"})
 WAIT = WaitNow(ranks=(0, 2, 3), call="all_reduce of float32[1]", since_s=12.0)
-
-
-def test_the_page_of_status_shows_what_is_drawn():
-    seen = {"trains": False, "since_s": 26.0, "step": 300, "step_ms": 38.7, "epoch": 0, "batch": 0}
-    at, stuck = (
-        Place(rank=1, file="train.py", line=line, function=name) for line, name in ((12, "main"), (6, "fetch_settings"))
-    )
-    seen |= {"memory_bytes": 311 * 2**20}
-    ranks = [rank(n, state="in backward", where=at, waits_share=0.4, **seen) for n in range(8)]
-    ranks[1] = rank(1, state="in the script", where=stuck, waits_share=0.41, **seen)
-    waits = (WaitNow(ranks=(0, 2, 3, 4, 5, 6, 7), call="backward", since_s=26.0),)
-    equal = ReplicasNow(equal_up_to=300, at="optimizer step", compared=12)
-    run = "ddpdoctor-report/20261124-131805-train"
-    shown = draw(status(*ranks, run=run, running_s=95.0, waits=waits, waited_for=(1,), replicas=equal), width=100)
-    assert f"```\n{shown}```" in (DOCS / "status.md").read_text()
 
 
 # A job that hung: the four pictures, and what text and Markdown draw of them.
