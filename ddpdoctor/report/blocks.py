@@ -84,6 +84,7 @@ class FactEntry:
     texts: tuple[str, ...]
     tone: Tone = Tone.STRONG  # the tone of the label
     whole: bool = False  # never wrap the text, because it is a command
+    code: tuple[str, ...] = ()  # in formats of plain text, the source lines below the first text
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class GridCell:
     level: float | None = None  # from 0 (low) to 1 (high), for cells that are drawn as a heat map
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Grid:
     """A matrix, such as ranks by tensors or checks by hosts."""
 

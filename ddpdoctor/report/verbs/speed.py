@@ -130,18 +130,13 @@ def speed_pictures(report: Report) -> Iterator[bl.Grid]:
             about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
             return bl.GridCell(number(time_ms), about=about, level=bl.linear_level(time_ms, wall_ms))
 
-        yield bl.Grid(
-            title="time of a step by phase, in ms",
-            rows=tuple(row.phase for row in phases),
-            columns=("critical rank", "median rank", "worst rank"),
-            cells=tuple(
-                (cell(row.critical_ms), cell(row.median_ms), cell(row.worst_ms, f" on rank {row.worst_rank}"))
-                for row in phases
-            ),
-            row_name="phase",
-            column_name="rank",
-            legend=("The darker, the more of the step.",),
-        )
+        names, ranks = tuple(row.phase for row in phases), ("critical rank", "median rank", "worst rank")
+        cells = []
+        for row in phases:
+            worst = cell(row.worst_ms, f" on rank {row.worst_rank}")
+            cells.append((cell(row.critical_ms), cell(row.median_ms), worst))
+        legend = ("The darker, the more of the step.",)
+        yield bl.Grid("time of a step by phase, in ms", names, ranks, tuple(cells), "phase", "rank", legend)
     if asked or any(finding.code == STRAGGLER for finding in report.findings):
         yield from _pace_pictures(report)
 
@@ -181,6 +176,15 @@ def comparison_content(report: Report) -> bl.Content:
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
     every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
+    shown, tones = [], dict[int, bl.Tone]()
+    for at, (name, time) in enumerate(rows):
+        way, tone = ("shorter", bl.Tone.GOOD) if time.change_ms < 0 else ("longer", bl.Tone.WARNING)
+        span = f"{_signed(time.low_ms)} to {_signed(time.high_ms)}"
+        times = (number(time.first_ms), number(time.second_ms), _signed(time.change_ms), span)
+        shown.append((name, *times, way if time.is_change else ""))
+        tones |= {at: tone} if time.is_change else {}
+    heads = ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed")
+    table = bl.table_of(heads, shown, left={"phase", "changed"}, tones=tones)
     fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
     title = "what else differs" if texts else "no other setting that was recorded differs"
@@ -188,29 +192,7 @@ def comparison_content(report: Report) -> bl.Content:
         headline=verdict_of(found),
         about=((about,),),
         sections=(
-            (
-                bl.Heading("time of a step, on the rank that the others wait for"),
-                bl.table_of(
-                    ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed"),
-                    [
-                        (
-                            name,
-                            number(time.first_ms),
-                            number(time.second_ms),
-                            _signed(time.change_ms),
-                            f"{_signed(time.low_ms)} to {_signed(time.high_ms)}",
-                            ("shorter" if time.change_ms < 0 else "longer") if time.is_change else "",
-                        )
-                        for name, time in rows
-                    ],
-                    left={"phase", "changed"},
-                    tones={
-                        at: bl.Tone.GOOD if time.change_ms < 0 else bl.Tone.WARNING
-                        for at, (_, time) in enumerate(rows)
-                        if time.is_change
-                    },
-                ),
-            ),
+            (bl.Heading("time of a step, on the rank that the others wait for"), table),
             (bl.Heading(title), *([bl.items(texts, "  ")] if texts else [])),
         ),
         records=bl.Records(

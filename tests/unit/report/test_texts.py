@@ -34,6 +34,7 @@ from ddpdoctor.model.findings import (
     RankRow,
     Severity,
 )
+from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import render_nccl_tests
@@ -169,10 +170,63 @@ def test_a_long_path_keeps_its_line_number(width):
 def test_colors_change_nothing_but_colors_and_the_environment_has_no_say(monkeypatch):
     plain, colored = draw_job(report(), width=80), draw_job(report(), width=80, color=True)
     assert "\x1b[1;31m" in colored
-    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+    assert without_styles(colored) == plain
     for name, value in {"FORCE_COLOR": "1", "COLUMNS": "20", "TERM": "dumb", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     assert draw_job(report(), width=80) == plain
+
+
+def without_styles(text):
+    return re.sub(r"\x1b\[[\d;]*m|\x1b\]8;[^\x1b]*\x1b\\", "", text)
+
+
+def test_a_terminal_opens_a_line_of_the_job_and_no_line_of_logs_from_elsewhere():
+    """What is linked is the whole place: a file below the folder is shown without it, and line 6 is not in line 61."""
+    spaced = replace(STUCK, where=(place(3, 6, file="/home/me/proj/my train.py"),))
+    job = report(verdict=spaced, rows=ROWS[:1])
+    links = re.findall(r"\x1b\]8;id=\d+;([^\x1b]+)\x1b\\(?:\x1b\[[\d;]*m)?([^\x1b]+)", draw_job(job, color=True))
+    assert links == [
+        ("file:///home/me/proj/train.py", "train.py:61"), ("file:///home/me/proj/my%20train.py", "my train.py:6"),
+    ]  # fmt: skip
+    for other in (
+        replace(job, job=None),
+        report(verdict=replace(STUCK, where=(place(3, 6, file="train.py"),)), rows=()),
+    ):
+        assert "\x1b]8" not in draw_job(other, color=True)
+    assert "\x1b]8" not in draw_job(job, width=80)
+
+
+LINES = ("    def fetch():", "        reply = dist.recv(buffer(9), src=0)  # " + "long " * 20, "        return reply")
+
+
+def framed(*lines, blamed=33, first=32, file=TRAIN, summary="Rank 3 waits in recv.", **more):
+    source = SourceExcerpt(file=file, first=first, lines=lines, blamed=blamed)
+    one = report(verdict=replace(STUCK, summary=summary, evidence=()), rows=(), **more)
+    return replace(one, data={"source": encode(source)})
+
+
+@CASES
+def a_verdict_has_its_line_below_it_with_a_mark_under_the_call():
+    """The call that the verdict names, or the only one, else the first character. No frame without the line."""
+
+    def frame(one, width=None):
+        return draw_job(one, width=width).partition("where   ")[2].partition("  to do")[0]
+
+    calls = (
+        "x = a.b(1) + c(2)",
+        "while(pending): pass",
+        "loss.sum().backward()",
+        "  if (x):  # f",
+        "raise Broken()",
+        "",
+    )
+    drawn = {"80": frame(framed(*LINES), 80), "a pipe": frame(framed(*LINES)), "40": frame(framed(*LINES), 40)}
+    drawn |= {call: frame(framed(call, first=33, summary="backward")) for call in calls}
+    drawn["a tab and an escape"] = frame(framed("\tf(\x1b[31m)", first=33))
+    drawn["another line"] = frame(framed(*LINES, blamed=34))
+    drawn["another file"] = frame(framed(*LINES, file="/home/me/other.py"))
+    drawn["damaged"] = frame(framed(*LINES, first=90))
+    return drawn
 
 
 # The report of check-env.
