@@ -278,11 +278,9 @@ def _judge_hosts(pairs: Sequence[Pair]) -> tuple[SlowOnes[str], SlowOnes[str], i
     edges: dict[tuple[str, str], Pair] = {}
     if any(len(own) > 1 for own in between.values()):  # else ranks are judged instead
         for hosts, own in between.items():
-            rates = zip(*(pair.busbws_gb_s for pair in own), strict=False)
-            times = zip(*(pair.latencies_us for pair in own), strict=False)
-            edges[hosts] = replace(
-                own[0], busbws_gb_s=tuple(map(median, rates)), latencies_us=tuple(map(median, times))
-            )
+            rates = tuple(map(median, zip(*(pair.busbws_gb_s for pair in own), strict=False)))
+            times = tuple(map(median, zip(*(pair.latencies_us for pair in own), strict=False)))
+            edges[hosts] = replace(own[0], busbws_gb_s=rates, latencies_us=times)
     slow_hosts, links, wiring = find_slow(edges)
     # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
     slow = {slow.ends[0] for slow in slow_hosts}

@@ -122,10 +122,8 @@ def _without_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
             "pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
             "forward in the loss, and remove or freeze unused parameters before you wrap the model"
         )
-        evidence = (f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",)
-        yield drift.DriftCause(
-            name="unfinished", words=words, fix=fix, blame=blame, at_the_step=True, evidence=evidence
-        )
+        seen = (f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",)
+        yield drift.DriftCause(name="unfinished", words=words, fix=fix, blame=blame, at_the_step=True, evidence=seen)
 
 
 def _after_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:

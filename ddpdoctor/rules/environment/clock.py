@@ -55,12 +55,12 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
     """Yield the hosts that differ from the median. Of two, the one whose clock is not synchronized, else both."""
     if len(offsets) == 2:
         behind, ahead = sorted(offsets, key=lambda offset: offset[1])
-        apart, confidence = ahead[1] - behind[1], Confidence.MEDIUM
+        apart, sure = ahead[1] - behind[1], Confidence.MEDIUM
         off = [(node, sign * apart) for (node, _), sign in ((ahead, 1), (behind, -1)) if apart > OFF_S]
         loose = [(node, value) for node, value in off if _is_loose(node)]
         off = loose if len(loose) == 1 else off
     else:
-        middle, confidence = median(value for _, value in offsets), Confidence.HIGH
+        middle, sure = median(value for _, value in offsets), Confidence.HIGH
         off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
     far = [(node, value) for node, value in off if abs(value) >= FAR_OFF_S]
     for those, severity, consequence in (
@@ -78,12 +78,10 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
         if len(offsets) == len(those) == 2:
             what = f"The clock of {those[0][0].host} is {worst:.1f} s ahead of the clock of {those[1][0].host}"
             hosts, evidence = tuple(dict.fromkeys(node.host for node, _ in offsets)), ()
-            confidence = Confidence.LOW
+            sure = Confidence.LOW
         summary = f"{what}: {consequence}"
         fix = "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"
-        yield Problem(
-            summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=confidence, hosts=hosts
-        )
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=sure, hosts=hosts)
 
 
 def _is_loose(node: Node) -> bool:

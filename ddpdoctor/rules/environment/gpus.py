@@ -495,7 +495,7 @@ def check_dstate(node: Node) -> Answer:
     long = [process for process in stuck if (process.seconds or 0.0) >= LONG_S]
     short = [process for process in stuck if process not in long]
     problems = []
-    for those, words, severity, confidence in (
+    for those, words, severity, sure in (
         (long, "and its GPU is unlikely to recover", None, Confidence.HIGH),
         (short, "for at least a second", Severity.WARNING, Confidence.MEDIUM),
     ):
@@ -508,7 +508,5 @@ def check_dstate(node: Node) -> Answer:
                 for process in those
             )
             fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process"
-            problems.append(
-                Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=confidence)
-            )
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=sure))
     return judged(problems, f"{len(stuck)} processes hang in the driver")

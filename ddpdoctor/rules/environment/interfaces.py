@@ -200,10 +200,9 @@ def _judge(network: Network, process: NodeProcess, setting: net.Setting) -> Iter
     wrong = [name for name in names if name not in there]
     if wrong:
         summary = f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}"
-        evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
-        yield Problem(
-            summary=summary, evidence=evidence, fix=net.export(setting.name, network), ranks=ranks_of([process])
-        )
+        seen = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
+        fix = net.export(setting.name, network)
+        yield Problem(summary=summary, evidence=seen, fix=fix, ranks=ranks_of([process]))
 
 
 def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:

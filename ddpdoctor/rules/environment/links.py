@@ -113,11 +113,8 @@ def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Probl
 
 def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterator[Problem]:
     """Compare a link with those of other GPUs of the model. Without a view of the slot, nothing else can be done."""
-    peers = [
-        device
-        for device in devices
-        if (device.vendor, device.device) == (mine.vendor, mine.device) and device is not mine
-    ]
+    model = (mine.vendor, mine.device)
+    peers = [device for device in devices if (device.vendor, device.device) == model and device is not mine]
     wider = [peer for peer in peers if (peer.width or 0) > (mine.width or 0)]
     faster = [peer for peer in peers if (peer.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
     if wider:

@@ -284,7 +284,12 @@ def check_ib_rate(fleet: Fleet) -> Answer:
         if net.is_active(port) and port.rate_gb_s and not device.virtual_function
     )
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
-    counts = [(node, _boards(node)) for node in fleet.nodes]
+    counts: list[tuple[Node, Counter[str] | None]] = []  # devices of each board, or None if that could not be read
+    for node in fleet.nodes:
+        devices = () if isinstance(node.rdma, Unread) else node.rdma.devices
+        boards = Counter(device.board for device in devices if device.board and not device.virtual_function)
+        is_lost = isinstance(node.rdma, Unread) and node.rdma.why is not Why.ABSENT
+        counts.append((node, None if is_lost else boards))
     for board in sorted({board for _, count in counts for board in count or ()}):
         split = compare_nodes((node, None if count is None else count[board]) for node, count in counts)
         most = split.majority.value if split is not None and split.majority is not None else None
@@ -322,13 +327,6 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
             confidence=Confidence.HIGH if sure else Confidence.LOW,
             hosts=hosts,
         )
-
-
-def _boards(node: Node) -> Counter[str] | None:
-    """Return how many devices of each board a node has, or None if that could not be read."""
-    if isinstance(node.rdma, Unread):
-        return Counter() if node.rdma.why is Why.ABSENT else None
-    return Counter(device.board for device in node.rdma.devices if device.board and not device.virtual_function)
 
 
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"

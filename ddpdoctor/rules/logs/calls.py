@@ -453,9 +453,7 @@ def compare_calls(facts: Iterable[lf.Fact]) -> Iterator[lf.Differ]:
 
 def _calls_differ(called: Sequence[lf.Called]) -> lf.Differ | None:
     by_rank = grouped(ranked(called, lf.Called))
-    shapes = {
-        rank: tuple(sorted((_shape(fact.operation) for fact in those), key=str)) for rank, those in by_rank.items()
-    }
+    shapes = {rank: tuple(sorted((_shape(fact.operation) for fact in own), key=str)) for rank, own in by_rank.items()}
     sides = grouped((shape, rank) for rank, shape in shapes.items())
     if len(sides) < 2 or len({len(shape) for shape in sides}) > 1:
         return None

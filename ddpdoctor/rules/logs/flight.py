@@ -340,13 +340,8 @@ def _first_difference(cluster: Cluster, target: tuple[int, _Ranks] | None, size:
     plain = len(sides[0][1]) > len(sides[1][1])
     odd = tuple(sorted(rank for _, ranks in sides[1:] for rank in ranks))
     names = {tuple(call.op for call in made[ranks[0]]) for _, ranks in sides}
-    aspect = (
-        "operation"
-        if len(names) > 1
-        else "dtype"
-        if len({operation.dtype for operation in operations}) > 1
-        else "shape"
-    )
+    dtypes = {operation.dtype for operation in operations}
+    aspect = "operation" if len(names) > 1 else "dtype" if len(dtypes) > 1 else "shape"
     return lf.Differ(
         sides=tuple((ranks, operation) for (_, ranks), operation in zip(sides, operations, strict=True)),
         odd=odd if plain else None, aspect=aspect, spot=cluster.dumps[odd[0]].spot,

@@ -12,7 +12,8 @@ from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, 
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.logs.calls import innermost
 from ddpdoctor.rules.logs.state import last_samples, lost_by
-from ddpdoctor.rules.progress.states import place_words, to_place
+from ddpdoctor.rules.progress.states import FINGERPRINTS, place_words, to_place
+from ddpdoctor.rules.progress.words import calls_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -146,7 +147,7 @@ def collect(state: RunState) -> tuple[str, ...]:
 def quote(fact: lf.Fact) -> str:
     """Return where a fact stands and what it says: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
-    return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
+    return f"{fact.spot.source}{line}" + (f": {FINGERPRINTS.sub('', fact.said)}" if fact.said else "")
 
 
 def quotes(facts: Iterable[lf.Fact]) -> list[str]:
@@ -432,15 +433,19 @@ def mismatch(state: RunState, differ: Sequence[lf.Differ]) -> Problem:
         stacks += [fact.frames for fact in state.of(rank, lf.Waiting)]
         stacks += [fact.frames for fact in state.of(rank, lf.Failed)]
         lines[rank] = next((innermost(frames) for frames in stacks if frames), None)
-    words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
-    made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
-    unsettled = sure is Confidence.LOW and made == "made"
+    named_sides = [(what, rank_list(ranks) if ranks else "a rank") for what, ranks in sides]
+    certain = sure is not Confidence.LOW or all(fact.certain for fact in differ)
+    unsettled = sure is Confidence.LOW and certain
     doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
     aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
     differ_in = [f"they differ in: {', '.join(aspects)}"] if aspects else []
-    summary = f"the ranks {made} different calls: {words}{doubt}"
+    summary = f"the ranks {'made' if certain else 'may have made'} different calls: "
+    summary += "; ".join(f"{who}: {what}" for what, who in named_sides)
+    if apart := calls_apart(named_sides):
+        summary = f"the ranks {'disagree' if certain else 'may disagree'} about {apart}"
     said = (*quotes(differ), *differ_in, *victim_words(state, odd))
-    return problem(state, summary, said, confidence=sure, ranks=odd, where=places(lines.items()), fix=_SAME_CALLS)
+    where = places(lines.items())
+    return problem(state, summary + doubt, said, confidence=sure, ranks=odd, where=where, fix=_SAME_CALLS)
 
 
 def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
@@ -470,9 +475,7 @@ def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
 def circle(state: RunState, circles: Sequence[lf.Circle]) -> Problem:
     links = circles[0].links
     ranks = tuple(sorted({rank for circle in circles for link in circle.links for rank in (link[0], link[2])}))
-    way = "; ".join(
-        f"rank {one} is waiting in {operation.words()} for rank {other}" for one, operation, other in links[:6]
-    )
+    way = "; ".join(f"rank {one} is waiting in {call.words()} for rank {other}" for one, call, other in links[:6])
     summary = f"{rank_list(ranks)} are waiting for each other: {way}"
     return problem(state, summary, quotes(circles), confidence=Confidence.MEDIUM, ranks=ranks, fix=_SAME_ORDER)
 

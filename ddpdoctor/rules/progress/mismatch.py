@@ -197,7 +197,11 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     own = _call_classes(departing)
     turned = f"{way.did} and " if isinstance(way, Turning) and len(own) == 1 else ""
     summary = f"{_side_words(job, conflict, departing, turned)}, but {_side_words(job, conflict, agreeing)}"
-    if conflict.left:
+    blamed_first = sorted(sides.items(), key=lambda side: side[1][0] not in blamed)
+    apart = say.calls_apart([(what, say.who(job, ranks)) for what, ranks in blamed_first])
+    if apart and not turned and not conflict.left:
+        summary = f"the ranks disagree about {apart}"
+    elif conflict.left:
         summary = (
             f"{_side_words(job, conflict, departing)}, but {say.who(job, conflict.left)} did not call it: "
             f"{verb(conflict.left, 'its script has', 'their scripts have')} ended"

@@ -29,6 +29,8 @@ _NO_ERRORS = frozenset({"GeneratorExit", "KeyboardInterrupt", "StopAsyncIteratio
 _DIGITS = re.compile(r"\d+")
 _WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
 MAX_TEXT = 300  # characters kept of the text of an exception
+# What torch adds about two of the ranks, whose calls a finding names in fewer words.
+FINGERPRINTS = re.compile(r"\. Rank \d+ is running (?:inconsistent )?collective: CollectiveFingerPrint.*", re.DOTALL)
 _LAST_ERROR = "Last error:"
 WORK_WAIT = "work_wait"  # phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group
 # Phases in which DDP's C++ reducer makes collectives that no Python function sees.

@@ -617,9 +617,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     summary = f"{summary}; {waiters}" if waiters else summary
     fix = fix_of((clue for found in clues.values() for clue in found), fix)
     evidence = (*sentences(clues), *seen)
-    finding = say.problem_of(
-        job, blamed, confidence=confidence, where=where, summary=summary, evidence=evidence, fix=fix
-    )
+    said = say.problem_of(job, blamed, confidence=confidence, where=where, summary=summary, evidence=evidence, fix=fix)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
     # On a busy machine a rank may be late to answer, and the next look shows what it waits for.
@@ -627,4 +625,4 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     last_ns = max((max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in unread), default=0)
     known = known and job.time_ns - last_ns >= (2 * ALONE_PATIENCE * job.timeout_ns if unread else 0)
     certain = known and job.stands_still(blamed) and all(job.ranks[n].recorded for n in blamed) and not works
-    return judged([finding], certain=certain, may_resume=not in_vain)
+    return judged([said], certain=certain, may_resume=not in_vain)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.facts import Life, Rank
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 NOTABLE_NS = 10_000_000_000  # our choice: shorter waits for a core are usual where several programs share a machine
 # Most classes of ranks that are listed. If every rank does something else, more of them would not help.
 MAX_CLASSES = 8
+# A part of a call as it is written: "with MAX", "to rank 2", "8 bytes", "[16, 4]", "(train.py:31)", or a word.
+_PART = re.compile(r"with \w+|(?:from|to) rank \d+|\d+ \w+|\[[^\]]*\]|\([^)]*\)|[^\s\[]+")
 _DOING = {
     st.Activity.MISSING: ("never started", "never started"),
     st.Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
@@ -197,13 +201,32 @@ def how_words(failure: st.Failure) -> str:
         how = rank.signal or f"exit status {rank.exit_code}"
         return f"a time limit of the script ended it ({how})" + (f" {st.place_words(place)}" if place else "")
     if failure.error is not None:
-        text = st.first_line(failure.error.message)
+        text = st.FINGERPRINTS.sub("", st.first_line(failure.error.message))
         return f"{failure.error.type}: {text}" if text else failure.error.type
     if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
         return f"{rank.signal} after torch's timeout, as the NCCL watchdog does it"
     if rank.life is Life.SIGNALED:
         return rank.signal or "a signal"
     return f"exit status {rank.exit_code}" if rank.exit_code is not None else "unknown reason"
+
+
+def calls_apart(sides: Iterable[tuple[str, str]]) -> str:
+    """Return in which parts the calls of sides differ: "all_reduce of float32: [3] on rank 0, [9] on rank 1".
+
+    A side is a call and its ranks. Empty if they differ in the operation or its line.
+    """
+    written = [(what, _PART.findall(what), ranks) for what, ranks in sides]
+    if len({(parts[0], len(parts)) for _, parts, _ in written}) != 1:
+        return ""
+    apart = [len(set(each)) > 1 for each in zip(*(parts for _, parts, _ in written), strict=True)]
+    told = [(" ".join(compress(parts, apart)), ranks) for _, parts, ranks in written]
+    if not any(apart) or any("(" in what for what, _ in told):
+        return ""
+    left_out = iter(apart)
+    alike = " ".join(_PART.sub(lambda part: "" if next(left_out) else part[0], written[0][0]).split())
+    said = [f"{what} on {ranks}" for what, ranks in told[:MAX_CLASSES]]
+    said += [f"and {len(told) - len(said)} others"] if len(told) > len(said) else []
+    return f"{alike.removesuffix(' of').replace(' of (', ' (')}: {', '.join(said)}"
 
 
 def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: Any) -> Problem:
