@@ -148,15 +148,22 @@ VOLATILE = frozenset({
 ONE_SIDED = frozenset({Topic.VERDICT, Topic.VARIABLE})  # topics in which a side without a value is itself a difference
 # Options that change nothing in a run.
 OUTPUTS = frozenset({"--report-dir", "--output", "-o", "--plot", "--html", "--format"})
-MAX_TEXT = 160
+COMMAND = (Topic.SETTING, "command line")
+MAX_TEXT = 1000
 
 
 def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
     sides = [dict(_facts(replace(report, data=encode(report.data)))) for _, report in (first, second)]
     topics = [{topic for topic, _ in side} for side in sides]
     differences = []
-    # What only makes a library print more is never the cause.
-    for key in sorted({**sides[0], **sides[1]}, key=lambda key: (list(Topic).index(key[0]), "DEBUG" in key[1])):
+    # Another script tells more than all else, but other options less than what they change. What only makes a library
+    # print more is never the cause, and the pace is a symptom.
+    scripts = [{word for word in str(side.get(COMMAND)).split() if word.endswith(".py")} for side in sides]
+    order = {topic: at for at, topic in enumerate(Topic)}
+    keys = sorted({**sides[0], **sides[1]}, key=lambda key: (order[key[0]], key == COMMAND))
+    keys.sort(key=lambda key: key[0] is Topic.PACE or "DEBUG" in key[1])
+    keys.sort(key=lambda key: (key[0] is not Topic.VERDICT, key != COMMAND or scripts[0] == scripts[1]))
+    for key in keys:
         topic, name = key
         a, b = (side.get(key) for side in sides)
         in_both = all(key in side for side in sides)
@@ -209,7 +216,7 @@ def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
                 words.append(word)
             elif not has_value:
                 next(rest, "")
-        yield (Topic.SETTING, "command line"), shlex.join(words)
+        yield COMMAND, shlex.join(words)
     for name, value in settings_of_run(report):
         topic = Topic.VERSION if name == "torch" else Topic.VARIABLE if name.isupper() else Topic.SETTING
         yield (topic, name), value

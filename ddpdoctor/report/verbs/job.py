@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, RankRow, Report
 
 REPLICAS = "DD50"  # the codes of findings about replicas begin with it
-NOUNS = {
-    What.PARAMETER: "parameters",
-    What.GRADIENT: "gradients",
-    What.BUFFER: "buffers",
-    What.STATE: "optimizer state",
-}
+NOUN = {What.PARAMETER: "parameters", What.GRADIENT: "gradients", What.BUFFER: "buffers", What.STATE: "optimizer state"}
 SAME_LETTER = "Equal letters: equal contents. Most have A."
 EQUAL, OTHER = "equal", "other"
 DATA = "DD70"  # the codes of findings about data begin with it
@@ -65,9 +60,9 @@ def consistency_pictures(consistency: Consistency | None, findings: Iterable[Fin
         differences = {each.what: each for each in stream.differences}
         for what in stream.kinds:
             if (difference := differences.get(what)) is None:
-                rows.append((f"all {NOUNS[what]}", equal))
+                rows.append((f"all {NOUN[what]}", equal))
             elif others := difference.of - difference.differing:
-                rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
+                rows.append((f"{count_of(others, 'other')} ({NOUN[what]})", equal))
         points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
         model = f", model {stream.model}" if several and stream.model > 0 else ""
         outside = ", parameters outside DDP" if stream.model < 0 else ""
@@ -327,7 +322,7 @@ def replica_words(report: Report) -> str | None:
         every = max(stream.every for stream in compared)
         chosen = f"; every {every} steps, to take less than 1 % of the time" if every >= SPARSE_STEPS else ""
         return f"replicas equal: {checks}{chosen}"
-    nouns = " and ".join(NOUNS[what] for what in differing)
+    nouns = " and ".join(NOUN[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
@@ -256,9 +257,9 @@ def run_diff_content(report: Report) -> bl.Content:
     if found.differences:
         rows, facts = [], []
         for each in found.differences:
-            rows.append((each.topic.value, each.name, _cut(each.first), _cut(each.second)))
-            texts = (each.name, f"A: {each.first or ABSENT}", f"B: {each.second or ABSENT}")
-            facts.append(bl.FactEntry(each.topic.value, texts))
+            rows.append((each.topic.value, each.name, *show_apart(each.first, each.second)))
+            a, b = show_apart(each.first, each.second, 2 * MAX_CELL)
+            facts.append(bl.FactEntry(each.topic.value, (each.name, f"A: {a or ABSENT}", f"B: {b or ABSENT}")))
         table = bl.table_of(HEADS, rows, left=4, instead=(bl.FactList(tuple(facts)),))
         sections.append((bl.Heading("differences, the most telling first"), table))
     if found.not_compared:
@@ -273,7 +274,7 @@ def run_diff_content(report: Report) -> bl.Content:
         headline = f"the runs differ only in {' and '.join(topics)}"
     else:
         more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
-        a, b = (_cut(value) or "not set" for value in (causes[0].first, causes[0].second))
+        a, b = (value or "not set" for value in show_apart(causes[0].first, causes[0].second))
         headline = f"the runs differ in {causes[0].name}: {a} in A, {b} in B{more}"
     return bl.Content(
         headline=headline,
@@ -287,5 +288,17 @@ def run_diff_content(report: Report) -> bl.Content:
     )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
+def show_apart(first: str, second: str, most: int = MAX_CELL) -> tuple[str, str]:
+    """Return two texts, or of long ones only the words in which they differ, each cut to ``most`` characters."""
+    texts = [first, second]
+    if max(map(len, texts)) > most:
+        a, b = (re.findall(r"[^ /]*[ /]|[^ /]+", text) for text in texts)
+        left_out, before = ["", ""], ""
+        for number, at in enumerate((0, -1)):
+            while a and b and a[at] == b[at]:
+                before, left_out[number] = (b[0], "…") if at == 0 else (before, "…")
+                del a[at], b[at]
+        left_out[0] += before if before.startswith("-") else ""  # the option whose value differs
+        texts = ["".join(words).join(left_out) for words in (a, b)]
+    first, second = (text if len(text) <= most else f"{text[: most - 1]}…" for text in texts)
+    return first, second
