@@ -218,6 +218,7 @@ class Content:
 
     # The verdict in one sentence, or that no problem was found. It is the first line, and the title of a document.
     headline: str
+    tone: Tone = Tone.PLAIN  # of the headline without a verdict
     status: str = ""  # how it ended and how much was found, in one line below the headline
     verb: str = ""  # the command named in the title of a document
     about: tuple[Section, ...] = ()  # What was checked. It comes before everything else.
@@ -285,15 +286,9 @@ def grid_by_member(
     folded = list(grouped(columns).items())
     shown = folded[:MAX_COLUMNS]
     more = sum(len(those) for _, those in folded[MAX_COLUMNS:])
-    return Grid(
-        title=title,
-        rows=tuple(label for label, _ in rows),
-        columns=tuple(name(those) for _, those in shown),
-        cells=tuple(tuple(cells[at] for cells, _ in shown) for at in range(len(rows))),
-        row_name=axes[0],
-        column_name=axes[1],
-        legend=(*legend, *not_shown(more, axes[1])),
-    )
+    labels, names = tuple(label for label, _ in rows), tuple(name(those) for _, those in shown)
+    body = tuple(tuple(cells[at] for cells, _ in shown) for at in range(len(rows)))
+    return Grid(title, labels, names, body, *axes, (*legend, *not_shown(more, axes[1])))
 
 
 def not_shown(count: int, noun: str) -> tuple[str, ...]:

@@ -476,7 +476,7 @@ def render_verdict(report: Report) -> str:
 
 def _add_head(page: TextPage, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
     """Add the answer as the first line, then how it ended, the number of checks, the run folder, and remarks."""
-    tone = Tone.PLAIN if report.verdict is None else TONES[report.verdict.severity]
+    tone = content.tone if report.verdict is None else TONES[report.verdict.severity]
     page.add(content.headline, first="ddpdoctor: ", tone=tone)
     details = "" if verbose else " (-v shows each)"
     checks = f"checks: {count_checks(report)}{details}" if content.is_checklist else ""

@@ -202,8 +202,16 @@ def bandwidth_content(report: Report) -> bl.Content:
         seen = "the results above were measured before" if bench.results else "nothing was measured"
         text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
         stop_sections = ((bl.Text(text, tone=bl.Tone.ERROR),), *places_of(report.ranks, report.verdict))
+    said, tone = headline(report, bench), bl.Tone.PLAIN
+    throughput = [curve for curve in bench.curves if curve.mode is Mode.THROUGHPUT]
+    is_wanted = len(bench.members) > 1 and not matrices
+    known = [curve for curve in throughput if curve.plateau_gb_s and curve.assessment is not Assessment.NOISY]
+    if report.verdict is None and is_wanted and (throughput or not bench.results) and not known:
+        tone, why = bl.Tone.WARNING, [*not_measured, *(curve.verdict.removesuffix(".") for curve in throughput)]
+        said = ": ".join(["no full bandwidth was measured" if bench.results else said, *why[:1]])
     return bl.Content(
-        headline=headline(report, bench),
+        headline=said,
+        tone=tone,
         status=", ".join(filter(None, status)),
         verb=VERB,
         about=((bl.items(about),),),

@@ -146,17 +146,9 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
     plotted = []
     for (series, mode), name in zip(lines, names, strict=True):
         rows = [row[mode] for row in series.rows if mode in row]
-        plotted.append(
-            Plotted(
-                label=name,
-                mode=mode,
-                sizes_bytes=tuple(row.size_bytes for row in rows),
-                time_us=tuple(row.p50_us for row in rows),
-                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
-                low_us=tuple(row.min_us for row in rows),
-                high_us=tuple(row.p95_us for row in rows),
-            )
-        )
+        sizes, times = tuple(row.size_bytes for row in rows), tuple(row.p50_us for row in rows)
+        busbws, low = tuple(row.busbw_gb_s for row in rows), tuple(row.min_us for row in rows)
+        plotted.append(Plotted(name, mode, sizes, times, busbws, low, tuple(row.p95_us for row in rows)))
         if then := [(row, changes[_key(row)]) for row in rows if _key(row) in changes]:
             # For the same size and collective, bandwidth is proportional to 1 / time.
             busbw = [row.busbw_gb_s and row.busbw_gb_s * row.p50_us / change.then_us for row, change in then]
@@ -323,19 +315,12 @@ def matrix_picture(matrix: Matrix) -> bl.Grid:
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
     low = min(*values, high / 10) if values else 0.0
-    return bl.Grid(
-        title=matrix.title,
-        rows=tuple((bl.MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
-        columns=tuple(matrix.heads[at] for at in shown),
-        cells=tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown),
-        row_name=matrix.noun,
-        column_name=matrix.noun,
-        legend=(
-            PALER,
-            *((f"{bl.MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
-            *bl.not_shown(len(matrix.ends) - len(shown), matrix.noun),
-        ),
-    )
+    ends = tuple((bl.MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown)
+    body = tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown)
+    named = (f"{bl.MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()
+    legend = (PALER, *named, *bl.not_shown(len(matrix.ends) - len(shown), matrix.noun))
+    heads = tuple(matrix.heads[at] for at in shown)
+    return bl.Grid(matrix.title, ends, heads, body, matrix.noun, matrix.noun, legend)
 
 
 def _cell(

@@ -17,7 +17,7 @@ from ddpdoctor.model.words import count_of, format_numbers, grouped, majority_of
 from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
-from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
+from ddpdoctor.report.verbs.speed import speed_headline, speed_pictures, speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -239,6 +239,7 @@ def job_content(report: Report) -> bl.Content:
     sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
     return bl.Content(
         headline=_headline(report, restarts),
+        tone=bl.Tone.PLAIN if ended_badly else speed_headline(report)[1],
         status=status_words(report, restarts),
         sections=(*attempt_sections, *sections),
         remarks=(*(() if replicas is None else (replicas,)), *starved),
@@ -276,7 +277,8 @@ def _headline(report: Report, restarts: int) -> str:
     if restarts > 0:
         return f"the job finished after {count_of(restarts, 'restart')}"
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
-    return "no problem found" + (f", but {count_of(crashed, 'check')} crashed" if crashed else "")
+    found = speed_headline(report)[0] or "no problem found"
+    return f"no problem found, but {count_of(crashed, 'check')} crashed" if crashed else found
 
 
 def status_words(report: Report, restarts: int) -> str:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.steps import PhaseRow
     from ddpdoctor.model.tuning import RunSpeed
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
 MOST_ROWS = 5
+LOW_EFFICIENCY = 0.7  # our choice: below this, a job without a finding deserves attention as well
+LOADING, LACKING = "data loading", "waited for a core"  # the phase of the budget, and what a prediction is refused for
 SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
 STEP = "step"
 LIMIT = (
@@ -45,7 +46,7 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     phases = []
     for row in budget.phases:
-        if is_shown(row, budget):
+        if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms:
             share, worst = f"{row.critical_ms / budget.wall_ms:.1%}", f"{number(row.worst_ms)} (rank {row.worst_rank})"
             phases.append((row.phase, number(row.critical_ms), share, number(row.median_ms), worst))
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
@@ -79,14 +80,29 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     return (shown, (heading, table, *([more] if refused else ())))
 
 
+def speed_headline(report: Report) -> tuple[str, bl.Tone]:
+    """Say what share of a step could be won back, or that cores are contended; nothing without a time budget."""
+    said = speed_data(report)
+    budget = read_part(Budget, said.get("budget"), "time budget") if said.get("asked") else None
+    if budget is None:
+        return "", bl.Tone.PLAIN
+    parts = {"communication": budget.communication_share, "waiting for slower ranks": budget.waiting_share}
+    parts |= {row.phase: row.median_ms / budget.wall_ms for row in budget.phases if row.phase == LOADING}
+    part, share = max(parts.items(), key=lambda item: item[1])
+    words = f"{part} takes {share:.0%} of a step, the largest part that could be won back"
+    words = words if share >= LEAST_GAIN else f"less than {LEAST_GAIN:.0%} of a step could be won back"
+    predictions = read_part(tuple[PredictedStep, ...], said.get("predictions"), "predictions") or ()
+    if lacking := next((step.reason for step in predictions if LACKING in step.reason), ""):
+        words = f"the cores are contended: {lacking}"
+    if budget.efficiency_bound >= LOW_EFFICIENCY:
+        return f"no problem found{', but' if lacking else ';'} {words}", bl.Tone.PLAIN
+    return f"{words}; scaling efficiency is at most {budget.efficiency_bound:.0%}", bl.Tone.WARNING
+
+
 def speed_data(report: Report) -> dict[str, Any]:
     """Return what a report says of speed. Empty if it says nothing, or is damaged there."""
     plain = report.data.get("speed")
     return plain if isinstance(plain, dict) else {}
-
-
-def is_shown(row: PhaseRow, budget: Budget) -> bool:
-    return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
 
 
 def network_words(use: NetworkUse | None) -> str | None:
@@ -123,21 +139,21 @@ def speed_pictures(report: Report) -> Iterator[bl.Grid]:
     """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
     asked = bool(speed_data(report).get("asked"))
     budget = read_picture(Budget, speed_data(report).get("budget")) if asked else None
-    phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
-    if budget is not None and phases:
-        wall_ms = budget.wall_ms
+    wall_ms = 0.0 if budget is None else budget.wall_ms
+    rows = () if budget is None else budget.phases
+    if phases := [row for row in rows if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * wall_ms]:
 
         def cell(time_ms: float, whose: str = "") -> bl.GridCell:
             about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
             return bl.GridCell(number(time_ms), about=about, level=bl.linear_level(time_ms, wall_ms))
 
         names, ranks = tuple(row.phase for row in phases), ("critical rank", "median rank", "worst rank")
-        cells = []
-        for row in phases:
-            worst = cell(row.worst_ms, f" on rank {row.worst_rank}")
-            cells.append((cell(row.critical_ms), cell(row.median_ms), worst))
+        worst = [cell(row.worst_ms, f" on rank {row.worst_rank}") for row in phases]
+        cells = tuple(
+            (cell(row.critical_ms), cell(row.median_ms), last) for row, last in zip(phases, worst, strict=True)
+        )
         legend = ("The darker, the more of the step.",)
-        yield bl.Grid("time of a step by phase, in ms", names, ranks, tuple(cells), "phase", "rank", legend)
+        yield bl.Grid("time of a step by phase, in ms", names, ranks, cells, "phase", "rank", legend)
     if asked or any(finding.code == STRAGGLER for finding in report.findings):
         yield from _pace_pictures(report)
 

@@ -35,6 +35,8 @@ from ddpdoctor.model.findings import (
     Severity,
 )
 from ddpdoctor.model.pictures import SourceExcerpt
+from ddpdoctor.model.steps import Budget, PhaseRow
+from ddpdoctor.model.tuning import PredictedStep
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import render_nccl_tests
@@ -382,6 +384,70 @@ def beside(one, **more):
     """Return the lines of a bench that the results of a healthy one have not."""
     common = set(draw(benches.report()).splitlines()[3:])
     return "\n".join(line for line in draw(one, **more).splitlines() if line not in common)
+
+
+AMBER = "\x1b[1;33mddpdoctor: "
+NO_PLATEAU = benches.curve(
+    plateau_gb_s=None, assessment=Assessment.NO_REFERENCE, verdict="1.35 GB/s at 8 MiB, no plateau."
+)  # fmt: skip
+NOISE = benches.curve(assessment=Assessment.NOISY)
+TOO_SHORT = replace(benches.LEFT_OUT, reason="the budget of 2 s is too short")
+
+
+@pytest.mark.parametrize(
+    ("seen", "first_line"),
+    [
+        (benches.report(curves=(NO_PLATEAU,), left_out=(TOO_SHORT,)), "no full bandwidth was measured: {left_out}"),
+        (benches.report(curves=(NO_PLATEAU,)), "no full bandwidth was measured: 1.35 GB/s at 8 MiB, no plateau"),
+        (benches.report(rows=(), curves=(), left_out=(TOO_SHORT,)), "nothing was measured: {left_out}"),
+        (benches.report(curves=(NOISE,)), "no full bandwidth was measured: {noisy}"),
+        (benches.report(curves=(benches.curve(assessment=Assessment.NO_REFERENCE),), left_out=(TOO_SHORT,)), ""),
+        (benches.report(curves=(benches.latency_curve(),)), ""),
+        (benches.report(rows=(), curves=(), pairs=benches.pair_matrix()), ""),
+        (benches.one_rank(), ""),
+    ],
+)  # fmt: skip
+def test_a_bench_that_measured_no_full_bandwidth_is_a_warning_and_says_what_was_left_out(seen, first_line):
+    """Not one that was not meant to: of latencies, of pairs, of one rank."""
+    drawn = draw(seen, color=True)
+    left_out = "all_reduce float32, 2 sizes from 4 GiB to 16 GiB: the budget of 2 s is too short"
+    said = first_line.format(left_out=left_out, noisy=NOISE.verdict.removesuffix("."))
+    assert drawn.startswith(f"{AMBER}{said}\x1b[0m") if said else not drawn.startswith(AMBER)
+
+
+def paced(communication=0.05, waiting=0.02, loading=0.0, *, asked=True, reason="", **changes):
+    """A job whose ranks train so, and what a prediction is refused for."""
+    phase = PhaseRow(phase="data loading", critical_ms=loading, median_ms=loading, worst_ms=loading, worst_rank=0)
+    budget = Budget(
+        phases=(phase,), wall_ms=1.0, steps=9, count=9, communication_share=communication, waiting_share=waiting
+    )  # fmt: skip
+    refused = [encode(PredictedStep(setting="bucket_cap=1048576", change="buckets", reason=reason))]
+    data = {"speed": {"asked": asked, "budget": encode(budget), "predictions": refused if reason else []}}
+    return replace(FINISHED, data=data, **changes)
+
+
+QUEUED = "rank 0 waited for a core for 45% of the time"
+
+
+@pytest.mark.parametrize(
+    ("seen", "first_line", "is_amber"),
+    [
+        (paced(0.6, 0.16), "communication takes 60% of a step, {most}; scaling efficiency is at most 24%", True),
+        (paced(0.15, 0.16), "waiting for slower ranks takes 16% of a step, {most}; {bound} 69%", True),
+        (paced(0.3, 0.2, reason=QUEUED), f"the cores are contended: {QUEUED}; {{bound}} 50%", True),
+        (paced(0.15, 0.14), "no problem found; communication takes 15% of a step, {most}", False),
+        (paced(loading=0.4), "no problem found; data loading takes 40% of a step, {most}", False),
+        (paced(reason=QUEUED), f"no problem found, but the cores are contended: {QUEUED}", False),
+        (paced(0.04), "no problem found; less than 5% of a step could be won back", False),
+        (paced(0.6, asked=False), "no problem found", False),
+        (paced(0.6, verdict=SLOW, findings=(SLOW,)), "Rank 2 was slow.", True),
+    ],
+)  # fmt: skip
+def test_the_speed_of_a_job_is_headed_by_what_could_be_won_back(seen, first_line, is_amber):
+    """It is a warning where the efficiency is below 70 %. A verdict comes first; and who did not ask is not told."""
+    most, bound = "the largest part that could be won back", "scaling efficiency is at most"
+    assert draw_job(seen).startswith(f"ddpdoctor: {first_line.format(most=most, bound=bound)}\n")
+    assert draw_job(seen, color=True).startswith(AMBER) is is_amber
 
 
 @CASES
