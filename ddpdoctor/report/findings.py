@@ -139,11 +139,8 @@ def count_findings(findings: Iterable[Finding]) -> str:
 def count_checks(report: Report) -> str:
     """Count checks by outcome: "20 passed, 9 skipped"."""
     counts = Counter(check.outcome for check in report.checks)
-    shown = (
-        Outcome.PASSED,
-        Outcome.SKIPPED,
-        *(outcome for outcome in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[outcome]),
-    )
+    always = (Outcome.PASSED, Outcome.SKIPPED)
+    shown = [each for each in OUTCOME_WORDS if each in always or (each in UNKNOWN and counts[each])]
     return ", ".join(f"{counts[outcome]} {OUTCOME_WORDS[outcome]}" for outcome in shown)
 
 

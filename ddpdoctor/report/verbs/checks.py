@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,15 @@ from ddpdoctor.report.blocks import (
     not_shown,
     table_of,
 )
-from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, count_findings, name_check, severity_word
+from ddpdoctor.report.findings import (
+    OUTCOME_TONES,
+    OUTCOME_WORDS,
+    TONES,
+    UNKNOWN,
+    count_findings,
+    name_check,
+    severity_word,
+)
 from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 
@@ -105,17 +114,20 @@ def checklist_content(report: Report, *about: Section, pictures: Callable[[], It
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     # The verdict. If there is none, say "no problem found" only if something was checked.
-    outcomes = {check.outcome for check in report.checks}
-    headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
+    outcomes = Counter(check.outcome for check in report.checks)
+    headline = "nothing was checked" if outcomes.keys() <= {Outcome.SKIPPED} else "cannot tell"
+    unknown = ((outcomes[each], word) for each, word in OUTCOME_WORDS.items() if each in UNKNOWN)
+    untold = [f"{count_of(times, 'check')} {word}" for times, word in unknown if times]
     if report.verdict is not None:
         headline = report.verdict.summary
     elif Outcome.PASSED in outcomes or not outcomes:
-        headline = "no problem found"
+        headline = f"no problem found{', but ' if untold else ''}{' and '.join(untold)}"
     # With --nnodes, world_size counts nodes, not ranks.
     ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
     parts = [count_of(count, "host") if count > 1 else "", count_of(ranks, "rank") if isinstance(ranks, int) else ""]
     return Content(
         headline=headline,
+        tone=Tone.WARNING if untold else Tone.PLAIN,
         status=", ".join(filter(None, (*parts, count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,

@@ -270,6 +270,7 @@ def a_checkup_in_each_form():
         "text": draw_checkup(checkup()),
         "text, verbose": draw_checkup(checkup(), verbose=True),
         "nothing wrong": draw_checkup(checkup(findings=(), checks=CHECKS[3:4])),
+        "not all told": draw_checkup(checkup(findings=(), checks=(*CHECKS[3:], CHECKS[5], CRASHED)), color=True),
         "two hosts": draw_checkup(checkup(hosts=("node0", "node1"), world_size=16)),
         "a long command at 80": draw_checkup(checkup((replace(ERROR, fix=fix),)), width=80),
         "Markdown": render_markdown(checkup()),
