@@ -8,15 +8,18 @@ Its ranks may be on several hosts, whose clocks differ and which use the same pr
 """
 
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.launch.evidence import EvidenceTaker
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.files import CONTROL, make_record
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
 S = 1_000_000_000
@@ -456,3 +459,10 @@ def stacks(tape: Tape) -> list[dict[str, Any]]:
 def frame(file: str, line: int, function: str, user: int = 0) -> dict[str, Any]:
     """Return a frame as the recorder writes it."""
     return {"f": file, "l": line, "n": function, "u": user}
+
+
+def new_taker(folder: Path) -> EvidenceTaker:
+    """Return what takes evidence in a folder, as a session makes it."""
+    make_record(str(folder))
+    with (folder / CONTROL).open("r+b") as file:
+        return EvidenceTaker(folder, mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE))

@@ -1,1 +1,1 @@
-"""Looks at a job that already runs, from outside and without harm, and saves what was seen."""
+"""Inspects a running job from outside without disturbing it, and saves what it sees."""

@@ -1,4 +1,4 @@
-"""Finds the training jobs that run on this machine, and picks the one that the user means."""
+"""Finds the training jobs on this machine, and picks the one that the user means."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def named_file(pid: int, path: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A process with what its environment and its threads say of its part in a job."""
+    """A process, with its role in a job according to its environment and threads."""
 
     process: Process
     env: Mapping[str, str]
@@ -254,7 +254,7 @@ class Candidate:
 
     @cached_property
     def is_spawned(self) -> bool:
-        """Whether multiprocessing started it by spawn, and not as a loader's worker."""
+        """Whether multiprocessing spawned it for something other than a loader worker."""
         command = proc.read_text(PROC / str(self.pid) / "cmdline")
         return SPAWNED in command and LOADER_WORKER not in self.threads
 
@@ -266,7 +266,7 @@ def read_candidate(process: Process) -> Candidate:
 
 
 def read_thread_names(pid: int) -> frozenset[str]:
-    """Return the names of a process's threads, which everybody may read."""
+    """Return the names of a process's threads, which every user may read."""
     tasks = PROC / str(pid) / "task"
     return frozenset(proc.read_text(tasks / str(tid) / "comm").strip() for tid in proc.list_pids(tasks))
 

@@ -193,13 +193,13 @@ def _look_from_outside(
         seen, stack = replies[f"facts {rank.pid}"], replies[f"stacks {rank.pid}"]
         facts[rank.pid] = seen.value
         if seen.timed_out:
-            reason = f"/proc gave no answer within {FACTS_LIMIT_S:.0f} s: the process may be stuck in the kernel"
+            reason = f"/proc did not answer within {FACTS_LIMIT_S:.0f} s: the process may be stuck in the kernel"
             seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason))
         elif seen.value is not None and seen.value.peers is None:
-            reason = "open files and connections may not be read by this user"
+            reason = "this user may not read its open files and connections"
             seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason, remedy=SUDO))
         if stack.value is None:
-            reason = f"py-spy gave no answer within {STACKS_LIMIT_S:.0f} s" if stack.timed_out else str(stack.error)
+            reason = f"py-spy did not answer within {STACKS_LIMIT_S:.0f} s" if stack.timed_out else str(stack.error)
             seeing.refuse(rank.pid, Refusal(source=PY_SPY, reason=reason))
         else:
             threads[rank.pid], refusal = stack.value
@@ -208,7 +208,7 @@ def _look_from_outside(
 
 
 def _ask_for_job(job: FoundJob, host: HostView, seeing: _Seeing) -> StoreLook | None:
-    """Ask what answers for the job as a whole: RAS in each look, the store in the first."""
+    """Ask the servers of the job as a whole: RAS in each look, the store in the first."""
     place = servers.find_ras(job, host)
     calls: dict[str, Callable[[], Any]] = {}
     if isinstance(place, Refusal):
@@ -246,7 +246,7 @@ def _ask_servers(
         reply = replies.get(str(rank.pid))
         answers = reply.value if reply is not None else None
         if reply is not None and answers is None:
-            reason = str(reply.error or "torch's server in the rank gave no answer in time")
+            reason = str(reply.error or "torch's server in the rank did not answer in time")
             seeing.refuse(rank.pid, Refusal(source=servers.SERVER, reason=reason))
         if answers is not None:
             seeing.refuse(rank.pid, answers.refused)

@@ -160,7 +160,7 @@ def find_py_spy() -> str | None:
 def remedy_for_tracing(uid: int, scope: str) -> str:
     """Return what gives a user the right to read another process's memory; ``scope`` is yama's, empty without yama."""
     if scope == "3":
-        return "yama's ptrace_scope is 3: nobody may read other processes until this machine boots with another value"
+        return "Yama's ptrace_scope is 3: no user may read other processes until a reboot with another value"
     if uid == 0:
         return (
             "This root lacks CAP_SYS_PTRACE. Docker: --cap-add SYS_PTRACE; Kubernetes: "

@@ -1,4 +1,4 @@
-"""Looks at a job of many nodes: the collector is started on each node or pod, and what it prints is saved."""
+"""Looks at a job of many nodes: starts the collector on each node or pod, and saves its output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AT_ONCE = 64  # our choice: each is a process here, and a step for Slurm's contr
 END_S = 3.0  # how long a program that is stopped has to stop what it runs on its node
 POLL_S = 0.05
 NO_RANK = "no rank of the job runs there"
-SEE_LOG = "if its ranks have ended, the log of the job says how: `ddpdoctor analyze LOG`"
+SEE_LOG = "if its ranks have ended, the job's log shows how: `ddpdoctor analyze LOG`"
 # Lines that say again that a program ended, and not why.
 _CONSEQUENCES = re.compile(
     r"exited with exit code|job step aborted|application launch failed|step .* cancelled|command terminated|^defaulted",
@@ -121,7 +121,7 @@ def ask_nodes(
         with contextlib.suppress(OSError):
             folder.rmdir()  # nothing has come, or not yet
     none = f"the only {way.noun} has not" if len(answers) == 1 else f"none of {count_of(len(answers), way.noun)}"
-    raise UserError(f"{none} sent what it saw", help="\n".join(refusal.line() for refusal in asked.unseen()))
+    raise UserError(f"{none} sent results", help="\n".join(refusal.line() for refusal in asked.unseen()))
 
 
 def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limit_s: float) -> list[NodeAnswer]:
@@ -229,7 +229,7 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
     command = collector(python, name or f"slurm-{row.number}")
     commands = {node: (*step, f"--nodelist={node}", *command) for node in nodes}
     remedies = (
-        (SRUN_LACKS, "install ddpdoctor where that node finds it, or name a Python there that has it with --python"),
+        (SRUN_LACKS, "install ddpdoctor where that node can find it, or name a Python that has it with --python"),
         (ANYTHING, "see `scontrol show node NODE` and `ssh NODE`"),
     )
     return ask_nodes(Way(name="srun", noun="node", remedies=remedies, env=_environment()), commands, output)

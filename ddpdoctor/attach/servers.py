@@ -1,4 +1,4 @@
-"""What answers in a job that runs: torch's servers in the ranks, NCCL's RAS, the store, the flight recorder's pipe."""
+"""The servers in a running job: torch's in the ranks, NCCL's RAS, the store, the flight recorder's pipe."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ask_server(server: str | int, *, want_stacks: bool) -> Answers:
         name = next((one for one in TRACES if one in handlers), None)
         trace = _request(server, "POST", name) if name else None
     except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
-        return Answers(refused=Refusal(source=SERVER, reason=f"torch's server in the rank gave no answer: {error}"))
+        return Answers(refused=Refusal(source=SERVER, reason=f"torch's server in the rank did not answer: {error}"))
     if not want_stacks or STACKS not in handlers:
         return Answers(trace=trace)
     try:
@@ -164,7 +164,7 @@ def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
         with socket.create_connection((host, port), timeout=RAS_LIMIT_S) as made:
             greeting = _ask(made, b"CLIENT PROTOCOL 2\n", deadline)
             if not greeting.startswith(b"SERVER PROTOCOL"):
-                return Refusal(source=RAS, reason=f"what listens on port {port} is not NCCL's RAS")
+                return Refusal(source=RAS, reason=f"the server on port {port} is not NCCL's RAS")
             _ask(made, b"TIMEOUT %d\n" % RANKS_TIMEOUT_S, deadline)
             is_json = _ask(made, b"SET FORMAT json\n", deadline).startswith(b"OK")
             return RasAnswer(text=_ask(made, b"VERBOSE STATUS\n", deadline, to_the_end=True), is_json=is_json)

@@ -1,4 +1,4 @@
-"""Acts on a verdict of ``wrap``, beside the job and with time limits: what fails here only costs a message."""
+"""Acts on a verdict of ``wrap``, outside the job and with time limits: a failure here only prints a message."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ WRITERS: Mapping[str, Callable[[Mapping[str, str], Entry], None]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Actor:
-    """Acts once on each verdict of a job. An action returns what the user should hear of it, or an empty string."""
+    """Acts once on each verdict of a job. An action returns a message for the user, or an empty string."""
 
     on_finding: str | None = None  # a command for the shell
     webhook: str | None = None
@@ -184,7 +184,7 @@ class Actor:
     _threads: dict[tuple[str, tuple[int, ...]], threading.Thread] = field(default_factory=dict)
 
     def act(self, report: Report, file: Path) -> None:
-        """Start what is wanted for the verdict of a report, which is saved in ``file``. Returns at once."""
+        """Start what is wanted for the verdict of a report, which is saved in ``file``, without waiting for it."""
         verdict = report.verdict
         key = (verdict.code, verdict.ranks) if verdict is not None else ("", ())
         if verdict is None or key in self._threads:
@@ -234,7 +234,7 @@ def exclude_hosts(path: Path, report: Report, file: Path) -> str:
 
 
 def hosts_to_exclude(report: Report) -> tuple[str, ...]:
-    """Return the hosts that the verdict blames for a fault of theirs; none if the network fails for all of a job."""
+    """Return the hosts that the verdict blames; none if the network fails for the whole job."""
     verdict = report.verdict
     if verdict is None or verdict.origin not in HOSTS_ARE_AT_FAULT:
         return ()
@@ -298,8 +298,8 @@ def call_webhook(
 ) -> str:
     """Post the verdict. Neither the URL nor an error's own text, which may contain it, is shown.
 
-    Only http and https are spoken, and redirects are not followed: the server would choose where the verdict goes, and
-    a POST would become a GET without it.
+    Only http and https are used. Redirects are not followed, because they would let the server choose where the verdict
+    goes, and turn the POST into a GET without it.
     """
     import ssl
     import urllib.error
@@ -326,7 +326,7 @@ def call_webhook(
             error.close()
             problem = f"it answered {error.code} {_PHRASES.get(error.code, '')}".rstrip()
             if 300 <= error.code < 400:
-                problem += ", a redirect, which is not followed; give the URL that it leads to"
+                problem += ", a redirect, which is not followed; give its target URL"
             if error.code != 429 and error.code < 500:  # only who has too much to do is asked again
                 break
         except Exception as error:  # noqa: BLE001 - http.client's errors quote parts of the URL
@@ -369,7 +369,7 @@ def status_of_verdict(report: Report, status: int) -> int:
 
 
 def log_findings(run_dir: Path, report: Report, file: Path) -> None:
-    """Add the report to the script's logs, if it has findings and this host reports of the job."""
+    """Add the report to the script's logs, if it has findings and this host reports on the job."""
     if not report.findings or file.name != REPORT_NAME:
         return
     try:

@@ -1,4 +1,4 @@
-"""``ddpdoctor allreduce-bench``: measures the network, says whether that is good, and finds what is slow."""
+"""``ddpdoctor allreduce-bench``: measures the network, rates it, and finds what is slow."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSe
 
 
 def read_settings(options: Options) -> BenchSettings:
-    """Return the settings. The backend may still be open. Raises ``UserError``, which says what is possible."""
+    """Return the settings. The backend may still be open. Raises ``UserError``, which lists what is possible."""
     from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
     from ddpdoctor.model.words import format_size
     from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, check_possible
@@ -149,9 +149,9 @@ def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int],
     names = [name.strip() for text in given for name in text.split(",") if name.strip()]
     for name in names:
         if name not in possible:
-            raise UserError(f"{option} {name} is not known", help=f"Possible: {', '.join(possible)}.")
+            raise UserError(f"{option} {name} is not known", help=f"Known: {', '.join(possible)}.")
     if given and not names:
-        raise UserError(f"{option} is empty", help=f"Possible: {', '.join(possible)}.")
+        raise UserError(f"{option} is empty", help=f"Known: {', '.join(possible)}.")
     return tuple(dict.fromkeys(names))
 
 

@@ -1,4 +1,4 @@
-"""``ddpdoctor analyze``: finds out from logs, dumps and stacks what went wrong in a job that nobody watched."""
+"""``ddpdoctor analyze``: finds the cause from logs, dumps and stacks of a job that ran without ddpdoctor."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ReportOptions):
-    """Find out why a job failed or hung, from what it left behind.
+    """Find out why a job failed or hung from the files it left behind.
 
     Reads logs, flight recorder dumps, stacks, and messages of NCCL, Slurm and the kernel, also compressed. Nothing in
-    them is executed. If they do not show the cause, it says what to collect.
+    them is executed. If they do not show the cause, the report lists what to collect.
     """
 
     paths: Annotated[tuple[str, ...], Argument(metavar="PATH", help="Files or folders that the job left; - is stdin.")]

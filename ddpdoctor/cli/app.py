@@ -50,10 +50,10 @@ def main() -> NoReturn:
 def as_user_error(error: Exception) -> UserError | None:
     """Return an error that the user can do something about, or None for a defect."""
     if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
-        help_text = "Run it as the owner of the files, or give other ones."
+        help_text = "Run it as the owner of the files, or give other files."
         return UserError(f"{error.filename} cannot be read: {error.strerror}", help=help_text)
     if isinstance(error, RuntimeError) and str(error).startswith(LOOP):  # Path.resolve() before Python 3.13
-        return UserError(f"links lead in a circle: {str(error).removeprefix(LOOP)}", help="Give another path.")
+        return UserError(f"symbolic links form a loop: {str(error).removeprefix(LOOP)}", help="Give another path.")
     return error if isinstance(error, UserError) else None
 
 

@@ -1,4 +1,4 @@
-"""``ddpdoctor attach``: looks at a job that runs now, from outside and without harm, and says why it hangs."""
+"""``ddpdoctor attach``: inspects a running job from outside, without harm, and reports why it hangs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STDOUT = Path("-")
 class Options(ReportOptions):
     """Find out why a running job makes no progress.
 
-    Looks twice at the ranks of this machine, of a Slurm job or of pods, and says which rank holds up the others. It
-    sends no signal to the job and writes nothing into it. What it saw is saved in a folder for `ddpdoctor analyze`.
+    Samples the ranks of this machine, a Slurm job or pods twice, and names the rank that holds up the others. It sends
+    no signal to the job and does not modify it. The evidence is saved in a folder for `ddpdoctor analyze`.
     """
 
     pid: Annotated[int | None, Option(help="A rank of the job, or its launcher.", metavar="PID", min=1)] = None
@@ -36,8 +36,8 @@ class Options(ReportOptions):
         None
     )
     python: Annotated[str | None, Option(panel=NODES, metavar="PATH", help="A Python there that has ddpdoctor.")] = None
-    node_only: Annotated[bool, Option(panel=NODES, help="Save what this machine shows; do not diagnose it.")] = False
-    folder: Annotated[Path, Option(metavar="DIR", help="Where to save what was seen.")] = Path()
+    node_only: Annotated[bool, Option(panel=NODES, help="Save the evidence of this machine; do not diagnose.")] = False
+    folder: Annotated[Path, Option(metavar="DIR", help="Where to save the evidence.")] = Path()
     html: Annotated[Path | None, HTML] = None
 
 

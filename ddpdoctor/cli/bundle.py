@@ -1,4 +1,4 @@
-"""``ddpdoctor bundle``: packs the report of a run, without secrets and names, into one archive to hand on."""
+"""``ddpdoctor bundle``: packs the report of a run, without secrets and names, into one archive to share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(options: Options) -> int:
 
     if not options.yes:
         if not sys.stdin.isatty():
-            raise UserError("nothing was written: nobody can be asked here", help="Give --yes to write the archive.")
+            raise UserError("nothing was written: cannot ask for consent", help="Give --yes to write it.")
         sys.stdout.write("write it? [y/N] ")
         sys.stdout.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
@@ -62,7 +62,7 @@ def run(options: Options) -> int:
 
 
 def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
-    """Say what the archive holds, what was replaced in it, and what stays here."""
+    """List what the archive holds, what was replaced in it, and what stays here."""
     from ddpdoctor.model.words import format_size
 
     lines = [f"{output} will hold"]

@@ -38,7 +38,7 @@ class Options:
     steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to run.")] = 5
     reference: Annotated[bool, shared.REFERENCE.but(help="Compare DDP's gradient with one process.")] = False
     twice: Annotated[bool, Option(help="Run twice with one seed, and compare all bits.")] = False
-    allowed: Annotated[tuple[str, ...], shared.ALLOW_DIFFERENT] = ()
+    allow_different: Annotated[tuple[str, ...], shared.ALLOW_DIFFERENT] = ()
     unused: Annotated[
         bool, Option(names=("--find-unused-parameters",), help="Pass find_unused_parameters=True to DDP.")
     ] = False
@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
-    """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
+    """Check everything that is possible before the ranks connect. Only rank 0 checks files: they are on its host."""
     if options.files:
         what = f"{options.files[0]} is a file, and files are compared only with --diff"
         raise UserError(what, help="ddpdoctor check-consistency --diff FILE FILE...")

@@ -1,4 +1,4 @@
-"""``ddpdoctor check-data``: checks whether the data is really split over ranks, and what each rank gets."""
+"""``ddpdoctor check-data``: checks whether the data is sharded across ranks, and what each rank gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import Drawn, RankDraws, SamplingPlan
 
 EXAMPLES = (
-    "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
+    "Arithmetic only: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
     "  Your own loader: torchrun --nproc-per-node 2 -m ddpdoctor check-data --dataset package.module:make_loader"
 )
 # Options of the arithmetic that are not needed with a loader.
@@ -50,9 +50,7 @@ class Options(ReportOptions):
         int, Option(names=("--grad-accumulation",), min=1, metavar="K", help="Batches per optimizer step.")
     ] = 1
     output: Annotated[Path | None, OUTPUT] = None
-    timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
-        "10m"
-    )
+    timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait.")] = typed("10m")
 
 
 def run(options: Options) -> int:

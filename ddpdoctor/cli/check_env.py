@@ -1,4 +1,4 @@
-"""``ddpdoctor check-env``: checks whether this machine, or all machines of a job, are fit to train."""
+"""``ddpdoctor check-env``: checks whether this machine, or all machines of a job, can train."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ class Options:
     """
 
     checks: Annotated[
-        tuple[str, ...], Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx.")
+        tuple[str, ...], Argument(metavar="CHECK", help="Only these: shm, DD121, or DD1 (all DD1xx).")
     ] = ()
     show_list: Annotated[bool, shared.LIST.but(help="List the checks and what each reads.")] = False
-    skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
-    expect_version: Annotated[
-        tuple[str, ...], Option(metavar="NAME==V", help="Version that every node must have.")
-    ] = ()
+    skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Skip this check; may be repeated.")] = ()
+    expect_version: Annotated[tuple[str, ...], Option(metavar="NAME==V", help="Version every node must have.")] = ()
     verbose: Annotated[bool, shared.VERBOSE] = False
     deep: Annotated[bool, Option(help="Also use each GPU and measure the disks. Slower.")] = False
     no_torch: Annotated[bool, Option(help="Do not import torch.")] = False
@@ -39,7 +37,7 @@ class Options:
     report_dir: Annotated[Path | None, shared.REPORT_DIR] = None
     output: Annotated[Path | None, shared.OUTPUT] = None
     timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
-    nnodes: Annotated[int | None, shared.NNODES.but(min=1, help="Number of nodes, if there is no launcher.")] = None
+    nnodes: Annotated[int | None, shared.NNODES.but(min=1, help="Number of nodes, without a launcher.")] = None
     node_rank: Annotated[int | None, shared.NODE_RANK] = None
     master_addr: Annotated[str | None, shared.MASTER_ADDR] = None
     master_port: Annotated[int | None, shared.MASTER_PORT] = None

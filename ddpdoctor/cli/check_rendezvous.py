@@ -15,7 +15,7 @@ from ddpdoctor.model.errors import ExitStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ReportOptions):
-    """Check that the nodes of a job can meet and start.
+    """Check that the nodes of a job can connect and start.
 
     Run it on every node, or under torchrun or srun, where it needs no options. It tests names, the store, every pair
     of hosts, large payloads and a real start.
@@ -38,7 +38,7 @@ class Options(ReportOptions):
         Option(metavar="LO-HI", parse=shared.parse_ports, help="Ports to test between the nodes.  [default: any]"),
     ] = None
     exchange_port: Annotated[
-        int | None, shared.EXCHANGE_PORT.but(help="Port where the nodes meet.  [default: store's port + 1]")
+        int | None, shared.EXCHANGE_PORT.but(help="Port the nodes connect to.  [default: store's port + 1]")
     ] = None
     timeout_s: Annotated[float, shared.TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
     report_dir: Annotated[Path | None, shared.REPORT_DIR.but(help="Save the report here; may be a shared folder.")] = (

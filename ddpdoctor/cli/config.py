@@ -14,7 +14,7 @@ import stat
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.model.errors import ExitStatus, UserError
@@ -69,7 +69,7 @@ class ConfigTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What is left out of a file, why, and what the user can do."""
+    """What is not used from a file, why, and what the user can do."""
 
     path: Path
     what: str
@@ -92,7 +92,7 @@ class Config:
     today: dt.date
 
     def left_out(self, verb: str, kind: type[Any]) -> tuple[Note, ...]:
-        """Return a note for each option of a command that a project's file sets and may not."""
+        """Return a note for each option of a command that a project's file must not set."""
         keys = {key_of(option) for option in declared_by(kind) if isinstance(option.option, Option)} & ACTING
         return tuple(
             Note(
@@ -181,7 +181,7 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
     """Return why others may have written a file, and what would change that, or None if no other user can have.
 
     The file and its folder must belong to this user or root, and no other user may write them. ``with_ancestors``: no
-    other user may move a folder above, or a link on the way. There a sticky folder such as /tmp does no harm.
+    other user may move a folder above, or a link on the way. A sticky folder such as /tmp is fine there.
     """
     real = Path(os.path.realpath(path))
     above = [*path.absolute().parents, *real.parents] if with_ancestors else []
@@ -189,7 +189,7 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
         try:
             seen = place.lstat()
         except OSError as error:
-            return f"{place} cannot be looked at ({error.strerror})", ""
+            return f"{place} cannot be checked ({error.strerror})", ""
         name = "it" if place == path else "the file that it links to" if place == real else f"the folder {place}"
         is_own = place in {path, real, path.absolute().parent, real.parent}
         # A host's folders have owners that a container does not know, and no user of the container can move them.
@@ -203,7 +203,9 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
             by_sudo = os.environ.get("SUDO_UID") == str(seen.st_uid)
             reason = f"{name} belongs to {owner}, and ddpdoctor runs as {_user_name(os.geteuid())}"
             return reason, "Run ddpdoctor without sudo" if by_sudo else ""
-        others = seen.st_mode & (stat.S_IWOTH | (0 if _is_private(place, seen) else stat.S_IWGRP))
+        others = seen.st_mode & stat.S_IWOTH
+        if seen.st_mode & stat.S_IWGRP and not _is_private(place, seen):
+            others |= stat.S_IWGRP
         if others and not stat.S_ISLNK(seen.st_mode) and (is_own or not seen.st_mode & stat.S_ISVTX):
             can_change = seen.st_uid == os.geteuid() and not seen.st_mode & stat.S_ISVTX
             return f"other users may write {name}", f"Run `chmod go-w {shlex.quote(str(place))}`" if can_change else ""
@@ -215,8 +217,6 @@ def _is_private(place: Path, seen: os.stat_result) -> bool:
 
     With an access control list, the bits of the group are what any user in the list may do at most.
     """
-    if not seen.st_mode & stat.S_IWGRP:
-        return True
     with contextlib.suppress(OSError):  # most have none
         return not os.getxattr(place, "system.posix_acl_access", follow_symlinks=False)
     with contextlib.suppress(KeyError):
@@ -234,7 +234,7 @@ def _user_name(uid: int) -> str:
 
 
 def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Declared, ...]:
-    """Return a verb's options with defaults from the files; ``says``: say what is left out. Raises ``UserError``."""
+    """Return a verb's options with defaults from the files; ``says``: print what is not used. Raises ``UserError``."""
     if verb == CONFIG_VERB:
         return declared_by(kind)
     try:
@@ -267,13 +267,13 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
     return tuple(declared.values())
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names what is spelled like ``name``, or all that there is."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint with names spelled like ``name``, else ``otherwise``, or all names."""
     import difflib
 
     names = sorted(known)
     near = difflib.get_close_matches(name.lower().replace("_", "-"), names, cutoff=CLOSENESS)
-    return f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(names)}."
+    return f"Did you mean {', '.join(near)}?" if near else otherwise or f"Known: {', '.join(names)}."
 
 
 def _read_table(path: Path) -> ConfigTable | None:
@@ -284,14 +284,14 @@ def _read_table(path: Path) -> ConfigTable | None:
         text = read_plain(os.path.realpath(path), MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"{path} cannot be read: {reason}", help="Correct the file, or move it away.") from error
+        raise UserError(f"{path} cannot be read: {reason}", help="Fix the file, or move it away.") from error
     if is_project and PROJECT_TABLE not in text:
         return None
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         whole = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}", help="Correct the file.") from error
+        raise UserError(f"{path} is not valid TOML: {error}", help="Fix the file.") from error
     table = whole.get("tool", {}).get("ddpdoctor") if is_project else whole
     if not table:
         return None
@@ -320,31 +320,12 @@ def _read_value(one: Declared, value: Any, name: str) -> Any:
         if not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}", help="Write true or false.")
         return value
-    if one.is_repeatable:
-        parts = value if isinstance(value, list) else [value]
-        return [_read_one(one, part, name) for part in parts]
-    return _read_one(one, value, name)
-
-
-def _read_one(one: Declared, value: Any, name: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{name} is {value!r}, which the option does not take", help="Write a text or a number.")
-    text = str(value)
-    option = one.option
-    choices = get_args(one.type)
-    if choices and (text.upper() if isinstance(option, Option) and option.ignores_case else text) not in choices:
-        raise UserError(f"{name} is {text!r}", help=f"Write one of {', '.join(map(str, choices))}.")
-    if one.type is int and isinstance(option, Option) and option.parse is None:
-        number = int(text) if text.lstrip("-").isdecimal() else None
-        low, high = option.min, option.max
-        if number is None or (low is not None and number < low) or (high is not None and number > high):
-            raise UserError(f"{name} is {text!r}, which the option does not take", help="See the command's --help.")
-        return number
-    try:
-        one.parse(text)
-    except UserError as error:
-        raise UserError(f"{name}: {error.message}", help=error.help) from error
-    return text
+    parts = value if one.is_repeatable and isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, str | int | float):
+            raise UserError(f"{name} is {part!r}, which the option does not take", help="Write a text or a number.")
+        one.parse(part, name)
+    return [*map(str, parts)] if one.is_repeatable else str(value)
 
 
 def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
@@ -369,7 +350,7 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
         try:
             (known,) = check_codes((code,))
         except UserError as error:
-            raise UserError(f"{name}: there is no code {code}", help=error.help) from error
+            raise UserError(f"{name}: unknown code {code}", help=error.help) from error
         found.append(IgnoredCode(code=known, reason=reason, until=until, source=str(table.path)))
     return tuple(found)
 
@@ -398,7 +379,7 @@ def run(options: Options) -> int:
 
     config = read_config(Path.cwd(), os.environ)
     if options.verb is not None and options.verb not in VERBS:
-        raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
+        raise UserError(f"unknown command: {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
     found = [option for name in names for option in _options_of(name, config, os.environ)]
     shown = [option for option in found if options.show_all or option.source != DEFAULT]
@@ -436,14 +417,9 @@ def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -
         "left_out": [{**asdict(note), "path": str(note.path)} for note in left_out],
         "options": [one._asdict() for one in shown],
         "ignored": [
-            {
-                "code": ignored.code,
-                "reason": ignored.reason,
-                "until": ignored.until.isoformat(),
-                "expired": ignored.is_expired(config.today),
-                "source": ignored.source,
-            }
-            for ignored in config.ignored
+            {"code": entry.code, "reason": entry.reason, "until": entry.until.isoformat(), "source": entry.source}
+            | {"expired": entry.is_expired(config.today)}
+            for entry in config.ignored
         ],
     }
     return json.dumps(plain, indent=2) + "\n"

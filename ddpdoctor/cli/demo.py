@@ -57,14 +57,14 @@ SCRIPTS = {
         "before": "        fetch_settings(step)\n",
         "fault": """def fetch_settings(step):
     if dist.get_rank() == 1 and step == 5:
-        reply.wait()  # the fault: nobody ever sets it""",
+        reply.wait()  # the fault: it is never set""",
     },
     "crash": {
         "summary": "Rank 1 raises an exception on a bad sample, and rank 0 loses its peer.",
         "before": "        inputs[0, 0] = parse_sample(step)\n",
         "fault": """def parse_sample(step):
     text = "n/a" if dist.get_rank() == 1 and step == 5 else str(step)
-    return float(text)  # the fault: "n/a" is no number""",
+    return float(text)  # the fault: "n/a" is not a number""",
     },
     "killed": {
         "summary": "Rank 1 is killed by SIGKILL in the middle of training, as by the kernel when memory runs out.",
@@ -102,7 +102,7 @@ SCRIPTS = {
         threading.Thread(target=upload_metrics, name="upload").start()
 """,
         "fault": """def upload_metrics():
-    more_work.wait()  # the fault: nobody ever sets it""",
+    more_work.wait()  # the fault: it is never set""",
     },
     "stopped": {
         "summary": "Rank 1 is frozen by SIGSTOP, as by a debugger, and rank 0 waits for it in backward.",
@@ -179,7 +179,7 @@ def run(options: Options) -> int:
         write(sys.stdout, "".join(f"{name:<{width}}  {describe(name)}\n" for name in FAULTS))
         return ExitStatus.OK
     if options.fault not in FAULTS:
-        raise UserError(f"there is no fault {options.fault}", help=f"Faults: {', '.join(FAULTS)}.")
+        raise UserError(f"unknown fault: {options.fault}", help=f"Faults: {', '.join(FAULTS)}.")
     import socket
     import tempfile
 

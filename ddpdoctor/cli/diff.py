@@ -1,4 +1,4 @@
-"""``ddpdoctor diff``: says what differs between two saved runs, the most telling first."""
+"""``ddpdoctor diff``: shows what differs between two saved runs, most significant first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpdoctor.model.errors import ExitStatus, UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Say what differs between a run that worked and one that does not.
+    """Show what differs between a run that works and one that does not.
 
     Compares versions, variables, settings, machines, model, data, bandwidth and pace.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Options:
     """Explain a code or an error message: what it means and what to do.
 
-    An error is known by its words. `ddpdoctor analyze` finds it in a whole log, and says which rank failed first.
+    An error is recognized by its text. `ddpdoctor analyze` finds it in a log, and names the rank that failed first.
     """
 
     name: Annotated[
@@ -48,7 +48,7 @@ def render_list(pages: tuple[RulePage, ...]) -> str:
 
 
 def render_error(title: str, texts: dict[str, str], width: int | None) -> str:
-    """Render what a known error means, who is at fault, and what to do. If ``width`` is None, nothing is wrapped."""
+    """Render what a known error means, what is at fault, and what to do. If ``width`` is None, nothing is wrapped."""
     lines = [line for label, text in texts.items() for line in wrap(text, width, first=f"  {label:<10}")]
     return "\n".join([title, "", *lines]) + "\n"
 

@@ -1,4 +1,4 @@
-"""``ddpdoctor history``: how a job that restarts fared, start by start."""
+"""``ddpdoctor history``: shows each start of a job that restarts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ddpdoctor.model.errors import ExitStatus
 class Options:
     """Show the restarts of a job and what they cost.
 
-    Each start, how it ended and why, lost steps and time, who returns in the verdicts. Counts the attempts of torchrun
-    and the runs that a scheduler started again.
+    Shows how and why each start ended, the steps and time lost, and which rank or host keeps failing. Counts the
+    attempts of torchrun and the runs that a scheduler started again.
     """
 
     folder: Annotated[Path, Argument(metavar="[DIR]", help="A folder with run folders, or one of them.")] = Path(RUNS)

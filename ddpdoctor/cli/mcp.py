@@ -1,4 +1,4 @@
-"""``ddpdoctor mcp``: serves what only reads to a coding agent, by the Model Context Protocol."""
+"""``ddpdoctor mcp``: serves read-only tools to a coding agent over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = frozenset({"mcp", "mcp_types", "pydantic"})
 
 
 def main() -> None:
-    """Answer one question. Errors say what to do, and have no traceback."""
+    """Answer one question. Errors contain the fix instead of a traceback."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     asked = json.load(sys.stdin)
@@ -116,14 +116,12 @@ def _of_report(report: Report, *, with_data: bool) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Serve reports to a coding agent by the Model Context Protocol.
+    """Serve reports to a coding agent over the Model Context Protocol.
 
-    The server speaks on stdin and stdout. It only reads: no tool of it starts, stops or changes a job.
+    The server uses stdin and stdout. It only reads: none of its tools starts, stops or changes a job.
     """
 
-    timeout_s: Annotated[float, TIMEOUT.but(panel="Options", help="How long one call of a tool may take.")] = typed(
-        "120"
-    )
+    timeout_s: Annotated[float, TIMEOUT.but(panel="Options", help="How long a call of a tool may take.")] = typed("120")
 
 
 def run(options: Options) -> int:
@@ -132,9 +130,9 @@ def run(options: Options) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in PACKAGES:
             raise
-        what = "this needs the package mcp in version 2, which is not installed here"
+        what = "this needs version 2 of the mcp package, which is not installed here"
         raise UserError(what, help=f"Install it with `{install_command('mcp')}`.") from error
     if sys.stdin.isatty():
-        say(sys.stderr, "waits for a client of the Model Context Protocol on stdin; Ctrl-C ends it")
+        say(sys.stderr, "waiting for a Model Context Protocol client on stdin; Ctrl-C stops it")
     make_server(options.timeout_s).run("stdio")
     return ExitStatus.OK

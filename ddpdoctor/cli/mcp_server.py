@@ -1,4 +1,4 @@
-"""The server of ``ddpdoctor mcp``. Each tool answers with a text and with data, and none changes anything."""
+"""The server of ``ddpdoctor mcp``. Each tool returns a text and data, and none changes anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpdoctor.model.words import format_span
 INSTRUCTIONS = """Diagnoses distributed PyTorch training from what a job left behind. Use `report` for a run folder of
 `ddpdoctor wrap`, `analyze` for logs, dumps and stacks, `explain` for a code such as DD601 or an error message. Act on
 `verdict` first; `findings` has all, worst first. No tool starts, stops or changes a job."""
-WITH_DATA = "Also return what was measured (`data`), which can be long. Without it, `data` is empty."
+WITH_DATA = "Also return the measurements (`data`), which can be long. Without it, `data` is empty."
 RunFolder = Annotated[
     str | None, Field(description="A run folder or its report.json. Without it, the latest in ddpdoctor-report/.")
 ]
@@ -59,7 +59,7 @@ def make_server(limit_s: float) -> MCPServer[Any]:
         return _ask(limit_s, "check_env", checks=checks, skip=skip, with_data=with_data)
 
     def status(run_dir: RunFolder = None) -> CallToolResult:
-        """Return what a job under `ddpdoctor wrap` does right now. The job is not asked, and pays nothing."""
+        """Return what a job under `ddpdoctor wrap` does right now. The job is not slowed down."""
         return _ask(limit_s, "status", run_dir=run_dir)
 
     server: MCPServer[Any] = MCPServer("ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
@@ -69,7 +69,7 @@ def make_server(limit_s: float) -> MCPServer[Any]:
 
 
 def _ask(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
-    """Run a tool in its own process: it may read anything for any time, and the SDK's stdout is the protocol's."""
+    """Run a tool in its own process: it may read for a long time, and the SDK uses stdout for the protocol."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, *sys.path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,

@@ -1,4 +1,4 @@
-"""Exports the metrics of a wrapped job, as ``ddpdoctor status`` reads them. What fails here costs a message."""
+"""Exports the metrics of a wrapped job, as ``ddpdoctor status`` reads them. A failure here only prints a message."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READABLE = 0o644  # node_exporter runs as another user
 
 
 def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
-    """Raise ``UserError`` for a file that cannot be written, or if the SDK or the variables do not let us send."""
+    """Raise ``UserError`` for a file that cannot be written, or if the SDK or the variables rule out sending."""
     if path is not None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(f"--metrics-file {path} is not a regular file", help="Choose another file.")
@@ -59,7 +59,7 @@ def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> N
     protocol = _read(env, "PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
         what = f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}"
-        raise UserError(what, help="Unset it, and give the endpoint for HTTP, which mostly has port 4318.")
+        raise UserError(what, help="Unset it, and give the endpoint for HTTP, usually on port 4318.")
     try:
         address = urlsplit(_read(env, "ENDPOINT") or DEFAULT_ENDPOINT)
         is_url = address.scheme in {"http", "https"} and bool(address.hostname) and address.port != 0
@@ -115,7 +115,7 @@ class OtlpSender:
                 return ""
         address = urlsplit(_read(os.environ, "ENDPOINT") or DEFAULT_ENDPOINT)
         where = address.hostname if address.port is None else f"{address.hostname}:{address.port}"
-        return f"--otlp: metrics could not be sent to {where}; ddpdoctor goes on trying"
+        return f"--otlp: metrics could not be sent to {where}; ddpdoctor keeps trying"
 
     def _observe(self, metric: Metric, _options: object) -> Iterable[Any]:
         from opentelemetry.metrics import Observation
@@ -144,7 +144,7 @@ class MetricExport:
     _said: set[str] = field(default_factory=set)
 
     def start(self, folder: Path) -> None:
-        """Begin to export what is recorded in a folder. Returns at once."""
+        """Begin to export what is recorded in a folder, in the background."""
         if self.metrics_file is None and not self.otlp:
             return
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Declares options, and those that verbs share, without Typer. A verb's are the annotated fields of ``Options``."""
+"""Declares options without Typer, and those that verbs share. A verb's options are the fields of its ``Options``."""
 
 from __future__ import annotations
 
@@ -73,12 +73,10 @@ class Quantity:
 
 
 parse_duration = Quantity(
-    units=_DURATION_UNITS,
-    what="a duration above 0",
-    help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
+    units=_DURATION_UNITS, what="a duration above 0", help="Give seconds, or a unit: 8, 8.0, 8s, 500ms, 5m, 1h."
 )
 parse_steps = Quantity(
-    least=1, convert=int, what="a whole number of steps from 1 on",
+    least=1, convert=int, what="a whole number of steps, 1 or more",
     help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
 )  # fmt: skip
 parse_port = Quantity(
@@ -152,10 +150,28 @@ class Declared:
     default: Any  # the default before parsing, or ``MISSING`` if a value is required
     is_repeatable: bool
 
-    def parse(self, text: str) -> Any:
-        if isinstance(self.option, Option) and self.option.parse is not None:
-            return self.option.parse(text, self.names[0])
-        return Path(text) if self.type is Path else text
+    def parse(self, value: Any, name: str = "") -> Any:
+        """Return what a text stands for. Raises ``UserError`` for a wrong one, with the option's name or ``name``."""
+        text = str(value)
+        option, choices, name = self.option, get_args(self.type), name or self.names[0]
+        if isinstance(option, Argument) or self.type is Path:
+            return Path(text) if self.type is Path else text
+        if option.parse is not None:
+            return option.parse(text, name)
+        if self.type is int:
+            low, high = option.min, option.max
+            number = int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+            if number is None or (low is not None and number < low) or (high is not None and number > high):
+                limits = "" if low is None else f" from {low}{'' if high is None else f' to {high}'}"
+                raise UserError(f"{name} cannot be {text!r}", help=f"Give a whole number{limits}.")
+            return number
+        text = text.upper() if option.ignores_case else text
+        if choices and text not in choices:
+            raise UserError(f"{name} cannot be {text!r}", help=f"Give {', '.join(choices[:-1])} or {choices[-1]}.")
+        return text
+
+    def complete(self, incomplete: str) -> list[str]:
+        return [choice for choice in get_args(self.type) if str(choice).startswith(incomplete)]
 
 
 def typed(text: str) -> Any:
@@ -164,7 +180,7 @@ def typed(text: str) -> Any:
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return what a verb's dataclass declares. If it has ``VARIABLES``, a variable that begins so sets each option."""
+    """Return what a verb's dataclass declares. If it has ``VARIABLES``, variables with that prefix set its options."""
     variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -180,7 +196,8 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
             own_names = note.names if isinstance(note, Option) else ()
             names = own_names or (f"--{each.name.replace('_', '-')}",)
             if variables and isinstance(note, Option):
-                option = note.but(variable=variables + names[0].lstrip("-").replace("-", "_").upper())
+                variable = variables + names[0].lstrip("-").replace("-", "_").upper()
+                option = replace(note, declared=note.declared or note, variable=variable)
             found.append(
                 Declared(
                     field=each.name, type=get_args(base)[0] if is_repeatable else base, option=option, names=names,
@@ -204,32 +221,28 @@ HANG_TIMEOUT = Option(
     names=("--hang-timeout",), panel=HANGS, metavar="DURATION", parse=parse_duration,
     help="No progress this long is a hang.",
 )  # fmt: skip
-FORMAT = Option(names=("--format",), panel=REPORT, metavar="FORMAT", help="Format:")
-FAIL_ON = Option(names=("--fail-on",), panel=REPORT, metavar="LEVEL", help="Exit 1 on:")
-IGNORE = Option(names=("--ignore",), panel=REPORT, metavar="CODE", help="Leave out this code; may be repeated.")
-REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Also save report.json in this folder.")
+FORMAT = Option(panel=REPORT, metavar="FORMAT", help="Format:")
+FAIL_ON = Option(panel=REPORT, metavar="LEVEL", help="Exit 1 on:")
+IGNORE = Option(panel=REPORT, metavar="CODE", help="Leave out this code; may be repeated.")
+REPORT_DIR = Option(panel=REPORT, metavar="DIR", help="Also save report.json in this folder.")
 OUTPUT = Option(names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file.")
-HTML = Option(names=("--html",), panel=REPORT, metavar="FILE", help="Also write the report as an HTML page.")
-PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
-VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
+HTML = Option(panel=REPORT, metavar="FILE", help="Also write the report as an HTML page.")
+PLOT = Option(panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
+VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it found.")
 LIST = Option(names=("--list",), help="List them and exit.")
-ALLOW_DIFFERENT = Option(
-    names=("--allow-different",), panel=REPLICAS, metavar="GLOB", help="Tensors that may differ, such as 'expert.*'."
-)
-BACKEND = Option(names=("--backend",), help="Process group backend.  [default: nccl on GPUs]")
+ALLOW_DIFFERENT = Option(panel=REPLICAS, metavar="GLOB", help="Tensors that may differ, such as 'expert.*'.")
+BACKEND = Option(help="Process group backend.  [default: nccl on GPUs]")
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
     help="Ranks to start here.  [default: one per GPU, else 2]",
 )  # fmt: skip
-NNODES = Option(names=("--nnodes",), panel=NODES, metavar="N", help="Number of nodes of the job.")
-NODE_RANK = Option(names=("--node-rank",), panel=NODES, metavar="N", min=0, help="This node's number, from 0.")
-MASTER_ADDR = Option(names=("--master-addr",), panel=NODES, metavar="HOST", help="Name or address of node 0.")
-MASTER_PORT = Option(
-    names=("--master-port",), panel=NODES, metavar="PORT", min=1, max=MAX_PORT, help="A free port on node 0."
-)
+NNODES = Option(panel=NODES, metavar="N", help="Number of nodes of the job.")
+NODE_RANK = Option(panel=NODES, metavar="N", min=0, help="This node's number, from 0.")
+MASTER_ADDR = Option(panel=NODES, metavar="HOST", help="Name or address of node 0.")
+MASTER_PORT = Option(panel=NODES, metavar="PORT", min=1, max=MAX_PORT, help="A free port on node 0.")
 EXCHANGE_PORT = Option(
     names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
-    help="Port on the first node where the nodes meet.",
+    help="Port on the first node that the nodes connect to.",
 )  # fmt: skip
 RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
 MODEL = Option(names=("--model",), metavar="MODULE:FUNCTION", help="Your function that returns the model.")
@@ -259,7 +272,7 @@ class Listed:
 
 VERBS = {
     "check-env": Listed(panel=BEFORE_A_JOB, summary="Check versions, variables, network and GPUs."),
-    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can meet and start."),
+    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can connect and start."),
     "allreduce-bench": Listed(panel=BEFORE_A_JOB, summary="Measure collectives; find a slow rank, link or host."),
     "check-consistency": Listed(panel=BEFORE_A_JOB, summary="Check that all ranks train the same model."),
     "check-data": Listed(panel=BEFORE_A_JOB, summary="Check how the samples are split between ranks."),
@@ -274,7 +287,7 @@ VERBS = {
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
     "history": Listed(panel=SAVED_RUN, summary="Show the restarts of a job and what they cost."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
-    "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
+    "diff": Listed(panel=SAVED_RUN, summary="Show what differs between two runs."),
     "mcp": Listed(panel=SAVED_RUN, summary="Serve reports to a coding agent (MCP)."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }

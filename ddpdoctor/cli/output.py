@@ -1,4 +1,4 @@
-"""Writes reports and messages in a form that the stream can show, and tests outputs before a measurement."""
+"""Writes reports and messages in a form that the stream supports, and tests outputs before a measurement."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
-    """Write a report completely or not at all. On a full disk, say so on stderr and return False."""
+    """Write a report completely or not at all. If the disk is full, write that to stderr and return False."""
     from ddpdoctor.report.formats import render_json
 
     problem = f"report could not be saved in {run_dir}"
@@ -101,9 +101,10 @@ def _is_saved(problem: str, save: Callable[[], object]) -> bool:
     return True
 
 
-def say(stream: TextIO, message: str) -> None:
-    """Write a message that begins with "ddpdoctor:". On a terminal, it is wrapped between words."""
-    write(stream, _wrapped(stream, f"ddpdoctor: {message}"))
+def say(stream: TextIO, message: str, first: str = "") -> None:
+    """Write a message that begins with ``first`` or "ddpdoctor:". On a terminal, it is wrapped between words."""
+    text = clean(message if first else f"ddpdoctor: {message}")
+    write(stream, "\n".join(wrap(text, read_width(stream), first=first, rest="  ")) + "\n")
 
 
 def show_error(error: UserError) -> None:
@@ -113,9 +114,10 @@ def show_error(error: UserError) -> None:
 def print_error(message: str, hint: str) -> None:
     """Write a message to stderr, and the hint below it if there is one."""
     say(sys.stderr, message)
-    if hint:
-        # A command with inserted line breaks could not be pasted.
-        write(sys.stderr, f"  {clean(hint)}\n" if "`" in hint else _wrapped(sys.stderr, f"  {hint}"))
+    if "`" in hint:  # a command with inserted line breaks could not be pasted
+        write(sys.stderr, f"  {clean(hint)}\n")
+    elif hint:
+        say(sys.stderr, hint, "  ")
 
 
 def show_defect(error: Exception) -> None:
@@ -139,13 +141,8 @@ def describe_defect(error: Exception) -> str:
     return f"{what} The traceback is in {file.name}"
 
 
-def _wrapped(stream: TextIO, text: str) -> str:
-    first = text[: len(text) - len(text.lstrip())]
-    return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
-
-
 def write(stream: TextIO, text: str) -> bool:
-    """Write text, escaped for the stream. If the reader of a pipe has ended, drop all from now on and return False."""
+    """Write text, escaped for the stream. If a pipe's reader is gone, drop all from now on and return False."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -221,12 +218,12 @@ def check_files(outputs: Outputs) -> None:
             continue
         check_writable(path, option)
         if path in given:
-            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
+            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each its own file.")
         given[path] = option
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions do not tell; remove a new file again. Raises ``UserError``."""
+    """Try to write, because permissions are not conclusive; remove a new file again. Raises ``UserError``."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -321,7 +318,7 @@ class LiveText:
             self._live.stop()
 
     def show(self, text: str) -> bool:
-        """Show a text. Return False if nobody reads the stream any more."""
+        """Show a text. Return False if the stream no longer has a reader."""
         if self._live is not None:
             from rich.text import Text
 
@@ -350,7 +347,7 @@ class ShownProgress:
             self._bar = Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
-        """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
+        """Show nothing yet. The bar appears with the first ``show``, after the ranks have connected."""
         return self
 
     def __exit__(self, *_: object) -> None:

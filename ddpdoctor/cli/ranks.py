@@ -31,13 +31,13 @@ def run_in_ranks(
     prepare: Callable[[Launch, int], Kind],
     take_part: Callable[[Launch, Kind], int],
 ) -> int:
-    """Start ranks here, or run as a rank; ``prepare`` checks before they meet. Raises only without a launcher."""
+    """Start ranks here, or run as a rank; ``prepare`` checks before they connect. Raises only without a launcher."""
     launch = seen_ranks(env)
     if launch.launcher is Launcher.NONE:
         count, note = (nproc, "") if nproc is not None else choose_ranks(env)
         prepared = prepare(launch, count)
         if note:
-            say(sys.stderr, note)
+            say(sys.stderr, f"chose {note}")
         if count > 1:
             return run_ranks(sys.argv[1:], count, env)
         load_torch()

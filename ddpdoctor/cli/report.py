@@ -50,14 +50,14 @@ class Options:
 def run(options: Options) -> int:
     if options.opens:
         if options.format not in {"text", "html"}:
-            what = f"--open shows a page, and --format {options.format} is none"
+            what = f"--open needs a page, which --format {options.format} is not"
             raise UserError(what, help="Leave --format out with --open.")
         output = options.output
         if output is None:  # a private temporary file, which stays
             try:
                 fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
             except OSError as error:
-                what = f"no temporary file can be made: {error.strerror}"
+                what = f"cannot create a temporary file: {error.strerror}"
                 raise UserError(what, help="Give a file for the page: --output report.html.") from error
             os.close(fd)
             output = Path(name)
@@ -97,7 +97,7 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
 
         page, has_screen = options.output.resolve(), sys.platform == "darwin" or any(map(os.environ.get, SCREENS))
         is_open = has_screen and webbrowser.open(page.as_uri())
-        say(sys.stderr, f"{'' if is_open else 'no browser could be opened here; '}the page is {page}")
+        say(sys.stderr, f"{'' if is_open else 'no browser could be opened; '}the page is {page}")
     return ExitStatus.OK
 
 
@@ -111,7 +111,7 @@ def find_latest(runs: Path) -> Path:
     folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
     if not folders:
         raise UserError(
-            f"there is no run folder in {runs}/",
+            f"no run folder found in {runs}/",
             help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` prints it at its end.",
         )
     return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
@@ -128,7 +128,7 @@ def read_run(path: Path) -> Report:
 
         return rebuild_report(path)
     if not path.exists():
-        raise UserError(f"there is no {path}", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
+        raise UserError(f"{path} does not exist", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
     raise UserError(
         f"{path} is not a run folder of ddpdoctor: it has no {REPORT_NAME}",
         help="Give a folder that `ddpdoctor wrap` wrote; by default they are below ddpdoctor-report/.",

@@ -9,54 +9,33 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
+from ddpdoctor.cli.output import read_cwd, save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.placement import WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME, has_space, read_launcher_log
-from ddpdoctor.launch.starting import DEBUG_VARIABLE
+from ddpdoctor.launch.starting import notes_of
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Severity, hangs
+from ddpdoctor.model.findings import JobStatus, Outcome, Severity, hangs
 from ddpdoctor.model.words import rank_list
 from ddpdoctor.report.lines import clean, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.launch.command_line import ChosenLevel
     from ddpdoctor.launch.session import JobOutcome, Judge
     from ddpdoctor.model.findings import Finding, Judgment, Report
 
     MakeReport = Callable[[JobOutcome], Report]
     Act = Callable[[Report, Path], None]
 
-# The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md.
-NOTES: dict[str, str] = {
-    "AUTO": "a job on Gloo alone runs with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch checks that all ranks make the same "
-    "collectives, which slows down small steps. Over NCCL it stays off. --debug-level OFF turns it off",
-    "DETAIL": "TORCH_DISTRIBUTED_DEBUG=DETAIL is on: torch checks that all ranks make the same collectives. Over NCCL, "
-    "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
-    "twice as long. --debug-level OFF turns it off",
-}
-NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
 # Errors for an exhausted resource of the machine. They are not defects of ddpdoctor.
-OUT_OF_MEANS = frozenset(
-    {errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
-)
+NO_ROOM = frozenset({errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS})
 # The message below the report of a hang, by the value of ``--on-hang``.
 GOES_ON = {
     "auto": "the job keeps running. It is stopped only if it can never continue (--on-hang kill stops it now)",
     "kill": "the job keeps running, because it may not be hung",
     "report": "the job keeps running (--on-hang report)",
 }
-
-
-def notes_of(level: ChosenLevel | None, hang_timeout_s: float, env: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return what the debug level costs, and whether the hang timeout is too long; None for each without a note."""
-    too_long = (
-        f"--hang-timeout is {round(hang_timeout_s)} s, but torch ends a wait after 10 min over NCCL and 30 min over "
-        "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
-    )
-    return NOTES.get(level or env.get(DEBUG_VARIABLE, "").upper()), too_long if hang_timeout_s >= NCCL_LIMIT_S else None
 
 
 def run_and_show(
@@ -72,8 +51,7 @@ def run_and_show(
     from ddpdoctor.launch.session import Session
 
     if options.placement.number in {0, None} and not options.quiet:  # of several nodes, only the first says it
-        costs = notes_of(options.debug_level, options.hang_timeout_s, os.environ)
-        for note in filter(None, (options.placement.note, options.nproc_note, *costs)):
+        for note in notes_of(options, os.environ):
             say(sys.stderr, note)
     make = make_report or outcome_report
     reports = JobReports(options=options, make=make, goes_on=GOES_ON[options.on_hang], act=act, started=started)
@@ -83,7 +61,7 @@ def run_and_show(
 def finish(
     outcome: JobOutcome, reports: JobReports, *, is_shown: Callable[[JobOutcome], bool] | None = None
 ) -> JobOutcome:
-    """Show the report of a job that has ended, unless ``is_shown`` says no, and what went wrong with ddpdoctor."""
+    """Show the report of a job that has ended, unless ``is_shown`` is False, and what went wrong with ddpdoctor."""
 
     def show() -> None:
         if is_shown is None or is_shown(outcome):
@@ -98,7 +76,7 @@ def finish(
             raise outcome.failure
 
     def show_launcher_log() -> None:
-        """Show what torchrun said about the end of a job that failed without a verdict."""
+        """Show what torchrun printed about the end of a job that failed without a verdict."""
         errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
         if outcome.exit_status and not errors - set(outcome.end.ignore):
             write(sys.stderr, clean(read_launcher_log(outcome.folder)))
@@ -107,7 +85,7 @@ def finish(
 
 
 def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
-    """Take some steps, whatever fails in them; say the first failure unless one was said, and keep it."""
+    """Take some steps even if some fail; report the first failure unless one was reported, and keep it."""
     failure = None
     for step in steps:
         try:
@@ -118,10 +96,10 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
         return outcome
     with contextlib.suppress(Exception):  # there may be no stderr either
         if not (outcome.folder / "run.json").exists():
-            say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
+            say(sys.stderr, f"no report: the run folder {outcome.run_dir} was removed while the job ran")
         elif isinstance(failure, UserError):
             show_error(failure)
-        elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:
+        elif isinstance(failure, OSError) and failure.errno in NO_ROOM:
             what = f"ddpdoctor could not watch or save all of this job: {failure.strerror}"
             say(sys.stderr, f"{what}. The exit status is the job's own.")
         elif isinstance(failure, ImportError) or not os.path.exists(__file__):  # noqa: PTH110 - pathlib may be gone
@@ -155,7 +133,7 @@ def keep_errors(report: Report) -> Report | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReports:
-    """Reports on one job, as its session asks: on stderr, in its report file and on its page."""
+    """Reports on one job for its session: on stderr, in its report file and on its page."""
 
     options: WrapOptions
     make: MakeReport
@@ -169,13 +147,13 @@ class JobReports:
         return self.options.html if self.options.report_file.name == REPORT_NAME else None
 
     def report_crash(self, what: str) -> None:
-        """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
+        """Report that a running job cannot be judged, for example after ddpdoctor was updated."""
         if not self.options.quiet:
             said = f"a check crashed ({what}). The job keeps running, but a hang may not be reported."
             say(sys.stderr, f"{said} An update of ddpdoctor while the job runs can cause this")
 
     def report_replicas(self, folder: Path, said: frozenset[str]) -> frozenset[str]:
-        """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
+        """Print a line for each new problem of the replicas and gradients of a running job. Return the codes."""
         if self.options.quiet:
             return frozenset()
         from ddpdoctor.diagnose.job import judge_replicas
@@ -195,11 +173,11 @@ class JobReports:
         if outcome.judged_at is not None and options.format == "text":
             # In one line what is wrong. With one wrap per rank, only blamed ranks say it.
             report = outcome_report(outcome)
-            verdict, place = report.verdict, options.placement
+            verdict, member = report.verdict, options.placement
             if verdict is not None and verdict.severity is Severity.ERROR:
                 is_blamed = bool({row.rank for row in report.ranks} & set(verdict.ranks))
                 where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {options.report_file}"
-                if is_blamed or not place.of_ranks:
+                if is_blamed or not member.of_ranks:
                     say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
             return
         report = self.make(outcome)
@@ -212,7 +190,23 @@ class JobReports:
             say(sys.stderr, f"{headline}\n  {words}, as reported above; report in {outcome.run_dir}")
         elif shown is not None:
             file = options.report_file
-            show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+            place = outcome.run_dir if file.name == REPORT_NAME else file
+            from ddpdoctor.report.verbs.job import read_attempts, replica_words
+
+            job, crashed = report.job, any(check.outcome is Outcome.CRASHED for check in report.checks)
+            is_well = job is not None and job.status is JobStatus.FINISHED and not (job.exit_status or report.findings)
+            if (
+                is_well
+                and not crashed
+                and len(read_attempts(report)) < 2
+                and not options.speed
+                and options.format == "text"
+            ):
+                equal = (replica_words(report) or "").startswith("replicas equal")
+                what = "no problem, replicas equal" if equal else "no problem found"
+                say(sys.stderr, f"{what}: {clean(str(place), read_cwd())}")
+            else:
+                show_report(shown, options.format, sys.stderr, place)
         if self.act is not None and outcome.judged_at is None:
             self.act(report, options.report_file)
 
@@ -226,7 +220,7 @@ class JobReports:
             say(sys.stderr, self.goes_on)
 
     def withdraw(self, judgment: Judgment) -> None:
-        """Say that a reported hang is over, and remove its report, because a running job has none."""
+        """Report that a hang is over, and remove its report, because a running job has none."""
         for file in filter(None, (self.options.report_file, self.page)):
             file.unlink(missing_ok=True)
         found = self._reported_hangs(judgment)

@@ -1,4 +1,4 @@
-"""``ddpdoctor status``: what a job under `wrap` does right now."""
+"""``ddpdoctor status``: shows what a job under `wrap` does right now."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.live import JobNow
 
 StatusFormat = Literal["text", "json"]
-NOT_WRAPPED = "Of a job that was not started by `ddpdoctor wrap`, `ddpdoctor attach` says what it does."
+NOT_WRAPPED = "If `ddpdoctor wrap` did not start the job, use `ddpdoctor attach`."
 # A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most.
 LEAST_PAUSE = 20
 NICENESS = 10  # our choice: the job has its cores first, and this command still gets a twentieth of a crowded one
@@ -32,8 +32,8 @@ NICENESS = 10  # our choice: the job has its cores first, and this command still
 class Options:
     """Show what a job under wrap does right now.
 
-    Steps, pace, who waits for whom, whether replicas are equal, memory. It reads what the ranks record anyway: the job
-    is not asked, and pays nothing.
+    Steps, pace, which ranks wait for which, whether replicas are equal, and memory. It only reads what the ranks record
+    anyway, so it does not slow the job down.
     """
 
     run: Annotated[Path | None, Argument(metavar="[RUN]", help="The job's run folder.  [default: the latest]")] = None
@@ -41,13 +41,13 @@ class Options:
     every: Annotated[
         float, Option(metavar="DURATION", parse=parse_duration, help="How often to refresh: 500ms, 10s.")
     ] = typed("2s")
-    dump: Annotated[bool, Option(help="Save a report with all stacks; the job goes on.")] = False
+    dump: Annotated[bool, Option(help="Save a report with all stacks; the job continues.")] = False
     format: Annotated[StatusFormat, FORMAT] = "text"
 
 
 def run(options: Options) -> int:
     if options.watch and options.dump:
-        raise UserError("--watch and --dump exclude each other", help="Leave one out.")
+        raise UserError("use either --watch or --dump, not both", help="Leave one out.")
     run_dir = _find(options.run)
     if options.dump:
         from ddpdoctor.diagnose.job import take_dump
@@ -57,7 +57,7 @@ def run(options: Options) -> int:
         report, folder = take_dump(run_dir, ask_for_evidence), make_dump_dir(run_dir)
         save_report(folder, report)
         show_report(report, options.format, sys.stdout, folder)
-        say(sys.stderr, "the job goes on")
+        say(sys.stderr, "the job continues")
         return ExitStatus.OK
     if not options.watch:
         write(sys.stdout, _draw(_read(run_dir), options))
@@ -77,15 +77,15 @@ def run(options: Options) -> int:
 
 
 def _find(given: Path | None) -> Path:
-    """Return the run folder. Raises ``UserError`` if there is none, or if the folder is not that of a job."""
+    """Return the run folder. Raises ``UserError`` if there is none, or if the folder is not one of a job."""
     if given is None:
         marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_NAME}"))
         found = {path.parent for path in marks}
         if not found:
-            raise UserError(f"there is no run folder in {RUNS}/ here", help=f"Give the run folder. {NOT_WRAPPED}")
+            raise UserError(f"no run folder found in {RUNS}/", help=f"Give the run folder. {NOT_WRAPPED}")
         return max(found, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
     if not given.exists():
-        raise UserError(f"there is no {given}", help=NOT_WRAPPED)
+        raise UserError(f"{given} does not exist", help=NOT_WRAPPED)
     if given.is_file() and given.name in {REPORT_NAME, RUN_MARK}:
         given = given.parent
     folders = (given, *given.glob("nodes/*"))

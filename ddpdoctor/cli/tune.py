@@ -1,4 +1,4 @@
-"""``ddpdoctor tune``: tries settings in one job that is thrown away, and says which line to change."""
+"""``ddpdoctor tune``: tries settings in one throwaway job, and names the line to change."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ BY_RESTARTS = frozenset({"workers", "threads"})  # those that no running job can
 # Said before the job starts.
 NOTICE = (
     "this is a trial: it starts the job, tries settings of DDP between steps, and then stops the job. The trained "
-    "model is of no use. What torch.save writes is thrown away. Other files of the script are kept (safetensors, "
+    "model is unusable, so what torch.save writes is discarded. Other files of the script are kept (safetensors, "
     "TensorBoard, wandb), so give the script its own output folder"
 )
 
 
 def launch_quietly(prepared: WrapOptions, make_report: MakeReport) -> JobOutcome:
-    """Run one of several launches. Its report is shown if something is wrong."""
+    """Run one of several launches. Its report is shown only if something is wrong."""
     from ddpdoctor.cli.running import run_and_show
 
     return run_and_show(replace(prepared, quiet=True), make_report=make_report)
@@ -76,7 +76,7 @@ def with_threads(count: str) -> Iterator[None]:
 
 
 class Restarts:
-    """The launches of a trial, and what came of them so far. Each has a folder in ``folder``, that of the first."""
+    """The launches of a trial and their results so far. Each has a folder in ``folder``, that of the first."""
 
     def __init__(self, plan: RestartPlan, options: Options, folder: Path) -> None:
         self.plan, self.options, self.folder = plan, options, folder
@@ -87,7 +87,7 @@ class Restarts:
         self.status = int(ExitStatus.OK)  # if the launches were stopped: the exit status of the last one
 
     def run(self) -> TrialRecord:
-        """Make all launches, and return what they measured. Ctrl-C ends the one that runs, and no other begins."""
+        """Make all launches, and return what they measured. Ctrl-C ends the current one, and no other begins."""
         from ddpdoctor.diagnose.tuning import describe_plan, order_launches, restarts_record
 
         say(sys.stderr, describe_plan(self.plan, self.rounds))
@@ -101,7 +101,7 @@ class Restarts:
         return restarts_record(self.plan, self.rounds, self.blocks, self.refused, self.stopped)
 
     def _launch(self, label: str, number: int, setting: str) -> None:
-        """Make one launch. A setting under which the job fails is not tried again; without its own, nothing is."""
+        """Make one launch. A setting under which the job fails is not tried again. If its own fail, none is."""
         from ddpdoctor.diagnose.tuning import build_launch_report, read_launch, why_unmeasured, words_of_setting
 
         say(sys.stderr, f"{label}: {words_of_setting(setting)} (round {number + 1} of {self.rounds})")
@@ -133,9 +133,7 @@ class Restarts:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the numbers of ranks in "1,2,4", by size. Raises ``UserError``."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or not any(
-        word != "1" for word in words
-    ):
+    if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or {*words} == {"1"}:
         what = f"--scaling is {text!r}, which is not a list of rank counts"
         raise UserError(what, help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.")
     return tuple(sorted({int(word) for word in words}))
@@ -143,7 +141,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _share_of(ranks: int) -> Iterator[None]:
-    """Give one rank the cores and threads that it has among all ranks. The launcher inherits both."""
+    """Give one rank the cores and threads that it has when all ranks run. The launcher inherits both."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[: max(1, len(cores) // ranks)])
     try:
@@ -157,8 +155,8 @@ def _share_of(ranks: int) -> Iterator[None]:
 class Options:
     """Try DDP settings in one throwaway job, and name the one that saves most time.
 
-    The job starts as under `ddpdoctor wrap`, and is stopped when all settings were tried. What torch.save writes is
-    thrown away.
+    The job starts as under `ddpdoctor wrap`, and is stopped when all settings have been tried. What torch.save writes
+    is discarded.
     """
 
     split: SplitCommand  # the command to run, and torchrun's options
@@ -279,7 +277,7 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
 
 
 def _say_outlook(folder: Path) -> None:
-    """Say once how long the trial takes, as soon as that is known: nothing else shows that it goes on."""
+    """Print once how long the trial takes, as soon as that is known: nothing else shows progress."""
     from ddpdoctor.diagnose.tuning import read_outlook
 
     while not (outlook := read_outlook(folder)):

@@ -14,8 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.config import read_declared
-from ddpdoctor.cli.options import PANELS, VERBS, Argument, load_verb
+from ddpdoctor.cli.config import nearest, read_declared
+from ddpdoctor.cli.options import PANELS, REPORT, VERBS, Argument, load_verb
 from ddpdoctor.model.errors import MEANINGS, UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ EXAMPLES = {
     "": (
         ("ddpdoctor demo", "see a job with a fault diagnosed"),
         ("ddpdoctor wrap train.py --epochs 10", "run your job under watch"),
-        ("ddpdoctor check-env", "is this machine fit to train?"),
+        ("ddpdoctor check-env", "can this machine train?"),
     ),
     "wrap": (
         ("ddpdoctor wrap train.py --epochs 10", "one rank per GPU, or two on a CPU"),
@@ -41,12 +41,12 @@ EXAMPLES = {
     "tune": (
         ("ddpdoctor tune train.py --output /tmp/tried", "which setting makes this job faster?"),
         ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
-        ("ddpdoctor tune --scaling 1,2,4 train.py", "what do more ranks gain?"),
+        ("ddpdoctor tune --scaling 1,2,4 train.py", "what is the gain of more ranks?"),
     ),
     "status": (
         ("ddpdoctor status", "the latest job of this folder"),
         ("ddpdoctor status RUN --watch", "again every second, until the job ends"),
-        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job goes on"),
+        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job continues"),
     ),
     "attach": (
         ("ddpdoctor attach", "the training job of this machine"),
@@ -61,7 +61,7 @@ EXAMPLES = {
         ("ddpdoctor report", "the latest run of this folder"),
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
     ),
-    "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler starts again"),),
+    "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler restarts"),),
     "mcp": (
         ("ddpdoctor mcp", "the command that a coding agent's client starts"),
         (f"cp -r {SKILL} ~/.agents/skills/", "the skill that tells an agent what to run, and how to read a report"),
@@ -85,17 +85,14 @@ EXAMPLES = {
         ("ddpdoctor check-consistency --diff a.pt b.pt", "what differs between two files"),
     ),
     "check-data": (
-        ("ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8", "the arithmetic alone"),
+        ("ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8", "arithmetic only"),
         ("torchrun --nproc-per-node 4 -m ddpdoctor check-data --dataset train:make_loader", "what each rank draws"),
     ),
     "check-checkpoint": (
-        ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
+        ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it complete, and would it load?"),
     ),
 }
-# Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments.
-UNWANTED = re.compile(
-    r"  \[(\d+<=)?x[<>]=\d+\]|; (\d+<=)?x[<>]=\d+(?=\])|  \[required\]| <(list\[)?(str|path|Path)\]?>"
-)
+UNWANTED = re.compile(r"  \[required\]| <(list\[)?(str|path|Path)\]?>")  # what Typer adds, and --help leaves out
 # The error for a wrong command line: click's, or that of the click inside newer versions of Typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 SPLIT = "ddpdoctor.split"
@@ -142,11 +139,35 @@ def write_examples(formatter: Any, name: str) -> None:
             formatter.write(f"{indent}{command}\n{indent}    {what}\n")
 
 
-class Verb(TyperCommand):
+class OurWords:
+    """Refuses a wrong command line in our words, not in Typer's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises ``UserError``."""
+        words, params = list(args), ctx.command.get_params(ctx)
+        try:
+            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except UsageError as error:
+            if not words:  # the help
+                raise
+            name, param = getattr(error, "option_name", ""), getattr(error, "param", None)
+            what, hint = error.message, f"`{ctx.command_path} --help` lists the options."
+            if hasattr(error, "possibilities"):
+                names = [option for param in params for option in param.opts if option.startswith("--")]
+                what, hint = f"{ctx.command_path} has no option {name}", nearest(name, names, hint)
+            elif name:
+                takes_none = any(name in param.opts and getattr(param, "is_flag", False) for param in params)
+                what = f"the option {name} {'takes no' if takes_none else 'needs a'} value"
+            elif param is not None:
+                what = f"{ctx.command_path} needs {param.metavar or param.name}"
+            raise UserError(what, help=hint) from error
+        return rest
+
+
+class Verb(OurWords, TyperCommand):
     """A command whose help shows options by subject, then examples."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_options(self, ctx, formatter)
+    format_options = write_options
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, ctx.info_name)
@@ -159,12 +180,10 @@ class RankVerb(Verb):
         """Parse the arguments. Without a launcher, errors are shown as for every command."""
         try:
             return super().parse_args(ctx, args)
-        except (UsageError, UserError) as error:
+        except UserError as error:
             from ddpdoctor.cli.ranks import refuse
 
-            hint = f"ddpdoctor {ctx.info_name} --help lists the options."
-            problem = error if isinstance(error, UserError) else UserError(error.format_message(), help=hint)
-            status = refuse(problem)
+            status = refuse(error)
             if status is None:
                 raise
             raise typer.Exit(status) from error
@@ -196,7 +215,7 @@ KINDS = {
 }  # fmt: skip
 
 
-class Verbs(TyperGroup):
+class Verbs(OurWords, TyperGroup):
     """The program. It builds the called command, and lists all commands by subject."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
@@ -205,14 +224,13 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command with the options that its module declares, or None if the name is unknown."""
         if cmd_name not in VERBS:
-            self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]  # Typer suggests similar names of these
-            return None
+            raise UserError(f"there is no command {cmd_name}", help=nearest(cmd_name, VERBS))
         module, verb = load_verb(cmd_name), VERBS[cmd_name]
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         alone.command(
             cmd_name, cls=KINDS.get(cmd_name, Verb),
             help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
-            context_settings={"help_option_names": ["--help", "-h"]},
+            context_settings={"help_option_names": ["--help", "-h"], "allow_extra_args": True},
         )(_callback(module, read_declared(cmd_name, module.Options, says=not ctx.resilient_parsing)))  # fmt: skip
         return get_command(alone)
 
@@ -228,14 +246,22 @@ class Verbs(TyperGroup):
         write_examples(formatter, "")
 
 
+JSON = typer.Option("--json", help="Short for --format json.", rich_help_panel=REPORT)
+
+
 def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
-    """Return a function with one parameter per option, as Typer requires. It leaves what is to be done in ``obj``."""
+    """Return a function with one parameter per option, as Typer requires. It leaves what to do in ``obj``."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
+        if ctx.args:
+            hint = f"`{ctx.command_path} --help` lists the options."
+            raise UserError(f"{ctx.command_path} takes no argument {ctx.args[0]}", help=hint)
         # A missing value or None means the default.
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         if SPLIT in ctx.meta:
             values["split"] = ctx.meta[SPLIT]
+        if values.pop("json", False):
+            values["format"] = "json"
         options = module.Options(**{name: value for name, value in values.items() if value is not None})
         ctx.obj.append((module.run, options))
 
@@ -244,51 +270,48 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
     for declaration in declared:
         option, text, default = declaration.option, declaration.option.help, declaration.default
         kind: Any = declaration.type
+        choices = get_args(kind)
         if isinstance(option, Argument):
             note = typer.Argument(metavar=option.metavar, help=text, show_default=option.shows_default)
         else:
             note = typer.Option(
-                *declaration.names, metavar=option.metavar, envvar=option.variable, show_envvar=False,
-                help=f"{text} {', '.join(get_args(kind))}" if text.endswith(":") else text,
-                parser=declaration.parse if option.parse else None, min=option.min, max=option.max,
-                case_sensitive=not option.ignores_case, rich_help_panel=option.panel,
+                *declaration.names, metavar=option.metavar or "|".join(choices) or None, envvar=option.variable,
+                show_envvar=False, help=f"{text} {', '.join(choices)}" if text.endswith(":") else text,
+                parser=None if kind is bool else declaration.parse, rich_help_panel=option.panel,
+                autocompletion=declaration.complete if choices else None,
             )  # fmt: skip
-            kind = str if option.parse else kind
+            kind = kind if kind is bool else str
         kind = list[kind] if declaration.is_repeatable else kind
         annotation: Any = Annotated[kind | None if default is None else kind, note]
         default = inspect.Parameter.empty if default is MISSING else default
         parameters.append(inspect.Parameter(declaration.field, by_name, default=default, annotation=annotation))
+        if declaration.field == "format":
+            parameters.append(inspect.Parameter("json", by_name, default=False, annotation=Annotated[bool, JSON]))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
     return call
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"ddpdoctor {__version__}")
-        raise typer.Exit
 
 
 app = typer.Typer(
     name="ddpdoctor",
     help="Diagnoses distributed PyTorch training: which rank hung or died, at which line, why, and what to do.",
     cls=Verbs, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None,
-    pretty_exceptions_enable=False, no_args_is_help=True,
+    pretty_exceptions_enable=False, no_args_is_help=True, invoke_without_command=True,
 )  # fmt: skip
-
-
-VERSION = typer.Option(
-    "--version", callback=_print_version, is_eager=True, help="Show the version and exit.", rich_help_panel=PANELS[-1]
-)
+VERSION = typer.Option("--version", is_eager=True, help="Show the version and exit.", rich_help_panel=PANELS[-1])
 
 
 @app.callback()
-def _options(version: Annotated[bool, VERSION] = False) -> None:
-    pass
+def _options(ctx: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
+    if version:
+        typer.echo(f"ddpdoctor {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        raise UserError("no command was given", help="`ddpdoctor --help` lists the commands.")
 
 
 def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
-    """Return a verb's ``run`` and its options, to run outside of Typer, which has its own ways with errors.
+    """Return a verb's ``run`` and its options, to run outside Typer, which handles errors differently.
 
     Help, completion and wrong use end the process. Raises ``UserError``.
     """

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command_line import OnHang
 
 GOES_ON = {
-    "report": 'the job goes on and is watched (on_hang="kill" stops it here)',
-    "kill": "the job goes on and is watched: it is not certain that it hangs",
+    "report": 'the job continues and is watched (on_hang="kill" stops it here)',
+    "kill": "the job continues and is watched: it may not be hung",
 }
 
 
 def watch(words: Sequence[str]) -> None:
-    """Watch until the last rank has left, and report what is wrong. ``integrations.place`` wrote ``words``."""
+    """Watch until the last rank has ended, and report what is wrong. ``integrations.place`` wrote ``words``."""
     from ddpdoctor.cli.running import JobReports, finish, load_judge, outcome_report
 
     hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
@@ -43,7 +43,7 @@ def watch(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Watch. An error is shown as the command line shows it, and the job does not notice."""
+    """Watch. Errors are shown as on the command line, and do not affect the job."""
     from ddpdoctor.cli.output import show_defect, show_error
     from ddpdoctor.model.errors import UserError
 

@@ -117,7 +117,7 @@ def prepare(
 ) -> WrapOptions:
     """Check everything that is possible before the start, and make the run folder last. Raises ``UserError``.
 
-    ``outer`` is the run folder of a ``wrap`` around this one: then none is made. ``command`` replaces the command line
+    ``outer`` is the run folder of a ``wrap`` around this one; then none is made. ``command`` replaces the command line
     in the report.
     """
     if options.webhook:

@@ -1,6 +1,6 @@
 """Reads what a process waits for: its system call, locks, ended children, commands that it runs.
 
-We may read /proc/PID/syscall only for processes that we may trace: those of our own user and, with Yama's
+We may read /proc/PID/syscall only for processes that we may trace: processes of the same user and, with Yama's
 ptrace_scope 1, only those that we started. /proc/locks has "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF"; a "->"
 after the number means that the process waits for that lock. The file is found by device and inode.
 """
@@ -175,7 +175,7 @@ def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine
 
 
 def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiting: frozenset[int]) -> LockFile:
-    """Return what we can see of a lock file; ``waiting`` are processes that poll for it and do not own it."""
+    """Return what we can see of a lock file; ``waiting`` are processes that poll for it but do not own it."""
     try:
         seen = os.stat(path)  # noqa: PTH116 - facts have their paths as strings
     except OSError:

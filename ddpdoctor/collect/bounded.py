@@ -56,7 +56,7 @@ def ask_one(call: Callable[[], Value], limit_s: float) -> Reply[Value]:
 def ask_side_by_side(
     calls: Mapping[str, Callable[[], Value]], limit_s: float | Mapping[str, float]
 ) -> dict[str, Reply[Value]]:
-    """Make all calls at once, and return their replies within the limit, which may differ by call.
+    """Make all calls in parallel, and return their replies within the limit, which may differ by call.
 
     Each has a daemon thread: a getaddrinfo that waits for a dead server must not keep the process alive. Errors other
     than OSError are raised here.

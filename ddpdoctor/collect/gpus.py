@@ -36,8 +36,8 @@ JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]
 FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
 # Errors of nvmlInit that mean there is nothing to read.
 ABSENT = {
-    "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
-    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
+    "DRIVER_NOT_LOADED": "no NVIDIA driver found",
+    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is missing (a container needs --gpus)",
     "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
 }
 GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})  # the device will answer no other query either
@@ -354,7 +354,7 @@ class GpuCount:
 
 
 def read_gpus(system: System, plan: ReadingPlan) -> Gpus:
-    """Return NVML's facts; raises ``NotRead`` if there is no driver or no answer at all."""
+    """Return NVML's facts; raises ``NotRead`` without a driver or no answer at all."""
     limit_s = CHILD_LIMIT_S if plan.limit_s is None else min(CHILD_LIMIT_S, plan.limit_s - WITHOUT_LIMIT_S)
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
@@ -364,7 +364,7 @@ def read_gpus(system: System, plan: ReadingPlan) -> Gpus:
 
 
 def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...]:
-    """Return the UUIDs of all GPUs in NVML's order; raises ``NotRead`` if there is no driver or no answer."""
+    """Return the UUIDs of all GPUs in NVML's order; raises ``NotRead`` without a driver or no answer."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
     said = _last_words(run_child(MODULE, (UUIDS,), system.env, limit_s), limit_s)
@@ -397,7 +397,7 @@ def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
     if ended.status is None:
         reason = f"NVML did not answer within {limit_s:.0f} s: {HANGS}"
         raise NotRead(Unread(why=Why.TIMEOUT, reason=reason))
-    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML gave no answer: {ended.last_error}"))
+    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML returned no answer: {ended.last_error}"))
 
 
 def main(arguments: list[str]) -> None:

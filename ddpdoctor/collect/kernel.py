@@ -1,4 +1,4 @@
-"""Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus."""
+"""Reads what the kernel knows of GPUs: driver errors in its log, processes hung in the driver, and the PCI bus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KMSG = "/dev/kmsg"
 RECORD_BYTES = 8192  # of one record: a read fails if the buffer is too small, and the kernel writes no longer ones
 LIMIT_S = 1.5
 GRANT = (
-    "the kernel's log may not be read: run as root, or let everybody read it with `sudo sysctl "
+    "no permission to read the kernel's log: run as root, or open it to all users with `sudo sysctl "
     "kernel.dmesg_restrict=0`; a container needs --cap-add SYSLOG --device /dev/kmsg"
 )
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, )?(?P<text>.*)")
@@ -87,7 +87,7 @@ def read_log(system: System) -> tuple[tuple[float | None, str], ...]:
         records = list(_records(system))
     except OSError as error:
         denied = error.errno in {errno.EPERM, errno.EACCES}
-        reason = GRANT if denied else f"there is no kernel log here: {KMSG}: {error.strerror}"
+        reason = GRANT if denied else f"no kernel log here: {KMSG}: {error.strerror}"
         raise NotRead(Unread(why=Why.DENIED if denied else Why.ABSENT, reason=reason)) from None
     uptime = system.text_or("/proc/uptime").split()
     log = []
@@ -120,7 +120,7 @@ def _records(system: System) -> Iterator[str]:
 
 
 def read_stuck_processes(system: System, _plan: ReadingPlan) -> tuple[StuckProcess, ...]:
-    """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
+    """Return the processes that hang in the driver; raises ``NotRead`` without a driver."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
     return find_stuck(system, time.sleep)

@@ -248,11 +248,11 @@ def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[
 
 
 def read_node_launch(env: Mapping[str, str]) -> NodeLaunch:
-    """Return this node's launch; raises ``UserError`` if the values are not enough to meet the other nodes."""
+    """Return this node's launch; raises ``UserError`` if the values do not suffice to reach the other nodes."""
     launch = _torchrun(env) or _by_options(env) or _slurm(env) or _operator(env)
     if launch is None:
         raise UserError(
-            "nothing says which nodes belong to the job",
+            "no option or variable defines the nodes of the job",
             help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0; "
             "or start the command by srun or torchrun.",
         )
@@ -297,7 +297,7 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
     if rank is None and by_number and counts[1] > 1:
         raise UserError(
             "--nnodes with --master-addr needs --node-rank",
-            help="Number the nodes from 0, each with its own; or give all --rdzv-endpoint HOST:PORT instead.",
+            help="Number the nodes from 0, or give all of them the same --rdzv-endpoint HOST:PORT.",
         )
     launch = Launch(
         launcher=Launcher.NNODES, rank=rank or 0, world_size=counts[1], local_rank=local_rank, nnodes=counts[1],

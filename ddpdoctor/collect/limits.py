@@ -1,4 +1,4 @@
-"""Reads the limits that the shell, the control groups and the machine set for a job, and how busy others keep it.
+"""Reads the limits that the shell, the control groups and the machine set for a job, and how busy it is otherwise.
 
 /proc/self/cgroup names the group; each above it limits it too. The path is "/" in a container with its own cgroup
 namespace. In one without, it is the host's, and only the mount's top exists.
@@ -151,7 +151,7 @@ def read_oom_kills(system: System = HERE) -> int | None:
 
 
 def read_memory_limit(system: System = HERE) -> MemoryLimit | None:
-    """Return the memory limit that leaves the least, or None if there is no limit."""
+    """Return the memory limit that leaves the least, or None if memory is not limited."""
     limits = []
     for folder in cgroup_folders("memory", system):
         limit, used = (
@@ -170,7 +170,7 @@ def read_memory_limit(system: System = HERE) -> MemoryLimit | None:
 
 
 def read_cpu_quota(system: System) -> float | None:
-    """Return the CPU quota in CPUs, or None if there is no quota."""
+    """Return the CPU quota in CPUs, or None if there is none."""
     quotas = []
     for folder in cgroup_folders("cpu", system):
         words = system.text_or(f"{folder}/cpu.max").split() or [
@@ -296,7 +296,7 @@ def read_volume(system: System, path: str, fstype: str | None, purpose: str, *, 
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
-    """Write a nameless file and sync for at most ``limit_s``; return MB/s, or None if there is no room."""
+    """Write a nameless file and sync for at most ``limit_s``; return MB/s, or None if the disk is full."""
     if max_bytes < len(BLOCK):
         return None
     written = 0

@@ -1,4 +1,4 @@
-"""Reads a job while it runs, which is asked nothing and sent nothing, and finds the earlier runs of a job."""
+"""Reads a job while it runs, without contacting it, and finds the earlier runs of a job."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def is_watched(run: facts.Run) -> bool:
 
 
 def _for_now(folder: RunFolder) -> RunFolder:
-    """Return a run folder without what costs time to read and says nothing of now: comparing replicas, older steps."""
+    """Return a run folder without what is slow to read and not current: comparisons of replicas, older steps."""
     contents = {pid: content._replace(kept=[], totals=[]) for pid, content in folder.contents.items()}
     return replace(folder, run=replace(folder.run, check_every=None), contents=contents)
 
@@ -141,7 +141,7 @@ def _as_now(
     owners: dict[tuple[str, int], RingContent],
     processes: dict[tuple[str, int], proc.Process | None],
 ) -> facts.Rank:
-    """Return a rank with what /proc says now in the place of what the watcher saw when it last took evidence."""
+    """Return a rank with the current state in /proc instead of what the watcher saw at its last evidence."""
     key = (rank.host, rank.pid or 0)
     rank = replace(rank, proc_state=None, cpu_share=None, frozen_since_ns=None)
     if rank.life is not facts.Life.RUNNING or rank.host != here or key not in owners:

@@ -1,6 +1,6 @@
 """Reads interfaces, routes and names, the port for the store, the packet filter's refusing chains, and RDMA adapters.
 
-Look-ups run in parallel: a dead name server costs two seconds in all.
+Look-ups run in parallel: a dead DNS server costs two seconds in total.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def read_names(system: System, plan: ReadingPlan) -> node.Names:
 
 
 def master_name(env: Mapping[str, str]) -> str | None:
-    """Return the host where the ranks meet, from the environment."""
+    """Return the rendezvous host of the ranks, from the environment."""
     host = endpoint = text(env, "PET_RDZV_ENDPOINT")  # "host", "host:port", "[::1]:port" or "fd00::2"
     if endpoint.startswith("["):
         host = endpoint[1:].partition("]")[0]
@@ -224,7 +224,7 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
         return node.PortUse(port=port, free=True, time_wait=closed)
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
-        return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
+        return Unread(why=Why.NEEDLESS, reason="this command listens on it, to collect the facts of all nodes")
     return node.PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
 
 
@@ -307,7 +307,7 @@ def read_firewall(system: System) -> tuple[node.FirewallChain, ...] | Unread:
     if not done:
         if all(isinstance(reply.error, FileNotFoundError) for reply in replies.values()):
             return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
-        return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
+        return Unread(why=Why.DENIED, reason="listing the packet filter's rules needs root")
     chains: dict[str, _Chain] = {}
     section = ""
     for line in done.get("iptables-save", "").splitlines():
@@ -385,7 +385,7 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     """Read all RDMA devices; if any port is up, read the error counters twice."""
     names = system.names(DEVICES)
     if not names:
-        raise NotRead(Unread(why=Why.ABSENT, reason="there is no RDMA device"))
+        raise NotRead(Unread(why=Why.ABSENT, reason="no RDMA device found"))
     ports = [(name, port) for name in names for port in system.names(f"{DEVICES}/{name}/ports") if port.isdecimal()]
     first = _read_counters(system, ports)
     later: Counters = {}

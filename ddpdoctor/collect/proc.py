@@ -1,4 +1,4 @@
-"""Reads files that may be gone, and processes from /proc: state, parents, I/O, how those that are not ours ended."""
+"""Reads files that may be gone, and processes from /proc: state, parents, I/O, and how processes ended."""
 
 from __future__ import annotations
 

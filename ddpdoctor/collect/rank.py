@@ -1,4 +1,4 @@
-"""Combines what the ring, the evidence, the agent and the watcher say about one rank."""
+"""Combines what the ring, the evidence, the agent and the watcher have about one rank."""
 
 from __future__ import annotations
 

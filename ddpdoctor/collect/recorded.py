@@ -1,4 +1,4 @@
-"""What a rank recorded: how its records are read, its calls, its steps and their times, and what its recorder noted.
+"""Reads what a rank recorded: its calls, its steps and their times, and the notes of its recorder.
 
 Notes, answers and watch.json come from processes that may die at any instruction: ``Decoder`` reads them leniently.
 """
@@ -250,7 +250,7 @@ def read_flight(evidence: dict[str, Any]) -> Recorded:
 
 
 def read_dump(folder: Path, content: RingContent) -> Recorded | None:
-    """Return what torch dumped when it aborted a process, or None if there is no readable dump."""
+    """Return what torch dumped when it aborted a process, or None without a readable dump."""
     for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
         try:
             body = flight.parse_plain_pickle(read_plain(path, flight.MOST_BYTES))
@@ -264,7 +264,7 @@ def read_dump(folder: Path, content: RingContent) -> Recorded | None:
 
 
 def _shows_times(entries: Sequence[dict[str, Any]]) -> bool:
-    """Return whether torch timed kernels: under DETAIL it does that without being asked."""
+    """Return whether torch timed kernels: under DETAIL it does that by default."""
     return any(entry["state"] == "started" or "duration_ms" in entry for entry in entries)
 
 
@@ -274,7 +274,7 @@ def pending_on_device(
     """Return the oldest operation of each group, and of each pair of ranks, that has not completed on the device.
 
     The oldest comes first and has the highest index, because it holds the rank up. Calls that C++ made have no site.
-    Where torch does not tell what has completed, the last call counts as long as its device has work.
+    If torch does not report what has completed, the last call counts as long as its device has work.
     """
     pending = [entry for entry in recorded.entries if flight.is_pending(entry)]
     untold = recorded.untold if recorded.idle is False else None
@@ -404,7 +404,7 @@ def device_facts(
 
 
 def read_steps(content: RingContent) -> steps.StepTimes | None:
-    """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
+    """Return the last steps that ended in the same way as the latest one, or None without steps."""
     columns = content.steps
     if not columns:
         return None

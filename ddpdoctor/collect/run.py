@@ -53,7 +53,7 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
         if part.is_symlink() or (part.exists() and not is_folder(part)):
             raise UserError(
                 f"{folder} is damaged: {name} in it is not a folder, or is a link",
-                help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
+                help="Copy the run folder with the files instead of links, for example with `cp -rL` or tar.",
             )
     run = _read_run(folder)
     try:
@@ -154,7 +154,7 @@ def _read_run(folder: Path) -> facts.Run:
     if not isinstance(plain, dict) or plain.get("format") != facts.RUN_FORMAT:
         raise UserError(
             f"{folder} is not a run folder of ddpdoctor",
-            help="give the folder that `ddpdoctor wrap` named at its end (--report-dir)",
+            help="give the folder that `ddpdoctor wrap` printed at its end (--report-dir)",
         )
     if plain.get("version") != facts.RUN_VERSION:
         raise UserError(f"{folder} has version {plain.get('version')!r}, this ddpdoctor reads {facts.RUN_VERSION}")
@@ -324,7 +324,7 @@ def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int 
 
 
 def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
-    """Return whether a node's last message came before an attempt began, so that the agents met without it."""
+    """Return whether a node's last message came before an attempt began, so that the agents connected without it."""
     log = run_files.log_of(own, attempt)
     if log.meeting is None or log.begun_ns is None or heard_ns is None:
         return False

@@ -1,4 +1,4 @@
-"""What stands in a run folder, file by file: how each is opened, and what the agent, the watcher and others wrote."""
+"""Reads each file of a run folder: what the agent, the watcher and others wrote."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def save_control_flow(folder: Path, job: Job) -> bool:
 
 
 def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:
-    """Return the statements that decide which lines run, or None if the file changed since the run or is no Python."""
+    """Return the statements that decide which lines run, or None if the file changed since the run or is not Python."""
     try:
         tree = ast.parse(_read_source(path, unchanged_since_s))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

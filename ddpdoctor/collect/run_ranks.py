@@ -62,7 +62,7 @@ def find_ranks(
 
     The processes of a rank are a tree, and the rank is the one that the launcher started. It hands over to processes
     below it only if it joined no group itself: it runs the training as its child, or it starts a world of ranks
-    (mp.spawn). What a rank starts beside its training, such as an evaluation that makes a group, is no rank.
+    (mp.spawn). What a rank starts beside its training, such as an evaluation that makes a group, is not a rank.
     """
     if started:
         return _of_agent(started, contents, until_ns)
@@ -77,7 +77,7 @@ def find_ranks(
 
 
 def is_on_one_host(contents: Iterable[RingContent]) -> bool:
-    """Return whether the launcher's environment variables say that all ranks are on this host."""
+    """Return whether all ranks are on this host, by the launcher's environment variables."""
     for content in contents:
         env = _environment(content)
         local, world = _number(env, LOCAL_SIZE_NAMES), _number(env, WORLD_SIZE_NAMES)
@@ -290,7 +290,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
 
 
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
-    """Return when somebody interrupted the job: Ctrl-C and ``scancel`` may reach ranks before ``wrap``."""
+    """Return when a user interrupted the job: Ctrl-C and ``scancel`` may reach ranks before ``wrap``."""
     noted = watch.interrupted_ns
     if not noted:
         return None

@@ -21,7 +21,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from ddpdoctor.collect.system import ReadingPlan, System
 
-NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
+NO_DRIVER = Unread(why=Why.ABSENT, reason="no NVIDIA driver found")
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 DRIVER_VERSION = "/proc/driver/nvidia/version"
@@ -111,7 +111,7 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
 
 
 def is_nvidia_here(system: System) -> bool:
-    """Return whether there is any trace of NVIDIA's driver, without loading it."""
+    """Return whether NVIDIA's driver seems installed, without loading it."""
     if any(system.exists(path) for path in DRIVER_TRACES):
         return True
     folders = (*LIBRARY_FOLDERS, *system.env.get("LD_LIBRARY_PATH", "").split(":"))
@@ -157,7 +157,7 @@ def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | 
 
 
 def container_kind(system: System) -> str | None:
-    """Return "docker", "podman", "kubernetes", "apptainer" etc., or None if there is no sign of a container."""
+    """Return "docker", "podman", "kubernetes", "apptainer" etc., or None if nothing indicates a container."""
     if system.env.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     if any(system.env.get(name) for name in _APPTAINER):
@@ -270,7 +270,7 @@ def _read_conf(system: System, empty: ConfFile, *, wanted: bool) -> ConfFile | N
         with open(path, "rb") as stream:  # noqa: PTH123 - NCCL also opens relative names, from the working folder
             text = stream.read(MOST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
-        return replace(empty, unread="there is no such file") if wanted else None
+        return replace(empty, unread="file not found") if wanted else None
     except OSError as error:
         return replace(empty, unread=(error.strerror or "it cannot be read").lower())
     values: dict[str, str] = {}

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect import proc
 from ddpdoctor.collect.bounded import ChildEnd, ChildProcess, ask_side_by_side, start_program, wait_for_program
 from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -136,7 +137,7 @@ class SystemCalls:
         return {name: (bool(state.isup), state.mtu, state.speed) for name, state in psutil.net_if_stats().items()}
 
     def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port briefly without listening, like torch's store: on IPv6 and IPv4 at once, else on IPv4."""
+        """Bind a TCP port briefly without listening, like torch's store: on IPv6 and IPv4 together, else on IPv4."""
         try:
             _bind(socket.AF_INET6, port, reuse=reuse)
         except OSError as error:
@@ -227,7 +228,7 @@ def is_shared(path: Path, system: System = HERE) -> bool:
 def mount_of(system: System, path: str) -> tuple[str, str | None]:
     """Return the mount point of a path, and the type of its file system (None if unknown)."""
     best, fstype = "", None
-    for line in system.text_or("/proc/mounts").splitlines():
+    for line in proc.read_text(system.root / "proc/mounts").splitlines():
         words = line.split(" ")
         if len(words) < 3:
             continue

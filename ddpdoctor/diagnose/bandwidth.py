@@ -43,7 +43,7 @@ class DataPath(Enum):
 
     ALL = "all"
     INSIDE = "between ranks of one host"
-    PCIE = "between hosts, and inside one whose GPUs NVLink does not join"
+    PCIE = "between hosts, and within one whose GPUs are not connected by NVLink"
     BETWEEN = "between hosts"
 
 
@@ -84,7 +84,7 @@ CHECKS = {
 
 
 def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
-    """Return possible reasons for a low number, the strongest first. ``fleet`` is None if no machines were read."""
+    """Return possible reasons for a low number, the most likely first. ``fleet`` is None if no machines were read."""
     seen = reasons.view(bench, fleet)
     checked = [] if fleet is None else _checked(seen, fleet)
     said = [*reasons.nccl_reasons(seen), *reasons.variable_reasons(seen)]
@@ -300,7 +300,7 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if _is_silence(finding, stop):
         # Rewrite a finding about ranks that did not answer. Their position is unknown.
         waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
-        verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
+        verb = "no longer responds" if len(finding.ranks) == 1 else "no longer respond"
         seen = {int(rank) for position in stop.positions for rank in position.states}
         others = (member.rank for member in bench.members if member.rank not in finding.ranks)
         places = grouped((describe_rank(rank, stop), rank) for rank in others)
@@ -315,7 +315,7 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
         )
     if finding.code == "DD604":
         errors = [position.error or "" for position in stop.positions if position.rank in finding.ranks]
-        fix = "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
+        fix = "look up this error (NCCL_DEBUG=INFO logs details); it caused the errors of the other ranks"
         if any("memory" in error.lower() for error in errors):
             fix = "choose a smaller --max-size, or free memory; this error caused those of the other ranks"
         finding = replace(finding, fix=fix)
@@ -380,7 +380,7 @@ def _has_come(position: Position) -> bool:
 
 
 def is_in_call(position: Position) -> bool:
-    """Return whether the innermost frame is torch's or ddpdoctor's, which call C++; else a hook may block it."""
+    """Return whether the innermost frame is torch's or ddpdoctor's, which call C++; else a hook may be blocking it."""
     if not position.inside or not position.stack:
         return position.inside
     file = _frame(position.stack[-1]).file

@@ -1,4 +1,4 @@
-"""The bundle of a run to send to somebody else, without secrets."""
+"""A bundle of a run that can be sent to others: it contains no secrets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Redactor:
         return map_texts(value, lambda _, text: self.text(text))  # type: ignore[no-any-return]
 
     def counts(self) -> tuple[str, ...]:
-        """Say how many names and addresses were replaced: "2 host names"."""
+        """Describe how many names and addresses were replaced: "2 host names"."""
         hosts = sum(word.startswith("host-") for word in self._words.values())
         found = ((hosts, "host name"), (len(self._words) - hosts, "user name"), (len(self._addresses), "address"))
         endings = ("" if count == 1 else "es" if noun.endswith("s") else "s" for count, noun in found)
@@ -144,7 +144,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A report that may be handed on, and what was changed in it."""
+    """A report that can be shared, and what was changed in it."""
 
     report: Report
     hidden: tuple[str, ...]  # what was replaced, in words: "2 host names"
@@ -152,7 +152,7 @@ class Bundle:
 
 
 def make_bundle(report: Report, users: Iterable[str], *, with_source: bool) -> Bundle:
-    """Redact a report twice: by what is allowed, then by what looks like a secret, a name or an address."""
+    """Redact a report twice: first by allow-list, then what looks like a secret, a name or an address."""
     keys = DATA_KEYS | {SOURCE_KEY} if with_source else DATA_KEYS
     allowed = replace(report, data={key: value for key, value in encode(report.data).items() if key in keys})
     clean, secrets = without_secrets(allowed)
@@ -212,10 +212,10 @@ def read_packed(path: Path) -> bytes:
                 content = file.read(MAX_BYTES + 1)
     except _DAMAGE as error:
         raise UserError(
-            f"{path} is no bundle of ddpdoctor: it has no readable {REPORT_FILE}",
+            f"{path} is not a ddpdoctor bundle: it has no readable {REPORT_FILE}",
             help="Give an archive that `ddpdoctor bundle` wrote. If it was copied, copy it again and compare sizes.",
         ) from error
     if len(content) > MAX_BYTES:
-        large = f"{path}: {REPORT_FILE} in it has more than {MAX_BYTES >> 20} MiB, more than any report"
+        large = f"{path}: {REPORT_FILE} in it is above {MAX_BYTES >> 20} MiB, larger than any report"
         raise UserError(large, help="Give an archive that `ddpdoctor bundle` wrote.")
     return content

@@ -1,4 +1,4 @@
-"""Two runs: what a step takes in each, and what differs."""
+"""Compares two runs: the time of a step in each, and what differs."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def _read_budget(name: str, report: Report) -> Budget:
         )
     if said.get("budget") is None:
         raise UserError(
-            f"{name} has no time budget: {said.get('reason', 'its report does not say why')}",
+            f"{name} has no time budget: {said.get('reason', 'its report has no reason')}",
             help="Compare runs that were recorded for at least 20 training steps.",
         )
     budget = _decoded(Budget, name, said["budget"])
     if not budget.blocks_ms or not budget.wall_ms or not all(row.blocks_ms for row in budget.phases):
         raise UserError(
-            f"{name} does not say how much its steps vary, so a difference cannot be told from noise",
+            f"{name} has no variation of its steps, so a difference cannot be told from noise",
             help="In a run folder, remove report.json: the budget is then made from what the ranks recorded.",
         )
     return budget
@@ -108,7 +108,7 @@ def _run_speed(name: str, report: Report, budget: Budget) -> RunSpeed:
 
 
 def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the settings that a report knows, by name. Raises ``UserError`` if they are damaged."""
+    """Yield the settings in a report, by name. Raises ``UserError`` if they are damaged."""
     run = report.data.get("run") or {}
     job = report.job
     known = {

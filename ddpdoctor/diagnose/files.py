@@ -76,8 +76,8 @@ def find_error(text: str) -> tuple[str, dict[str, str]] | None:
         }  # fmt: skip
     if " " in text or text.endswith(("Error", "Exception")):
         raise UserError(
-            f"no known error is in this text: {text[:80]}",
-            help="`ddpdoctor analyze FILE` reads the whole log, whatever the error is, and says which rank failed "
+            f"no known error found in this text: {text[:80]}",
+            help="`ddpdoctor analyze FILE` reads a whole log, whatever the error is, and names the rank that failed "
             "first; FILE is a log, a folder of logs, or - for standard input.",
         )
     return None
@@ -95,7 +95,7 @@ def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:
     near = difflib.get_close_matches(name.lower(), by_name, cutoff=CLOSENESS)
     offers = ", ".join(f"{by_name[match].code} ({by_name[match].kind})" for match in near)
     hint = f"Did you mean {offers}? " if offers else ""
-    raise UserError(f"there is no rule {name}", help=hint + LIST_HINT)
+    raise UserError(f"unknown rule: {name}", help=hint + LIST_HINT)
 
 
 def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
     for code in codes:
         rule = find_rule(code)
         if rule is None or rule.code != code:
-            raise UserError(f"--ignore: there is no code {code}", help=LIST_HINT)
+            raise UserError(f"--ignore: unknown code {code}", help=LIST_HINT)
     return codes
 
 

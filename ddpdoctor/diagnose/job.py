@@ -157,7 +157,7 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
 
 
 def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:
-    """Return the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
+    """Return the budget and the predictions. Without a budget, give the reason, and whether the user asked for it."""
     known: dict[str, Any]
     try:
         found = build_speed_state(job)
@@ -203,20 +203,20 @@ def take_dump(run_dir: Path, ask: Ask) -> Report:
     live = read_live(run_dir)
     if live.is_running is None:
         raise UserError(
-            f"the job was started on {live.run.host}, and its `wrap` cannot be asked from here",
-            help=f"Type the command on {live.run.host}.",
+            f"the job was started on {live.run.host}, and its `wrap` cannot be reached from here",
+            help=f"Run the command on {live.run.host}.",
         )
     is_running, came = partial(is_watched, live.run), False
     try:
         came = live.is_running and ask(live.folder, LIMIT_S, is_running)
     except OSError as error:
-        raise UserError(f"the `wrap` of {run_dir} cannot be asked: {error.strerror}") from error
+        raise UserError(f"the `wrap` of {run_dir} cannot be reached: {error.strerror}") from error
     if not live.is_running or (not came and not is_running()):
-        raise UserError(f"the job in {run_dir} has ended", help=f"`ddpdoctor report {run_dir}` shows what came of it.")
+        raise UserError(f"the job in {run_dir} has ended", help=f"`ddpdoctor report {run_dir}` shows the result.")
     if not came:
         raise UserError(
             f"the `wrap` of {run_dir} did not answer within {LIMIT_S:.0f} s",
-            help="It may be stopped, or of an older version. `ddpdoctor attach` looks at the ranks without it.",
+            help="It may be stopped, or an older version. `ddpdoctor attach` inspects the ranks without it.",
             status=ExitStatus.INCONCLUSIVE,
         )
     return running_report(live.folder, PATIENCE_S)
@@ -261,7 +261,7 @@ _WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|s
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
-    """Judge an attempt, by default the last. An unreadable folder becomes a crashed check, so that the job goes on."""
+    """Judge an attempt, by default the last. An unreadable folder becomes a crashed check; the job continues."""
     with no_collection():
         try:
             job = read_job(folder, attempt)
@@ -299,7 +299,7 @@ def judge_job(job: Job) -> Judgment:
 
 
 def in_words_of(entry: str, judged: Judgment) -> Judgment:
-    """Return a judgment that names settings as the way in has them. Rules name them as the options of ``wrap``."""
+    """Return a judgment that names settings as the user gave them. Rules name them as the options of ``wrap``."""
 
     def words(text: str) -> str:
         if entry == "pytest":
@@ -344,7 +344,7 @@ def rebuild_report(folder: Path) -> Report:
 
 
 def running_report(folder: Path, patience_s: float) -> Report:
-    """Report a job that goes on, by fresh evidence; a rank without progress for ``patience_s`` may be blamed."""
+    """Report a running job from fresh evidence; a rank without progress for ``patience_s`` may be blamed."""
     saved = read_saved_run(folder)
     job = job_of(saved)
     job = replace(job, hang_timeout_s=min(job.hang_timeout_s, patience_s))
@@ -417,7 +417,7 @@ def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -
     return JobStatus.FAILED if job.ranks else JobStatus.NOT_RUN
 
 
-NOTE = "the verdict is from the records of `ddpdoctor wrap`, which runs the job"
+NOTE = "the verdict comes from the records of the `ddpdoctor wrap` that runs the job"
 
 
 def use_own_records(report: Report, seen: AttachedJob) -> Report:

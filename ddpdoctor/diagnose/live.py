@@ -1,4 +1,4 @@
-"""Jobs that run, and jobs that ran: their status, their metrics, and what the reports of a folder add up to."""
+"""Status and metrics of running and past jobs, and a summary of the reports in a folder."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_R
 def read_samples(
     now: JobNow, report: Report | None, *, run: str, script: str, version: str, is_first: bool
 ) -> tuple[Sample, ...]:
-    """Return samples; ``report`` is None while the job runs. Only the ``wrap`` that ``is_first`` tells of the job."""
+    """Return samples; ``report`` is None while the job runs. Only the ``wrap`` that ``is_first`` reports on the job."""
     common = {"run": run, "host": now.host}
     rows: list[tuple[str, float | None, dict[str, str]]] = []
     if is_first:
@@ -235,7 +235,7 @@ def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> 
 
 
 def cost_of(starts: Sequence[Start], at: int) -> Cost:
-    """Return what the end of a start cost. Of one that finished, still runs or is the last, nothing is known."""
+    """Return what the end of a start cost, or unknown if it finished, still runs or is the last."""
     start = starts[at]
     if at + 1 >= len(starts) or start.status in {JobStatus.FINISHED, JobStatus.RUNNING}:
         return Cost(steps=None, seconds=None)
@@ -249,7 +249,7 @@ def cost_of(starts: Sequence[Start], at: int) -> Cost:
 
 
 def _lost_steps(start: Start, following: Start) -> int | None:
-    """Return how many steps the next start made again, at most: since the last save, else since its epoch began."""
+    """Return how many steps the next start repeated, at most: since the last save, else since its epoch began."""
     if start.saved_step is not None:
         return max(0, start.steps - start.saved_step)
     resumed, first = following.first_epoch, start.first_epoch
@@ -265,7 +265,7 @@ def _lost_steps(start: Start, following: Start) -> int | None:
 
 
 def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
-    """Return who is blamed in two failures or more: a rank on a host, else a host, else a rank, as ranks may move."""
+    """Return what two or more failures blame: a rank on a host, else a host, else a rank, as ranks may move."""
     failed = [start for start in starts if start.failed]
     several = any(start.hosts > 1 for start in failed)
     counts: list[Counter[Blamed]] = [Counter(), Counter(), Counter()]
@@ -289,9 +289,9 @@ VARIES = (
 
 
 def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History, ...], tuple[str, ...]]:
-    """Return the jobs in a folder, the latest last, and why runs were not read. Raises ``UserError`` if none was."""
+    """Return the jobs in a folder, the latest last, and why others were not read. Raises ``UserError`` if none was."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}", help=HELP)
+        raise UserError(f"folder not found: {folder}", help=HELP)
     runs: list[tuple[tuple[str, ...], tuple[Start, ...]]] = []
     unread = []
     for path in find_runs(folder):
@@ -303,7 +303,7 @@ def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History
         runs += [run] if run is not None else []
     if not runs:
         why = f": {unread[0]}" if unread else ""
-        raise UserError(f"there is no run folder of a job in {folder} that can be read{why}", help=HELP)
+        raise UserError(f"no readable run folder of a job in {folder}{why}", help=HELP)
     now = datetime.now(timezone.utc)
     jobs = []
     for of_job in grouped((job_key(command), (command, starts)) for command, starts in runs).values():
@@ -317,7 +317,7 @@ def _began(start: Start) -> datetime:
 
 
 def job_key(command: Sequence[str]) -> tuple[str, ...]:
-    """Return what the command lines of all starts of one job share."""
+    """Return the common part of the command lines of all starts of one job."""
     words, key = iter(command), []
     for number, word in enumerate(words):
         name, is_attached, _ = word.replace("_", "-").partition("=")

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def log_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding | None) -> PictureData:
-    """Return the entries ``timeline`` and ``waits`` of a report's data. They are None where nothing is known."""
+    """Return the entries ``timeline`` and ``waits`` of a report's data. They are None if unknown."""
 
     def make() -> dict[str, Any]:
         by_rank = rows_by_rank(rows)
@@ -64,10 +64,10 @@ def log_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding | No
         blamed = blamed_ranks(cause)
         # Who waits for whom by the sources; if they name nobody, those who wait do so for the blamed ranks
         found: dict[int, set[int]] = {}
-        for circle in state.all(Circle):
+        for circle in state.all[Circle]:
             for rank, _, other in circle.links:
                 found.setdefault(rank, set()).add(other)
-        for absent in state.all(Absent):
+        for absent in state.all[Absent]:
             whom = absent.who.rank
             for rank in absent.waiters:
                 if whom is not None and whom != rank:
@@ -135,7 +135,7 @@ def _times(dump: FlightDump) -> list[int]:
 
 
 def _detail(dump: FlightDump, end: list[Span], clock: TimelineClock) -> list[Span]:
-    """Return the last completed calls, without length where their ends are not known, and the end after them."""
+    """Return the last completed calls, without length if their ends are unknown, and the end after them."""
     spans = []
     for group in dump.groups:
         first = len(group.seq) - len(group.last_made_ns)
@@ -167,7 +167,7 @@ def _span(group: FlightGroup, call: FlightCall, start_ms: float, number: int) ->
 
 
 def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: TimelineClock) -> Iterator[TimelineEvent]:
-    """Yield the last call of the blamed ranks, or if they left no dump, when the first of the others began to wait."""
+    """Yield the last call of the blamed ranks, or without their dumps, when the first of the others began to wait."""
     if verdict is None:
         return
     lasts = [max(_times(dumps[rank])) for rank in verdict.ranks if rank in dumps]
@@ -192,7 +192,7 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
             f"nothing was recognized in {count_of(len(logs.read), 'file')}"
             + (f" ({'; '.join(problems[:3])})" if problems else ""),
             help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them. "
-            "`ddpdoctor explain -- LINE` knows single errors, `ddpdoctor explain DD613` says what to collect.",
+            "`ddpdoctor explain -- LINE` explains a single error, `ddpdoctor explain DD613` lists what to collect.",
         )
     state = build_run_state(logs)
     state = replace(state, ruling=decide(state))
@@ -201,7 +201,7 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     for fact in state.facts:
         if fact.who.rank in by_rank:
             by_rank[fact.who.rank].append(fact)
-    inside = {rank: fact for fact in state.all(Inside) for rank in fact.ranks}
+    inside = {rank: fact for fact in state.all[Inside] for rank in fact.ranks}
     samples = last_samples(state.facts)
     rows = [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
     pictures, crashed = log_pictures(state, rows, pick_verdict(judged.findings))
@@ -213,7 +213,7 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
 def _about(state: RunState) -> dict[str, Any]:
     logs = state.logs
     refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
-    told = (fact.words for fact in state.all(Hint) if fact.words)
+    told = (fact.words for fact in state.all[Hint] if fact.words)
     hints = dict.fromkeys([*refused, *told, *explain_nccl(state)])
     # The job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing
     attached = logs.attached

@@ -1,4 +1,4 @@
-"""Checks of machines: what is asked, of which machines, and the report."""
+"""Checks of machines: which checks, which machines, and the report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, 
     chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
     left = chosen - _find_all(unwanted, rules)
     if not left:
-        raise UserError("no check is left: --skip leaves out all of them", help=LIST_HINT)
+        raise UserError("no check is left: --skip removes all of them", help=LIST_HINT)
     return tuple(rule for rule in rules if rule.code in left)
 
 
@@ -79,7 +79,7 @@ def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
         if not found:
             near = difflib.get_close_matches(name.lower(), [rule.kind for rule in rules], cutoff=CLOSENESS)
             hint = f"Did you mean {', '.join(near)}? " if near else ""
-            raise UserError(f"there is no check {name}", help=hint + LIST_HINT)
+            raise UserError(f"unknown check: {name}", help=hint + LIST_HINT)
         codes |= found
     return codes
 
@@ -92,7 +92,7 @@ MOST_NAMED = 64  # for how many ranks without an answer their hello is looked up
 
 
 def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
-    """Return on rank 0 the facts from all processes of a job, else None. Raises ``UserError`` if they cannot meet.
+    """Return on rank 0 the facts from all processes of a job, else None. Raises ``UserError`` if they cannot connect.
 
     ``timeout_s`` is how long each rank tries to reach the store, and how long rank 0 waits for the others after it has
     read its own host. These read theirs at the same time, so it only covers how much later and slower they are.
@@ -111,8 +111,8 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
             what = f"rank {launch.rank} cannot use the store of torchrun at {place}: {error}"
             advice = "Check MASTER_ADDR and MASTER_PORT, name resolution and firewalls between this host and that one."
         elif launch.rank == 0:
-            what = f"the ranks cannot meet: {error}"
-            advice = "Choose another --master-port, or start the step again: a new step has another port."
+            what = f"the ranks cannot connect: {error}"
+            advice = "Choose another --master-port, or start a new step, which gets another port."
         else:
             what = f"rank {launch.rank} cannot reach rank 0 at {place}: {error}"
             advice = f"Is the command running on rank 0's host? Does a firewall there close port {launch.port}?"
@@ -121,7 +121,7 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
 
 
 def gather_over(conversation: Conversation, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
-    """Do the same in an open conversation, for a program whose ranks go on together. Raises ``StoreError``."""
+    """Do the same in an open conversation, for a program whose ranks continue together. Raises ``StoreError``."""
     if not launch.gathers:
         return _read_alone(launch, system, plan)
     return _Member(launch, system, plan, SLOWEST_S).take_part(conversation, ends_last=False)
@@ -235,7 +235,7 @@ class _Member:
                         hellos[rank] = hello
             problems += describe_missing(missing, hellos, self.timeout_s)
         except StoreError as error:
-            problems.append(f"the gathering ended early: {error}")
+            problems.append(f"collecting ended early: {error}")
         if turned_away := conversation.turned_away():
             strangers = f"{turned_away} connections without this job's token were turned away"
             problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
@@ -284,7 +284,7 @@ class Facts:
 
 
 def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
-    """Return the fleet of these processes, sorted by rank. Two with the same rank are both kept: a check finds them."""
+    """Return the fleet of these processes, sorted by rank. Two with the same rank are both kept for a check."""
     arrived = sorted(facts, key=lambda fact: fact.rank)
     groups = []
     for machine in grouped((one.machine, one) for one in arrived).values():
@@ -304,7 +304,7 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
         host = group[0].host
         node = next((one.node for one in group if one.node is not None), None)
         if node is None:
-            unread = Unread(why=Why.TIMEOUT, reason=f"the process of {host} that reads the host did not answer")
+            unread = Unread(why=Why.TIMEOUT, reason=f"the process on {host} that reads the host did not answer")
             sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
             node = Node(host=host, **sections)
         nodes.append(replace(node, index=index, processes=tuple(one.process for one in group)))
@@ -335,13 +335,13 @@ def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
 
 def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:
     started = [
-        f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started and did not answer within {limit_s:g} s"
+        f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started but did not answer within {limit_s:g} s"
         for rank in missing
         if rank in hellos
     ]
     unheard = [rank for rank in missing if rank not in hellos]
     if unheard:
-        started.append(f"no message came from {rank_list(unheard)} within {limit_s:g} s")
+        started.append(f"no message from {rank_list(unheard)} within {limit_s:g} s")
     return tuple(started)
 
 
@@ -381,8 +381,7 @@ def read_expected(text: str) -> ExpectedVersion:
     name, specifier = re.fullmatch(r"\s*([A-Za-z]*)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     if name.lower() not in VERSION_OF:
         raise UserError(
-            f"--expect-version is {text!r}, which names no version that is read",
-            help=f"Known: {', '.join(VERSION_OF)}.",
+            f"--expect-version is {text!r}, which names an unknown component", help=f"Known: {', '.join(VERSION_OF)}."
         )
     try:
         known = str(SpecifierSet(specifier))
@@ -390,7 +389,7 @@ def read_expected(text: str) -> ExpectedVersion:
         known = ""
     if not known:
         raise UserError(
-            f"--expect-version is {text!r}, which is no version", help="Such as torch==2.13.* or driver>=550."
+            f"--expect-version is {text!r}, which is not a version", help="Example: torch==2.13.* or driver>=550."
         )
     return ExpectedVersion(name=name.lower(), specifier=known)
 

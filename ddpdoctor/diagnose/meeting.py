@@ -1,4 +1,4 @@
-"""How the nodes of `check-rendezvous` and of `check-env` meet and collect what each has."""
+"""How the nodes of `check-rendezvous` and of `check-env` connect and collect their facts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ STAND_IN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMeeting:
-    """This node has met the others."""
+    """This node has joined the others."""
 
     conversation: Conversation
     client: Client  # A connection to the serving node. It also gives the time on that node's clocks.
@@ -125,7 +125,7 @@ class NodeMeeting(ExitStack):
     def __init__(
         self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, *, over_store: bool = False
     ) -> None:
-        """Without ``over_store``, nodes can meet only through ddpdoctor's own port or the folder, if they share one."""
+        """Without ``over_store``, nodes connect only through ddpdoctor's own port or the folder, if they share one."""
         super().__init__()
         self._launch, self._over_store = launch, over_store
         self._folder = folder
@@ -140,7 +140,7 @@ class NodeMeeting(ExitStack):
         if self._launch.launch.launcher is Launcher.SLURM:
             return "a token derived from the Slurm job, which other users of the cluster could derive too"
         port = self._launch.launch.port
-        return f"whoever reaches port {port}, since {VARIABLE} is not set: as with the job's own store"
+        return f"any host that reaches port {port}, because {VARIABLE} is not set; the job's own store is as open"
 
     @cached_property
     def has_own_address(self) -> bool | None:
@@ -213,7 +213,7 @@ class NodeMeeting(ExitStack):
 
     def _entry(self, client: Client, *, serves: bool, way: str) -> JoinedMeeting:
         conversation = Conversation(
-            client, self._token, first="the node that judges", member="arrival",
+            client, self._token, first="the judging node", member="arrival",
             turned_away=lambda: 0 if self._hosted is None else self._hosted.server.strangers,
         )  # fmt: skip
         return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
@@ -316,7 +316,7 @@ def assemble_fleet(
         first = [] if own is None else [own.process]
         processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
         if own is None or own.node is None:
-            unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, but did not send what it read")
+            unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} connected, but did not send its facts")
             node = Node(host=seat.host, processes=tuple(processes), **dict.fromkeys(SECTIONS, unread))  # type: ignore[arg-type]
         else:
             node = replace(own.node, processes=tuple(processes))
@@ -329,7 +329,7 @@ def assemble_fleet(
         came = {arrival.rank for arrival in arrivals.arrived.values()}
         missing = tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
     others = [lead for lead in arrivals.leads().values() if lead.version != ddpdoctor.__version__]
-    here = f"and {ddpdoctor.__version__} on the node that judges"
+    here = f"and {ddpdoctor.__version__} on the judging node"
     versions = [f"ddpdoctor {lead.version} on {lead.host}, {here}" for lead in others]
     return Fleet(
         nodes=tuple(nodes),

@@ -164,7 +164,7 @@ def open_call(rank: Rank, stopped_ns: int | None) -> Call | None:
 
 
 def fault_ns(job: Job, blamed: Iterable[int]) -> int | None:
-    """Return when the first of the blamed ranks failed, ended, was frozen, or was last seen to do something."""
+    """Return when the first of the blamed ranks failed, ended, was frozen, or was last seen active."""
     stopped_ns, times = job.stopping_since_ns, []
     for rank in job.ranks:
         if rank.rank in set(blamed) and rank.life is not Life.NEVER_STARTED:
@@ -501,7 +501,7 @@ def choose_detailed(classes: tuple[tuple[int, ...], ...], blamed: frozenset[int]
 def _tail(
     rank: Rank, row: RankRow, clock: TimelineClock, stopped_ns: int | None, *, hung: bool, waits: bool
 ) -> Span | None:
-    """Return the call or the own code that a rank was in until it ended or failed, or None if that was nothing."""
+    """Return the call or the user code that a rank was in until it ended or failed, or None."""
     failed = failed_ns(rank)
     if failed is not None and hung and stopped_ns is not None and failed > stopped_ns:
         failed = None  # the stop of the hung job caused it

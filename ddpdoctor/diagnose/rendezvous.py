@@ -191,7 +191,7 @@ class RendezvousOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousChecked:
-    """The report of one node. All nodes have the same findings, except a node that met no other."""
+    """The report of one node. All nodes have the same findings, except a node that reached no other."""
 
     report: Report
     number: int  # number of this node
@@ -238,7 +238,7 @@ class OwnVisit:
                 head = ask_one(member.system.calls.fqdn, FQDN_LIMIT_S).value
                 entry.conversation.send("head", Head(fqdn=head))
             else:
-                sent = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
+                sent = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the judging node")
                 head = None if sent is None else sent.fqdn
         plan = ReadingPlan(sections=sections_of(chosen_rules()), use_torch=False, head=head)
         node = read_node(member.system, plan, (member.process,))
@@ -335,9 +335,9 @@ class OwnVisit:
 
 def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
     """Return a message of the judging node to all nodes. Raises ``StoreError`` if none arrives."""
-    found = conversation.wait(kind, key, limit_s, "the node that judges")
+    found = conversation.wait(kind, key, limit_s, "the judging node")
     if found is None:
-        raise StoreError(f"the node that judges did not continue within {limit_s:g} s")
+        raise StoreError(f"the judging node did not continue within {limit_s:g} s")
     return found
 
 
@@ -346,7 +346,7 @@ def seat_of(roster: SeatList, arrival: int) -> Seat:
     for seat in roster.seats:
         if seat.arrival == arrival:
             return seat
-    raise StoreError("it came too late: the nodes had already been counted")
+    raise StoreError("it joined too late: the nodes had already been counted")
 
 
 STORE_VIEW_LIMIT_S = 15.0  # our choice: how long to wait for a node's check of the store after the mesh has ended
@@ -404,7 +404,7 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
 
 
 def _can_start(arrivals: Arrivals, roster: SeatList, seats: tuple[Seat, ...], views: Mapping[int, StoreView]) -> bool:
-    """Return whether a real start can be tried. If something else fails, it would only fail for a known reason."""
+    """Return whether to try a real start. After another failure, it would only fail for a known reason."""
     leads = arrivals.leads().values()
     ranks = [lead.settings.node_rank for lead in leads if lead.settings.node_rank is not None]
     # The nodes that reached this job's store and have torch
@@ -436,7 +436,7 @@ def _visits(
                 store_view=view,
                 published=publication.address if publication is not None else "",
                 interface=publication.interface if publication is not None else "",
-                way_lost="" if view is not None else "it came, but sent nothing more",
+                way_lost="" if view is not None else "it connected, but sent nothing more",
             )
         )
     return tuple(sorted(visits, key=lambda visit: visit.number))
@@ -454,7 +454,7 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
         conversation.send(f"trial/{arrival}", visit.try_start(roster, seat))
     sentence = conversation.hear_goodbye(Sentence, STEP_LIMIT_S)
     if sentence is None:
-        raise StoreError(f"the node that judges did not continue within {STEP_LIMIT_S:g} s")
+        raise StoreError(f"the judging node did not continue within {STEP_LIMIT_S:g} s")
     launch = visit.member.launch
     assert visit.seen is not None
     assert visit.seen.node is not None
@@ -470,7 +470,7 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
 
 
 def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> RendezvousChecked | None:
-    """Meet the other nodes and judge. Return None on processes that do not read their node. Raises ``UserError``."""
+    """Join the other nodes and judge. Return None on processes that do not read their node. Raises ``UserError``."""
     started_at = now()
     effective = effective_environment(env, wanted.options)
     launch, system = read_node_launch(effective), System(env=effective)
@@ -502,7 +502,7 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
 
 
 def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:
-    """Judge only this node and the store; ``why`` says why it is alone, ``attempts`` how the store answered before."""
+    """Judge only this node and the store; ``why`` is the reason, ``attempts`` how the store answered before."""
     seen = visit.seen or visit.read(None, 0)
     view = visit.store_view or visit.view_store(None, None, 0)
     view = replace(view, way="", attempts=more_telling(attempts, view.attempts))

@@ -34,7 +34,7 @@ def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
     job: JobSummary | None = None,
     ranks: Iterable[RankRow] = (),
 ) -> Report:
-    """Return a report; an empty ``ended_at`` means now. Findings in ``earlier`` are shown, but never the verdict."""
+    """Return a report; an empty ``ended_at`` means now. Findings in ``earlier`` are shown but never the verdict."""
     found = tuple(findings)
     return Report(
         command=hide_secrets(command),
@@ -68,7 +68,7 @@ def attempt(build: Callable[[], Made]) -> Made | Exception:
 
 
 def reworded(finding: Finding, words: Callable[[str], str], advice: Callable[[str], str] | None = None) -> Finding:
-    """Return a finding whose texts are changed by ``words``, its fix by ``advice`` if that is another."""
+    """Return a finding whose texts are changed by ``words``, its fix by ``advice`` if given."""
     evidence = tuple(map(words, finding.evidence))
     return replace(finding, summary=words(finding.summary), evidence=evidence, fix=(advice or words)(finding.fix))
 
@@ -89,13 +89,13 @@ def member_rows(members: Iterable[Member | Participant], describe: Callable[[int
 
 
 def leave_out(report: Report, codes: Collection[str]) -> Report:
-    """Return a report without the findings with these codes. Their checks say that they were left out."""
+    """Return a report without the findings with these codes. Their checks are marked as ignored."""
     left_out = {finding.kind for finding in report.findings if finding.code in codes}
     if not left_out:
         return report
     findings = tuple(finding for finding in report.findings if finding.code not in codes)
     checks = tuple(
-        replace(check, outcome=Outcome.SKIPPED, reason="its findings are left out (--ignore)")
+        replace(check, outcome=Outcome.SKIPPED, reason="its findings are ignored (--ignore)")
         if check.id in left_out
         else check
         for check in report.checks

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 ENOUGH_BLOCKS = 3  # our choice: their mean tells about how long the trial takes
 FIRST_STEPS = 10  # the recorder tries no setting before that
-WRAP_IT = "`ddpdoctor wrap --speed` says where the time of a step goes in any job, without a trial."
+WRAP_IT = "`ddpdoctor wrap --speed` shows where the time of a step goes in any job, without a trial."
 SPAWNED_HELP = (
     "Let torchrun start them: take rank and world size from the environment, as init_process_group() does, and call "
     "the function of a rank directly. Then run `ddpdoctor tune --nproc-per-node N SCRIPT`."
@@ -79,7 +79,7 @@ def build_tune_report(
         problem, help_text = _why_none(job, trial)
     elif restarted.reason:
         problem = restarted.reason
-        help_text = "The record of each launch is in a folder of its own below the run folder."
+        help_text = "Each launch has its own record folder below the run folder."
     else:
         refused = "; ".join(f"{tried.title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
         problem, help_text = f"nothing can be tried: {refused}", WRAP_IT
@@ -95,14 +95,14 @@ def words_of_setting(setting: str) -> str:
 
 
 def read_outlook(folder: Path) -> str:
-    """Return what a trial that has just begun tries and about how long that takes; "" if that is not known yet."""
+    """Return what a trial that has just begun will try and about how long that takes; "" if that is not known yet."""
     trial = read_trial(folder)
     steps_ms = [median(block.ranks_ms[0]) for block in trial.blocks]
     if len(steps_ms) < ENOUGH_BLOCKS:
         return ""
     count = count_of(len(trial.settings) - 2, "setting")
     seconds = trial.needed_steps * fmean(steps_ms) / 1e3
-    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in all"
+    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in total"
 
 
 def _about(seconds: float) -> str:
@@ -110,7 +110,7 @@ def _about(seconds: float) -> str:
 
 
 def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
-    """Return the report of a trial with a result. That the ranks were stopped in the middle is no finding."""
+    """Return the report of a trial with a result. That the ranks were stopped midway is not a finding."""
     # What the first launch predicts of each setting
     settings = [setting for trial in trials for setting in trial.settings]
     forwards = max(trial.forwards for trial in trials)
@@ -155,11 +155,11 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
         )
     if trial.stop is TrialStop.CANNOT_SWITCH:
         return f"the settings of this job cannot be changed while it runs: {trial.reason}", (
-            "Leave that out for the trial, or run `ddpdoctor wrap --speed` with and without a setting, and compare the "
+            "Disable that for the trial, or run `ddpdoctor wrap --speed` with and without a setting, and compare the "
             "two: `ddpdoctor report A --compare B`."
         )
     if trial.stop is TrialStop.FAILED:
-        return f"the trial failed: {trial.reason}", "This is an error in ddpdoctor: please report it."
+        return f"the trial failed: {trial.reason}", "This is a bug in ddpdoctor: please report it."
     # The same for a job that ended before the trial did
     steps = max((rank.steps for rank in job.ranks), default=0)
     if not steps or not any(rank.models for rank in job.ranks):
@@ -169,7 +169,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
             f"A trial needs {FIRST_STEPS} steps before the first setting, and 8 for each setting in each round: about "
             "400. Let the script train for longer; the trial stops it."
         )
-    return f"the script ended after {steps} optimizer steps, and this trial needs {trial.needed_steps}", (
+    return f"the script ended after {steps} optimizer steps, but this trial needs {trial.needed_steps}", (
         "Let the script train for longer (the trial stops it), or try fewer settings (--only)."
     )
 
@@ -240,7 +240,7 @@ def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
 def describe_plan(plan: RestartPlan, rounds: int) -> str:
     count = len(order_launches(plan, rounds))
     titles = ", ".join(map(words_of_setting, plan.settings))
-    size = f"{count} launches, {_about(count * plan.launch_s)} in all"
+    size = f"{count} launches, {_about(count * plan.launch_s)} in total"
     return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {size}"
 
 

@@ -1,4 +1,4 @@
-"""How the processes of a job talk over a store: records, one decision for all, an alarm, a goodbye.
+"""Communication of a job's processes over a store: records, one decision for all, an alarm, a goodbye.
 
 A record is a dataclass. It is packed into a message, signed if the job has a token, split into chunks if it is large,
 and checked when it is read. Every wait has a limit. Every call raises ``StoreError`` if the store does not answer.
@@ -204,11 +204,11 @@ class Conversation:
         """Wait for a record and return it; raises ``StoreError`` if it does not arrive in time."""
         record = self.wait(kind, key, limit_s, sender)
         if record is None:
-            raise StoreError(f"no message came from {sender} within {limit_s:g} s")
+            raise StoreError(f"no message from {sender} within {limit_s:g} s")
         return record
 
     def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str, *, take: bool = False) -> Kind | None:
-        """Wait for a record and return it, or None if it is not in time. ``take`` frees the server's memory of it."""
+        """Wait for a record and return it, or None at the time limit. ``take`` frees the server's memory of it."""
         data = wait_for(lambda: self.store.get(self.prefix + key), limit_s)
         if data is None:
             return None
@@ -221,7 +221,7 @@ class Conversation:
                 self._forget(key, data)
 
     def take_bytes(self, key: str, limit_s: float) -> bytes | None:
-        """Wait for bytes, remove them and return them, or None if they do not come in time. Raises ``BadRecord``."""
+        """Wait for bytes, remove them and return them, or None at the time limit. Raises ``BadRecord``."""
         data = wait_for(lambda: self.store.get(self.prefix + key), limit_s)
         if data is None:
             return None
@@ -257,9 +257,9 @@ class Conversation:
     ) -> dict[int, Kind]:  # fmt: skip
         """Return the records under KEY/MEMBER that arrive within the limit, by member.
 
-        ``members`` is asked before each poll whom to wait for, because members may join or be given up. ``is_over``
-        decides from the records so far when to stop; by default when none is missing. ``on_bad`` takes a record that
-        cannot be read, which then counts as received; without it the error is raised.
+        ``members`` is called before each poll, because members may join or be given up. ``is_over`` decides from the
+        records so far when to stop; the default is when none is missing. ``on_bad`` takes a record that cannot be read,
+        which then counts as received; without it the error is raised.
         """
         heard: dict[int, Kind] = {}
         bad: set[int] = set()

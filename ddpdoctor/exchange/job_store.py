@@ -1,6 +1,6 @@
 """A client of torch's TCPStore that does not import torch: importing takes a second and 135 MiB.
 
-torch's own client also waits without end for a server of another kind that stays silent. The protocol is that of
+torch's own client also waits forever for another kind of server that stays silent. The protocol is that of
 torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, identical in torch 2.6, 2.13 and 2.15. Numbers are in
 host byte order; text and values follow their length (8 bytes). A client begins with VALIDATE and a magic number. The
 server answers a PING with its nonce.
@@ -76,7 +76,7 @@ class StoreReader:
             key = self._ask(b"", None)
             size_bytes += len(key)
             if size_bytes > MAX_LIST_BYTES or time.monotonic() > deadline:
-                raise StoreError("the keys of the job's store do not come to an end")
+                raise StoreError("the keys of the job's store do not end")
             keys.append(key.decode(errors="replace").removeprefix(ROOT + self._prefix))
         return tuple(keys)
 
@@ -117,12 +117,12 @@ class JobStore(StoreReader):
 
 
 def open_store_reader(host: str, port: int, limit_s: float) -> StoreReader:
-    """Connect to a store in order to read it; raises ``StoreError`` with what was tried and seen."""
+    """Connect to a store in order to read it; raises ``StoreError`` with the attempts and results."""
     return StoreReader(reach((host,), port, limit_s, _greet))
 
 
 def open_job_store(host: str, port: int, prefix: str, limit_s: float) -> JobStore:
-    """Connect to a store that may still be starting; raises ``StoreError`` with what was tried and seen."""
+    """Connect to a store that may still be starting; raises ``StoreError`` with the attempts and results."""
     return JobStore(reach((host,), port, limit_s, _greet), prefix)
 
 

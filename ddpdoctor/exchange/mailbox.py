@@ -1,4 +1,4 @@
-"""Carries requests to a server as messages through a store that somebody else serves, or through a shared folder.
+"""Carries requests to a server as messages through a store that another process serves, or a shared folder.
 
 Anyone with access can write there. So an HMAC-SHA256, keyed with the job's token, covers a message's side, meeting (a
 random ID of one server run), line (of one client), number on that line, and text: it cannot be forged, nor replayed
@@ -193,7 +193,7 @@ _TICKET = struct.Struct("!q")
 
 
 class StoreBox:
-    """A box in the job's own store, which gets few keys of ours.
+    """A box in the job's own store, in which we create few keys.
 
     A client takes the next ticket and writes its message to one of ``SLOTS`` keys; the server reads the tickets in
     order. So it polls one key, however many clients there are.
@@ -409,5 +409,5 @@ def remove(path: Path) -> None:
 
 
 def _open(path: Path, flags: int) -> Any:
-    """Open a file without following a link or blocking on a pipe that somebody put there."""
+    """Open a file without following a link or blocking on a pipe in its place."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

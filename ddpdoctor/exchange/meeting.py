@@ -1,6 +1,6 @@
-"""Connects the processes of a job: its ranks over one store (``meet``), its nodes by whatever way gets through.
+"""Connects the processes of a job: its ranks over one store (``meet``), its nodes over any way that works.
 
-Nodes meet at a server that the first of them runs. If its own port cannot be reached, requests travel as messages
+Nodes connect to a server that the first of them runs. If its own port cannot be reached, requests travel as messages
 through the job's own store or through a folder that all hosts see.
 """
 
@@ -88,7 +88,7 @@ class HostedMeeting(ExitStack):
         """Start. ``port`` is the port to listen on: 0 for any free one, None for none (other ways only)."""
         super().__init__()
         self.not_listening = ""
-        """Why the port cannot be used: a phrase. The other ways are served all the same."""
+        """Why the port cannot be used: a phrase. The other ways are served anyway."""
         self._token = token
         try:
             self.server = Server(port, token, one_host=one_host)
@@ -136,7 +136,7 @@ def by_other_port(open_it: Callable[[float], Client]) -> MeetingWay:
 
 
 def by_store(open_it: Callable[[float], Store]) -> MeetingWay:
-    """Return the way over a store that somebody else serves, which ``open_it`` connects to within a limit."""
+    """Return the way over a store that another process serves, which ``open_it`` connects to within a limit."""
     knock, box = mailbox.knock, mailbox.StoreBox
     return MeetingWay("store", lambda token, limit_s, **_: knock(box(open_it(limit_s)), token, limit_s, SERVED_BY))
 
@@ -169,7 +169,7 @@ class NoMeeting(StoreError):  # noqa: N818 - says what it is
     """No way to the meeting worked."""
 
     def __init__(self, tried: tuple[Tried, ...]) -> None:
-        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no way is known")
+        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no known way")
         self.tried = tried
 
 
@@ -286,7 +286,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
 
 
 class ServerCandidate:
-    """This member's part in the election: a file of its own in the folder, with a counter that it increments.
+    """This member's part in the election: its own file in the folder, with a counter that it increments.
 
     If a file stops changing, its member is gone. No clocks are compared: each member relies on the changes that it saw
     itself.
@@ -345,7 +345,7 @@ class Heartbeating:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Send the next beat at once, because ``said`` has changed."""
+        """Send the next beat immediately, because ``said`` has changed."""
         self._now.set()
 
     def leave(self, word: bytes = b"") -> bool:
@@ -364,7 +364,7 @@ class Heartbeating:
             client.close()
 
     def _stop(self) -> Client | None:
-        """Stop; return the connection if no call hangs on it, which would end at its own limit."""
+        """Stop; return the connection unless a call hangs on it, which ends at its own limit."""
         self._ended.set()
         self._now.set()
         self._thread.join(timeout=1)

@@ -1,4 +1,4 @@
-"""Connects to a server that may not be up yet, and puts the reason into words if it cannot be reached."""
+"""Connects to a server that may not be up yet, and describes why it cannot be reached."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Serves this process's ``KeyValues`` over TCP, for processes that share no store of their launcher.
+"""Serves this process's ``KeyValues`` over TCP, for processes without a store of their launcher.
 
 It listens on all addresses, as torch's own store does, because it does not know which of them the others can reach; on
-the loopback address only if all processes are on one host. It works on the sockets themselves, because that bounds what
-a peer can take: 64 bytes before the proof, and what all unfinished requests hold together. Without a token any peer can
-pass for a member, so the same limits hold for members. An error ends only the connection on which it came.
+the loopback address only if all processes are on one host. It works on plain sockets, because that limits what a
+peer can take: 64 bytes before the proof, and a total for all unfinished requests. Without a token any peer can pass for
+a member, so the same limits apply to members. An error ends only its own connection.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Server:
                     await asyncio.sleep(REST_S)
 
     def _has_room(self, new: ConnectedPeer) -> bool:
-        """Return whether a new connection is taken. If all places are taken, another one may have to go for it."""
+        """Return whether a new connection is accepted. If all places are taken, another one may be dropped for it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = sys.maxsize if soft == resource.RLIM_INFINITY else soft
         if len(self.peers) < self._max_peers and new.connection.fileno() < files - SPARED_FILES:

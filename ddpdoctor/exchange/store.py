@@ -1,4 +1,4 @@
-"""A key-value store in memory, and what every other store of the exchange has in common with it.
+"""A key-value store in memory, and the interface of all stores of the exchange.
 
 The processes of a job exchange everything through a store: this process's own (``KeyValues``), one that another process
 serves (``wire``), one behind a mailbox (``mailbox``), or torch's (``job_store``).
@@ -29,7 +29,7 @@ BEAT_EVERY_S = 1.0  # our choice: a member counts as silent after 10 s, so a few
 
 
 class StoreError(Exception):
-    """A store cannot be reached, refuses or does not answer: a phrase that says what was tried and what was seen."""
+    """A store cannot be reached, refuses or does not answer: a phrase with what was tried and the result."""
 
 
 class Store(Protocol):
@@ -46,7 +46,7 @@ class Store(Protocol):
 
 
 class Client(Store, Protocol):
-    """A store of ddpdoctor's own, which also knows the time and hears heartbeats."""
+    """ddpdoctor's own store, which also provides the time and receives heartbeats."""
 
     beat_every_s: float  # seconds between two beats of a member
 
@@ -79,7 +79,7 @@ class Heard:
 
 
 class KeyValues:
-    """Values, counters and heartbeats, for the threads of this process and whoever it serves."""
+    """Values, counters and heartbeats, for the threads of this process and its clients."""
 
     beat_every_s = BEAT_EVERY_S
 
@@ -88,7 +88,7 @@ class KeyValues:
         """The answer to every beat."""
         self.ended = False
         self.own_keys: tuple[str, ...] = ()
-        """How the keys begin that only this process writes: it decides, and the others read."""
+        """The prefix of keys that only this process writes: it decides, and the others read."""
         self._values: dict[str, bytes] = {}
         self._total_bytes = 0
         self._heard: dict[str, Heard] = {}
@@ -121,7 +121,7 @@ class KeyValues:
             self._total_bytes -= len(self._values.pop(key, b""))
 
     def close(self) -> None:
-        """Do nothing: who uses the store of its own process has no connection."""
+        """Do nothing: a store in the same process needs no connection."""
 
     def now(self) -> ClockTimes:
         return read_times()
@@ -167,7 +167,7 @@ def read_times() -> ClockTimes:
 
 
 def wait_for(poll: Callable[[], Found | None], limit_s: float) -> Found | None:
-    """Poll until something is found, and return it, or None if it is not in time. Ctrl-C ends the wait at once."""
+    """Poll until something is found, and return it, or None at the time limit. Ctrl-C ends the wait immediately."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
     while (found := poll()) is None and (left_s := deadline - time.monotonic()) > 0:
@@ -177,7 +177,7 @@ def wait_for(poll: Callable[[], Found | None], limit_s: float) -> Found | None:
 
 
 def wait_until(is_over: Callable[[], bool], limit_s: float, pause_s: float) -> bool:
-    """Look again and again until something is over; return False if it is not in time."""
+    """Poll until something is over; return False at the time limit."""
     deadline = time.monotonic() + limit_s
     while not is_over():
         if time.monotonic() >= deadline:

@@ -90,7 +90,7 @@ def answer(values: store.KeyValues, request: bytes, member: str | None = None) -
     """Carry out a request; return the answer and the member that beats or leaves. Both are without their lengths.
 
     ``member`` is the one that has beaten over this connection so far. Raises ``BadRequest``, and carries out nothing,
-    if no client of ours would send it.
+    if our client would not send it.
     """
     try:
         number, length = _REQUEST.unpack_from(request)

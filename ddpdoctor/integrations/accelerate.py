@@ -25,7 +25,7 @@ class DdpDoctorTracker(TrainingWatch, _Tracker):  # type: ignore[misc]
 
     @property
     def tracker(self) -> TrainingWatch:
-        """What Accelerate gives to who asks for the tracker itself."""
+        """The object that Accelerate returns as the tracker itself."""
         return self
 
     def log(self, values: dict[str, Any], step: int | None, **more: Any) -> None:

@@ -37,7 +37,7 @@ def _log_of(trainer: Any) -> Any:
 
 
 def _log(loggers: Any, text: str) -> None:
-    """Give the text to each logger, in the way that its kind has for text."""
+    """Give the text to each logger, in the form that its kind supports."""
     for logger in loggers:
         try:
             if hasattr(logger, "log_text") and hasattr(logger, "log_table"):  # Weights & Biases: rows of a table

@@ -114,7 +114,7 @@ def restore(former: Mapping[str, str | None]) -> None:
 
 
 def _start_watcher(asked: Asked, places: list[str], env: Mapping[str, str]) -> Target:
-    """Start the watcher in a session of its own, where no Ctrl-C and no signal for the launcher's group reaches it."""
+    """Start the watcher in its own session, so that Ctrl-C and signals to the launcher's group do not reach it."""
     command = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *watcher_command(asked, places)]
     done = subprocess.run(
         command, env=watcher_environment(env), stdout=subprocess.PIPE, text=True, check=True, timeout=START_LIMIT_S,

@@ -16,7 +16,7 @@ DEFAULT_TIMEOUT_S = 60.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ddpdoctor", "diagnosis of distributed tests")
     group.addoption(
-        "--ddpdoctor", action="store_true", help="End tests whose ranks hang, and say which rank hangs at which line."
+        "--ddpdoctor", action="store_true", help="End tests whose ranks hang, and report the rank and line that hang."
     )
     group.addoption(
         "--ddpdoctor-timeout",
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin if the option is given. Raises ``pytest.UsageError`` for a timeout that makes no sense."""
+    """Begin if the option is given. Raises ``pytest.UsageError`` for an invalid timeout."""
     if not config.getoption("--ddpdoctor"):
         return
     import pytest

@@ -15,7 +15,7 @@ else:
 class DdpDoctorTrainerCallback(TrainingWatch, _Callback):  # type: ignore[misc]
     """Watches each ``train`` of a Trainer. The report goes to the log of Transformers, and to the Trainer's history.
 
-    The Trainer tells its callbacks nothing of an error. Then the watch ends with the process.
+    The Trainer does not report errors to its callbacks. Then the watch ends with the process.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002

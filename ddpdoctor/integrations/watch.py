@@ -1,4 +1,4 @@
-"""``ddpdoctor.watch``: records and watches a job from inside its script, without a launcher of ours."""
+"""``ddpdoctor.watch``: records and watches a job from inside its script, without ``ddpdoctor wrap``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Watch(contextlib.ContextDecorator):
     """A watch over this process and the other ranks that call it: a context manager, and a decorator.
 
     It ends on a host when all ranks there have left it. If ddpdoctor itself fails, it says so on stderr once, and
-    training goes on.
+    training continues.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Watch(contextlib.ContextDecorator):
             from ddpdoctor.recorder.start import begin_late, is_foreign
 
             if _active is not None or is_foreign():
-                _say_once("this process is watched already; ddpdoctor.watch does nothing here")
+                _say_once("this process is already watched; ddpdoctor.watch does nothing here")
                 return self
             _active, self._pid = self, os.getpid()
             from ddpdoctor.integrations.place import Asked, record_pythons, take_place
@@ -151,7 +151,7 @@ def _is_watched(meeting: HostWatch) -> bool:
 
 @contextlib.contextmanager
 def _wall(what_fails: str) -> Iterator[None]:
-    """Say that ddpdoctor itself failed, and let training go on without it."""
+    """Report that ddpdoctor itself failed, and let training continue without it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
@@ -172,7 +172,7 @@ def _say_once(message: str) -> None:
 
 
 class TrainingWatch:
-    """A callback or tracker of a framework is one: a watch that begins anew with each training."""
+    """The base of framework callbacks and trackers: a watch that restarts with each training."""
 
     begins_at_once = False
 

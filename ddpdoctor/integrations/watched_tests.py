@@ -29,7 +29,7 @@ VERDICT_LIMIT_S = 15.0  # our choice: how long a failed test waits for the verdi
 
 
 class WatchedTests:
-    """The plugin's part that is there only with the option."""
+    """The part of the plugin that is active only with the option."""
 
     def __init__(self, timeout_s: float) -> None:
         self._asked = place.Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None, entry="pytest")

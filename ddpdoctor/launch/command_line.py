@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,12 +22,14 @@ from typing import TYPE_CHECKING, Literal
 from ddpdoctor.collect.proc import safe_flags
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import nodes_range, parse_endpoint
+from ddpdoctor.model.words import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.collect.gpus import GpuCount
 
+ALIKE = 0.8  # our choice: with this similarity, on difflib's scale to 1, an option is one of ours, mistyped
 ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
 _WITH_VALUE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
@@ -37,6 +41,8 @@ _WITH_VALUE = (
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 # Each option, written with dashes, and whether it takes a value.
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
+# The environment variable of each long option (torch/distributed/argparse_util.py).
+VARIABLES = {name: f"PET_{name[2:].replace('-', '_').upper()}" for name in TORCHRUN_OPTIONS if name.startswith("--")}
 _ASK_TORCH = """
 import json
 from torch.distributed.run import get_args_parser
@@ -60,17 +66,9 @@ SHAPE = (
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 RANKS_WITHOUT_GPU = 2  # our choice: fewer ranks cannot show problems between ranks, and more only share the same cores
 # Full names of functions that start ranks.
-_LAUNCHERS = frozenset(
-    {
-        "torch.multiprocessing.spawn",
-        "torch.multiprocessing.start_processes",
-        "torch.multiprocessing.spawn.spawn",
-        "torch.multiprocessing.spawn.start_processes",
-        "torch.distributed.elastic.multiprocessing.start_processes",
-        "torch.distributed.elastic.multiprocessing.api.start_processes",
-        "accelerate.notebook_launcher",
-        "accelerate.launchers.notebook_launcher",
-    }
+_LAUNCHERS = re.compile(
+    r"torch\.multiprocessing\.(spawn\.)?(spawn|start_processes)|accelerate\.(launchers\.)?notebook_launcher"
+    r"|torch\.distributed\.elastic\.multiprocessing\.(api\.)?start_processes"
 )
 # Commands that people mistakenly give as the script.
 LAUNCHERS = frozenset(
@@ -156,12 +154,15 @@ def split_command(
         given, equals, value = word.partition("=")
         is_long = given.startswith("--")
         name = _complete(canonical(given), own_options) if is_long else word[:_SHORT_LENGTH]
-        if is_long and name != canonical(given):
-            given = name
+        given = name if is_long and name != canonical(given) else given
         is_own = name in own_options
-        known = own_options if is_own else TORCHRUN_OPTIONS if name in TORCHRUN_OPTIONS else ask()
+        known = own_options if is_own else TORCHRUN_OPTIONS
         if name not in known:
-            raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {given}", help=USAGE)
+            near = difflib.get_close_matches(name, own_options, 1, ALIKE) if is_long else []
+            known = {} if near else ask()
+            if name not in known:
+                what = f"neither ddpdoctor wrap nor torchrun has the option {given}"
+                raise UserError(what, help=f"Did you mean {near[0]}?" if near else USAGE)
         takes_value = known[name]
         has_value = bool(equals) if is_long else len(word) > _SHORT_LENGTH  # --tee=3, -t3
         if has_value and not takes_value:
@@ -209,25 +210,20 @@ class TorchrunSettings:
             if not attached and TORCHRUN_OPTIONS.get(name, False):
                 value = next(rest, "")
             self.given[name] = value
-
-    def text(self, name: str) -> str:
-        """Return an option's value, or "" if neither it nor its variable is set."""
-        return self.given.get(name) or self.env.get(variable_of(name), "").strip()
+        # The value of each option with one, or "" if neither the option nor its variable is set.
+        given = self.given
+        self.texts = {name: given.get(name) or env.get(variable, "").strip() for name, variable in VARIABLES.items()}
+        text = self.texts["--nnodes"]
+        self.nnodes = nodes_range(text) if text else None  # the fewest and the most; None if unset or invalid
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a non-negative integer, or None if it is not one."""
-        text = self.text(name)
+        text = self.texts[name]
         return int(text) if text.isascii() and text.isdecimal() else None
 
     @property
-    def nnodes(self) -> tuple[int, int] | None:
-        """The fewest and the most nodes, or None if unset or invalid."""
-        text = self.text("--nnodes")
-        return nodes_range(text) if text else None
-
-    @property
     def backend(self) -> str:
-        return self.text("--rdzv-backend") or "static"
+        return self.texts["--rdzv-backend"] or "static"
 
     @property
     def is_c10d(self) -> bool:
@@ -240,17 +236,12 @@ class TorchrunSettings:
         if self.backend not in {"static", "c10d"}:
             return None
         default = C10D_PORT if self.is_c10d else STATIC_PORT
-        given = parse_endpoint(self.text("--rdzv-endpoint"), "--rdzv-endpoint")
+        given = parse_endpoint(self.texts["--rdzv-endpoint"], "--rdzv-endpoint")
         if given is not None:
             return given.host, given.port or default
         if self.is_c10d:
             return "localhost", default
-        return self.text("--master-addr") or "127.0.0.1", self.number("--master-port") or default
-
-
-def variable_of(option: str) -> str:
-    """Return the environment variable of a torchrun option (torch/distributed/argparse_util.py)."""
-    return "PET_" + option[2:].replace("-", "_").upper()
+        return self.texts["--master-addr"] or "127.0.0.1", self.number("--master-port") or default
 
 
 def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
@@ -362,30 +353,27 @@ def starts_ranks(source: bytes) -> str | None:
             written = ".".join([function.id, *reversed(parts)])
             first, _, rest = written.partition(".")
             full = ".".join(part for part in (aliases.get(first, first), rest) if part)
-            if full in _LAUNCHERS:
+            if _LAUNCHERS.fullmatch(full):
                 return written
     return None
 
 
-def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
-    """Choose the number of ranks; return it with a sentence on what was chosen and how to change it."""
+def choose_nproc(*, source: bytes | None, gpus: GpuCount, without_gpu: int = RANKS_WITHOUT_GPU) -> tuple[int, str]:
+    """Choose the number of ranks; return it with the option that would choose the same, and why."""
     launcher = None if source is None else starts_ranks(source)
-    how = "choose with --nproc-per-node"
+    ranks, why = without_gpu, f"GPUs unknown: {gpus.unknown}" if gpus.unknown else "no GPU"
     if launcher is not None:
-        return 1, f"starting one process, because the script starts ranks itself with {launcher}; {how}"
-    if gpus.unknown:
-        return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks; {how}. GPUs are unknown: {gpus.unknown}"
-    if gpus.count > 0:
-        ranks = "1 rank, for the one GPU" if gpus.count == 1 else f"{gpus.count} ranks, one per GPU"
-        return gpus.count, f"starting {ranks}; {how}"
-    return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks, because no GPU was found; {how}"
+        ranks, why = 1, f"the script starts ranks with {launcher}"
+    elif not gpus.unknown and gpus.count > 0:
+        ranks, why = gpus.count, count_of(gpus.count, "GPU")
+    return ranks, f"--nproc-per-node {ranks} ({why})"
 
 
 def choose_ranks(
     torchrun_args: tuple[str, ...], source: bytes | None, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the options to add for torchrun and a sentence about them; nothing if the user chose."""
-    if TorchrunSettings(torchrun_args, env).text("--nproc-per-node"):
+    if TorchrunSettings(torchrun_args, env).texts["--nproc-per-node"]:
         return (), None
     from ddpdoctor.collect.gpus import count_gpus
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.launch.run_folder import copy_elsewhere
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.files import CONTROL, make_record, open_new, open_plain, read_plain, remove, write_whole
+from ddpdoctor.recorder.storage.files import open_new, open_plain, read_plain, remove, write_whole
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
     from pathlib import Path
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ANSWER_LIMIT_S = 0.9
 # The time that it has while the launcher does not wait: on a busy machine an answer can take more than a second.
 PATIENT_LIMIT_S = 3.0
-RESERVE_BYTES = 4 * 2**20  # room for the answers of about a hundred ranks, and for watch.json
+RESERVE = "reserve"  # a file that makes room for the evidence
 PIECE_BYTES = 16 * 1024  # the piece size for copying rings; pieces that are all zeros are skipped
 # A heartbeat younger than this promises an answer. So does any younger than HELD_S if there is time for it: on a busy
 # machine heartbeats are late too.
@@ -79,38 +79,28 @@ class Followed:
         return (self.ended_ns or now_ns) - self.advanced_ns > limit_s * 1e9
 
 
+@dataclass(slots=True)
 class EvidenceTaker:
     """Asks the processes of one run for evidence, and saves it in the run's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Map the control file, as recorders and the launcher do. It is created unless ranks were there first."""
-        self.folder = folder
-        make_record(str(folder))
-        self._reserve = folder / "reserve"
-        # Reserve space for evidence, because a job that fills the disk often fails next.
-        with contextlib.suppress(OSError), os.fdopen(open_new(self._reserve), "wb") as reserve:
-            os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
-        with os.fdopen(open_plain(folder / CONTROL, os.O_RDWR), "r+b") as file:
-            self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
-        self.unsaved: dict[str, str] = {}  # texts that could not be written to the folder, by file name
-        self._copy: Path | None = None
-        self.request = 0
-        self.dumps: dict[int, Dump] = {}
-        # By pid, the time of the last heartbeat before a process's last dump, and that dump.
-        self._last_dumps: dict[int, tuple[int, Dump]] = {}
+    folder: Path
+    control: mmap.mmap  # the run's control file, which recorders and the launcher map too
+    unsaved: dict[str, str] = field(default_factory=dict)  # by file name, texts that did not fit into the folder
+    request: int = 0
+    dumps: dict[int, Dump] = field(default_factory=dict)
+    # By pid, the time of the last heartbeat before a process's last dump, and that dump.
+    _last_dumps: dict[int, tuple[int, Dump]] = field(default_factory=dict)
+    _copy: Path | None = None
 
     def closing_ns(self) -> int:
         """Return since when the launcher waits to stop its ranks, or 0 if it does not."""
-        closing = self._control(ring_layout.CONTROL_CLOSING)
-        return closing if closing > self._control(ring_layout.CONTROL_ACK) else 0
-
-    def has_closed_since(self, time_ns: int) -> bool:
-        return self._control(ring_layout.CONTROL_CLOSING) > time_ns
+        closing = self.read_control(ring_layout.CONTROL_CLOSING)
+        return closing if closing > self.read_control(ring_layout.CONTROL_ACK) else 0
 
     def dump_asked(self) -> int:
         """Return when `ddpdoctor status --dump` asked for evidence that is not saved yet, or 0."""
-        asked = self._control(ring_layout.CONTROL_DUMP_ASKED)
-        return asked if asked != self._control(ring_layout.CONTROL_DUMPED) else 0
+        asked = self.read_control(ring_layout.CONTROL_DUMP_ASKED)
+        return asked if asked != self.read_control(ring_layout.CONTROL_DUMPED) else 0
 
     def set_control(self, offset: int, value: int) -> None:
         """Write a cell of the control file, which recorders, the launcher and `ddpdoctor status` read."""
@@ -168,7 +158,7 @@ class EvidenceTaker:
         for path in (self.folder / "evidence").glob("*.held"):
             remove(path)
 
-    def _control(self, offset: int) -> int:
+    def read_control(self, offset: int) -> int:
         return int(ring_layout.CELL.unpack_from(self.control, offset)[0])
 
     def _has_answered(self, process: Followed) -> bool:
@@ -236,7 +226,7 @@ class EvidenceTaker:
         return self._copy or self.folder
 
     def release(self) -> None:
-        remove(self._reserve)
+        remove(self.folder / RESERVE)
 
 
 def describe(

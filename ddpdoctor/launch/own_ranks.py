@@ -19,6 +19,7 @@ from ddpdoctor.collect.proc import read_process, safe_flags
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.wire import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.wire import token_bytes
+from ddpdoctor.launch.command_line import RANKS_WITHOUT_GPU, choose_nproc
 from ddpdoctor.model.errors import ExitStatus, UserError
 
 if TYPE_CHECKING:
@@ -37,17 +38,9 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
-    """Return how many ranks to start if the user did not choose, and a sentence about it."""
-    found, cores = count_gpus(env), len(os.sched_getaffinity(0))
-    gpus, how = found.count, "choose with --nproc-per-node"
-    if found.unknown:
-        count = 2 if cores > 1 else 1
-        return count, f"starting {'2 ranks' if count > 1 else '1 rank'}; {how}. GPUs are unknown: {found.unknown}"
-    if gpus:
-        return gpus, f"starting {f'{gpus} ranks, one per GPU' if gpus > 1 else '1 rank, for the GPU'}; {how}"
-    if cores > 1:
-        return 2, f"starting 2 ranks, because no GPU was found; {how}"
-    return 1, f"starting 1 rank, because there is no GPU and only one core; {how}"
+    """Return how many ranks to start if the user did not choose, and the option that would choose the same."""
+    cores = len(os.sched_getaffinity(0))
+    return choose_nproc(source=None, gpus=count_gpus(env), without_gpu=min(cores, RANKS_WITHOUT_GPU))
 
 
 def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:

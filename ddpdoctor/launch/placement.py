@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import launch
 from ddpdoctor.collect.launch import SlurmTask, is_slurm_step, number
-from ddpdoctor.launch.command_line import SHAPE, TorchrunSettings, settings_of_command, variable_of
+from ddpdoctor.launch.command_line import SHAPE, VARIABLES, TorchrunSettings, settings_of_command
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch, expand_counts, is_loopback
 from ddpdoctor.recorder.settings import RecorderSettings
@@ -187,7 +187,7 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
     host = env.get("MASTER_ADDR", "").strip()
     if rank is None or size is None or port is None or not host or not rank < size or size < 2:
         return None
-    if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.text, SHAPE))):
+    if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.texts.get, SHAPE))):
         return None
     why = "because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts the ranks"
     note = f"becoming rank {rank} of {size}, {why}"
@@ -223,7 +223,7 @@ def _by_slurm(
         return _node_task(placed, torchrun, step)
     nodes = "one node" if one_host else f"{step.nodes} nodes"
     meant = split.torchrun[0].partition("=")[0] if split.torchrun else ""  # an option or variable for torchrun
-    if meant := meant or next((variable_of(name) for name in SHAPE if torchrun.text(name)), ""):
+    if meant := meant or next((VARIABLES[name] for name in SHAPE if torchrun.texts[name]), ""):
         raise UserError(
             f"this Slurm step has {tasks} tasks on {nodes}, and {meant} makes each of them start torchrun, "
             "which starts all ranks of a node",
@@ -246,29 +246,29 @@ def _by_slurm(
 
 def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -> Placement:
     """Add the torchrun options that the user left out: the number of nodes, the rendezvous endpoint and ID."""
-    (host, port), task, tasks, text = step.store, step.place.task, step.place.tasks, torchrun.text
+    (host, port), task, tasks, text = step.store, step.place.task, step.place.tasks, torchrun.texts
     fewest, most = torchrun.nnodes or (tasks, tasks)
     added = [] if torchrun.nnodes else [f"--nnodes={tasks}"]
-    by_address = any(map(text, ("--master-addr", "--node-rank", "--rdzv-endpoint")))
-    if torchrun.is_c10d or not (text("--rdzv-backend") or by_address):
+    by_address = any(map(text.get, ("--master-addr", "--node-rank", "--rdzv-endpoint")))
+    if torchrun.is_c10d or not (text["--rdzv-backend"] or by_address):
         added += [] if torchrun.is_c10d else ["--rdzv-backend=c10d"]
-        if not text("--rdzv-id"):
+        if not text["--rdzv-id"]:
             # A late process from before a requeue must not join.
             restarts = number(torchrun.env, "SLURM_RESTART_COUNT") or 0
             added.append(f"--rdzv-id=slurm-{step.place.name}-{restarts}")
-        if not text("--rdzv-endpoint"):
+        if not text["--rdzv-endpoint"]:
             added.append(f"--rdzv-endpoint={host}:{port}")
             # torch decides by host name who serves the store, but Slurm's node name may differ from it.
-            if not text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
+            if not text["--rdzv-conf"] and host in {"127.0.0.1", *step.hosts[:1]}:
                 added.append(f"--rdzv-conf=is_host={int(task == 0)}")
     elif torchrun.backend == "static":
-        added += [] if text("--node-rank") else [f"--node-rank={task}"]
-        if not text("--rdzv-endpoint"):
-            added += [] if text("--master-addr") else [f"--master-addr={host}"]
-            added += [] if text("--master-port") else [f"--master-port={port}"]
+        added += [] if text["--node-rank"] else [f"--node-rank={task}"]
+        if not text["--rdzv-endpoint"]:
+            added += [] if text["--master-addr"] else [f"--master-addr={host}"]
+            added += [] if text["--master-port"] else [f"--master-port={port}"]
     note = None
     if torchrun.nnodes is not None and not fewest <= tasks <= most:
-        note = f"--nnodes is {text('--nnodes')}, but this Slurm step has {tasks} tasks, one per node"
+        note = f"--nnodes is {text['--nnodes']}, but this Slurm step has {tasks} tasks, one per node"
     return replace(
         placed, expected=fewest, most=most, of_ranks=False,
         store=TorchrunSettings((*added, *torchrun.words), torchrun.env).endpoint, torchrun_args=tuple(added),

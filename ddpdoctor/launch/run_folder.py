@@ -87,7 +87,9 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
             return Path(tempfile.mkdtemp(prefix=f"{PARENT}-{base}-"))
         except OSError:
             raise refuse(PARENT, error) from error
-    _keep_out_of_git(path)
+    with suppress(OSError):
+        if has_space(path):
+            write_whole(path / ".gitignore", "*\n")
     return path
 
 
@@ -158,14 +160,10 @@ def make_report_dir(path: Path) -> Path:
     filled = [name for name in ("rings", "evidence") if (path / name).is_dir() and any((path / name).iterdir())]
     if filled or any((path / name).exists() for name in RUN_FILES):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
-    _keep_out_of_git(path)
-    return path
-
-
-def _keep_out_of_git(folder: Path) -> None:
     with suppress(OSError):
-        if not any(folder.iterdir()) and has_space(folder):
-            write_whole(folder / ".gitignore", "*\n")
+        if not any(path.iterdir()) and has_space(path):
+            write_whole(path / ".gitignore", "*\n")
+    return path
 
 
 def _check_parent(made: Path) -> None:
@@ -288,7 +286,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     shape: dict[str, Any] = {}  # how many ranks are requested; a command starts as many as it likes
     if placement.style is Style.TORCHRUN:
         torchrun = TorchrunSettings(options.split.torchrun, os.environ)
-        nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
+        nnodes = torchrun.nnodes if torchrun.texts["--nnodes"] else (1, 1)
         nproc, node_rank = torchrun.number("--nproc-per-node"), torchrun.number("--node-rank")
         shape = {"nproc": nproc, "nnodes": nnodes[0] if nnodes else None, "node_rank": node_rank}
     elif placement.style is Style.RANK:

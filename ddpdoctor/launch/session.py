@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import socket
 import time
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +18,7 @@ from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch import stopping
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
-from ddpdoctor.launch.evidence import EvidenceTaker
+from ddpdoctor.launch.evidence import RESERVE, EvidenceTaker
 from ddpdoctor.launch.hang import NOTHING_FOUND, Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, SharedReplicas
@@ -26,8 +28,8 @@ from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.errors import ExitStatus
 from ddpdoctor.model.facts import END_NAME, RECORD_NAME, JobEnd, RecordPlace, shell_status
 from ddpdoctor.model.findings import Outcome, Severity, hangs, now
-from ddpdoctor.recorder.storage.files import remove, write_whole
-from ddpdoctor.recorder.storage.ring_layout import CONTROL_STOPPING
+from ddpdoctor.recorder.storage.files import CONTROL, make_record, open_new, open_plain, remove, write_whole
+from ddpdoctor.recorder.storage.ring_layout import CONTROL_CLOSING, CONTROL_SIZE, CONTROL_STOPPING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +53,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # Our choice: a process that has started this watcher comes at once. If none comes, it was killed meanwhile.
 COME_LIMIT_S = 30.0
+RESERVE_BYTES = 4 * 2**20  # room for the answers of about a hundred ranks, and for watch.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class Session:
         self.notifier = notifier
         self.run_dir = options.report_dir.resolve()
         self.folder = folder or choose_folder(self.run_dir)
-        self.started_at = now()
+        self.started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         self.signals: list[tuple[signal.Signals, int]] = []  # the ending signals that the watcher received, and when
         # The same for signals passed on to the launcher, with which a batch system may warn of the coming end.
         self.warnings: list[tuple[signal.Signals, int]] = []
@@ -154,7 +157,12 @@ class Session:
                 place = RecordPlace(host=socket.gethostname(), folder=str(self.folder))
                 with contextlib.suppress(OSError):  # for `ddpdoctor status`, which a full disk may cost
                     save(self.run_dir / RECORD_NAME, place)
-            self.evidence = EvidenceTaker(self.folder)
+            make_record(str(self.folder))
+            # Reserve space for evidence, because a job that fills the disk often fails next.
+            with contextlib.suppress(OSError), os.fdopen(open_new(self.folder / RESERVE), "wb") as reserve:
+                os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
+            with os.fdopen(open_plain(self.folder / CONTROL, os.O_RDWR), "r+b") as file:
+                self.control = mmap.mmap(file.fileno(), CONTROL_SIZE)
         except OSError as error:
             raise refuse(self.folder, error) from error
 
@@ -212,7 +220,8 @@ class Session:
         options = self.options
         self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
         replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
-        self.watch = JobWatch(self.evidence, options.hang_timeout_s, self.launched_ns, replicas, launcher_pid)
+        evidence = EvidenceTaker(self.folder, self.control)
+        self.watch = JobWatch(evidence, options.hang_timeout_s, self.launched_ns, replicas, launcher_pid)
         if options.placement.expected < options.placement.most:
             self.watch.restart_patience_s = ELASTIC_RESTART_S
         place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
@@ -378,14 +387,18 @@ class Session:
                 self._withdraw()
             self._take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
-            self.watch.evidence.acknowledge()
+            taker, poll = self.watch.evidence, self.launcher.poll
+            taker.acknowledge()
             if number == signal.SIGINT:
                 # The launcher needs a moment to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it.
-                taker, poll = self.watch.evidence, self.launcher.poll
-                wait_until(lambda: taker.has_closed_since(began_ns) or poll() is not None, LAUNCHER_TAKES_OVER_S, 0.02)
+                wait_until(
+                    lambda: taker.read_control(CONTROL_CLOSING) > began_ns or poll() is not None,
+                    LAUNCHER_TAKES_OVER_S,
+                    0.02,
+                )
             # The launcher needs no signal if it already stops its ranks, or got the terminal's Ctrl-C itself. A second
             # one would interrupt what a script does at the first, such as saving its last checkpoint.
-            has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)
+            has_heard = poll() is not None or taker.read_control(CONTROL_CLOSING) > began_ns
             by_terminal = number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN
             if not has_heard and not (by_terminal and stopping.is_in_foreground()):
                 self.launcher.send_signal(number)

@@ -20,7 +20,7 @@ from ddpdoctor.recorder.agent import OWN_VARIABLE
 from ddpdoctor.recorder.storage.files import make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ddpdoctor.launch.command_line import ChosenLevel
     from ddpdoctor.launch.placement import WrapOptions
@@ -44,6 +44,21 @@ MIN_FILES = 128
 MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # the drivers of NVIDIA and of AMD, whose RCCL reads the same variables
 MAX_ANCESTORS = 100
+NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
+
+
+def notes_of(options: WrapOptions, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield what to say before the start: what was chosen for the user, and what may cost time or a diagnosis."""
+    if options.placement.note:
+        yield options.placement.note
+    level = "--debug-level DETAIL (Gloo only)" if options.debug_level == "AUTO" else None
+    if chosen := ", ".join(filter(None, (options.nproc_note, level))):
+        yield f"chose {chosen}"
+    if (options.debug_level or env.get(DEBUG_VARIABLE, "").upper()) == "DETAIL":  # measured: docs/what-it-costs.md
+        yield "DETAIL makes the host wait for all ranks before each NCCL collective. Steps may take twice as long"
+    if (limit_s := round(options.hang_timeout_s)) >= NCCL_LIMIT_S:
+        longest = "torch ends a wait after 10 min over NCCL and 30 min over Gloo, unless the script sets another limit"
+        yield f"--hang-timeout is {limit_s} s, but {longest}. torch may end the job before ddpdoctor reports a hang"
 
 
 def start_launcher(
@@ -60,8 +75,10 @@ def start_launcher(
     environment |= {**dict(placement.variables), **mark, **options.ranks.variables()}
     if placement.style is Style.TORCHRUN:
         environment[OWN_VARIABLE] = "1"
-    environment |= nccl_log_environment(environment, folder)
-    environment = debug_environment(environment, options.debug_level, is_command=placement.style is Style.COMMAND)
+    has_gpu, is_command = any(map(os.path.lexists, GPU_DRIVERS)), placement.style is Style.COMMAND
+    if has_gpu:
+        environment |= nccl_log_environment(environment, folder)
+    environment = debug_environment(environment, options.debug_level, is_command=is_command, has_gpu=has_gpu)
     try:
         # preexec_fn is unsafe with threads, but there are none yet.
         return subprocess.Popen(command, env=environment, preexec_fn=in_child)  # noqa: PLW1509
@@ -89,14 +106,16 @@ def launch_command(options: WrapOptions) -> list[str]:
     return [sys.executable, *safe_flags(), "-m", "torch.distributed.run", *split.torchrun, *flags, *script]
 
 
-def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
+def debug_environment(
+    env: dict[str, str], level: ChosenLevel | None, *, is_command: bool, has_gpu: bool
+) -> dict[str, str]:
     others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
     if level is None:
         return env
     if level in {"AUTO", "DETAIL"} and not is_command:
         return others | {DETAIL_VARIABLE: "gloo" if level == "AUTO" else "always"}
     if level == "AUTO":
-        return others if has_gpu_driver(System(env=env)) else others | {DEBUG_VARIABLE: "DETAIL"}
+        return others if has_gpu else others | {DEBUG_VARIABLE: "DETAIL"}
     return others | {DEBUG_VARIABLE: level}
 
 
@@ -114,18 +133,14 @@ def choose_debug_level(
     return "OFF" if for_speed else "AUTO"  # DETAIL would make small collectives take twice as long
 
 
-def has_gpu_driver(system: System) -> bool:
-    return any(system.exists(driver) for driver in GPU_DRIVERS)
-
-
 def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
-    """Return the variables that make NCCL log its warnings to the run folder, or none.
+    """Return the variables that make NCCL log its warnings to the run folder, or none if the user configured its log.
 
-    It is none without a GPU, or if the user has configured NCCL's log. This adds nothing to the job's output: without
-    NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last warning anyway.
+    This adds nothing to the job's output: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last
+    warning anyway.
     """
     system = system or System(env=env)
-    if not has_gpu_driver(system) or any(env.get(name) for name in NCCL_LOG_VARIABLES):
+    if any(env.get(name) for name in NCCL_LOG_VARIABLES):
         return {}
     files = read_conf_files(system, ReadingPlan(sections=frozenset()))
     if any(name in file.variables for file in files for name in NCCL_LOG_VARIABLES):

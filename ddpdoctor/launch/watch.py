@@ -304,7 +304,7 @@ class JobWatch:
             since_ns = max(self._launcher_busy_ns, *(rank.ended_ns or 0 for rank in ranks))
             idle_s = max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
         begun_ns = self.agent.begun_ns
-        is_stopping = begun_ns is not None and self.evidence.has_closed_since(begun_ns)
+        is_stopping = begun_ns is not None and self.evidence.read_control(ring_layout.CONTROL_CLOSING) > begun_ns
         alive = [rank for rank in ranks if rank.ended_ns is None]
         waiting = [rank for rank in alive if rank.waits_since_ns]
         still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]

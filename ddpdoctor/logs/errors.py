@@ -1,4 +1,4 @@
-"""What errors say of who caused them: by their text, NCCL's warnings, signals, and torch's collectives and store."""
+"""Finds what caused errors: by their text, NCCL's warnings, signals, and torch's collectives and store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an error's type, text and traceback say."""
+    """The meaning of an error's type, text and traceback."""
 
     nature: lf.Nature
     # Ranks that the error names as lost or late. Ranks of the default group are global ranks.
@@ -101,7 +101,7 @@ _LOCAL = ("127.", "::1", "localhost", "::ffff:127.", "0.0.0.0")  # noqa: S104 - 
 
 
 def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
-    """Return what an error says. ``kind`` is the class of the exception with or without its module."""
+    """Return what an error means. ``kind`` is the class of the exception with or without its module."""
     name = kind.rpartition(".")[2]
     if name in _STOPPED_TYPES or _STOPPED.search(message):
         return Reading(nature=lf.Nature.STOPPED)
@@ -387,13 +387,13 @@ def _store_facts(line: Line) -> list[lf.Fact]:
         limit_s = int(client["limit"]) / (1 if client["unit"] == "s" else 1000)
         problem = f"could not connect to the job's store at {client['host']}:{client['port']} within {limit_s:g} s"
         fix = (
-            f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT name it on all "
-            "hosts, and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
+            f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT point to it on "
+            "all hosts, and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
         )
         return [_waiting(limit_s, **common), lf.Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
     if (unknown := _UNKNOWN_NAME.search(text)) is not None:  # the store's host has no address, or refuses
         host = unknown["host"]
-        why = "its name is unknown there" if "gai error" in unknown["why"] else "it does not answer"
+        why = "its name does not resolve there" if "gai error" in unknown["why"] else "no answer"
         problem = f"cannot connect to the job's store at {host}:{unknown['port']}: {why}"
         fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
         return [lf.Link(to=_host(host), problem=problem, fix=fix, **common)]
@@ -402,7 +402,7 @@ def _store_facts(line: Line) -> list[lf.Fact]:
             return []
         remote = _REMOTE.search(lost["socket"])
         problem = "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
-        fix = "look for what ended rank 0 and its launcher first"
+        fix = "first find out what ended rank 0 and its launcher"
         to = replace(_host(remote["host"]) if remote is not None else lf.Who(), rank=0)
         return [lf.Link(to=to, problem=problem, fix=fix, victim=True, **common)]
     if "waitForInput" in text:
@@ -412,8 +412,8 @@ def _store_facts(line: Line) -> list[lf.Fact]:
         return []
     port = in_use["port"] or in_use["other"]
     fix = (
-        f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
-        "another port: `torchrun --master-port`, MASTER_PORT"
+        f"end the process that listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier "
+        "run, or give this job another port: `torchrun --master-port`, MASTER_PORT"
     )
     return [lf.Trouble(kind="port", problem=f"port {port} is in use already", fix=fix, **common)]
 
@@ -624,9 +624,9 @@ class CollectiveErrorReader(LineReader):
         limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
         facts: list[lf.Fact] = [lf.Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
         if count > world:
-            many = f"{count} processes came to a job of {world}"
+            many = f"{count} processes joined a job of {world}"
             problem = f"{many}: two jobs share one port, or ranks were started twice"
-            fix = "give each job a MASTER_PORT of its own, and start each rank once"
+            fix = "give each job its own MASTER_PORT, and start each rank once"
             common["who"] = lf.Who(host=line.who.host)
             facts.append(lf.Trouble(kind="port", problem=problem, fix=fix, **common))
         self._barriers.pop(rank, None)

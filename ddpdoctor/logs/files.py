@@ -1,4 +1,4 @@
-"""Finds and opens the files of evidence, which may come from anybody: sizes are limited, and links do not lead out.
+"""Finds and opens evidence files, which are untrusted: sizes are limited, and links do not lead outside.
 
 Only regular files are opened in folders, without waiting, and no more is read than they had when they were opened.
 """
@@ -136,7 +136,7 @@ class FileContent:
             is_pipe = stat.S_ISFIFO(state.st_mode) and _is_inherited(path)
             if not (stat.S_ISREG(state.st_mode) or is_pipe):
                 os.close(fd)
-                raise OSError("no regular file")
+                raise OSError("not a regular file")
             os.set_blocking(fd, is_pipe)
             self._stream = os.fdopen(fd, "rb", buffering=0 if not is_pipe else -1)
             if not is_pipe:
@@ -185,11 +185,11 @@ class FileContent:
                 found = self._unpacker.rescue()
         self._given += len(found)
         if self._given > max(LEAST_UNPACKED, MOST_RATIO * self._taken):
-            self.problem = f"unpacks to more than {MOST_RATIO} times its size, and was read only so far"
+            self.problem = f"unpacks to more than {MOST_RATIO} times its size; reading stopped there"
         return found
 
     def fill(self, count: int) -> bytes:
-        """Return the next bytes, so many unless the end comes first: a pipe gives less at once."""
+        """Return the next ``size`` bytes, or fewer at the end of the file. A pipe may return fewer per read."""
         parts, left = [], count  # a sum of bytes would copy what is packed a thousand times
         while left > 0 and (more := self.read(left)):
             parts.append(more)
@@ -295,7 +295,7 @@ def _below(path: Path) -> Iterator[LogFile]:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         remedy = "Give logs, dumps, stacks, or folders of them; - reads standard input."
-        raise UserError(f"there is no {path}", help=remedy) from None
+        raise UserError(f"{path} does not exist", help=remedy) from None
     except OSError as error:
         yield _file(path, None, error.strerror or str(error))
         return
@@ -338,20 +338,20 @@ def _file(path: Path, root: str | None, problem: str = "") -> LogFile:
 def _problem_of(path: Path, root: str | None) -> str:
     real = os.path.realpath(path) if root is None or path.is_symlink() else root
     if root is not None and os.path.commonpath((root, real)) != root:
-        return "a link that leads out of the folder"
+        return "a link to outside the folder"
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if root is not None and error.errno in {errno.ENOENT, errno.ELOOP} and path.is_symlink():
-            return "a link that leads nowhere"
-        return "it is gone" if error.errno == errno.ENOENT else error.strerror or str(error)
+            return "a broken link"
+        return "it no longer exists" if error.errno == errno.ENOENT else error.strerror or str(error)
     if str(path.absolute() if real == root else real).startswith(("/proc/", "/sys/")) and not _is_inherited(path):
-        return "a file of the kernel, which may never end; copy what it says to a file"
+        return "a kernel file, which may never end; copy its contents to a file"
     if stat.S_ISREG(mode) or (root is None and stat.S_ISFIFO(mode) and _is_inherited(path)):
         return ""
     if root is None and stat.S_ISFIFO(mode):
         return "a named pipe, which may never end; `ddpdoctor analyze - < PIPE` reads one"
-    return "no regular file"
+    return "not a regular file"
 
 
 def _is_inherited(path: Path) -> bool:

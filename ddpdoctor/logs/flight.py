@@ -1,7 +1,7 @@
 """Reads dumps of torch's flight recorder: pickles of FR 2.1 to 2.10, and JSON; of NCCL, nccl2, Gloo and TorchComms.
 
-The layout is that of FlightRecorderDetail.hpp in torch 2.4 to 2.15. Dumps are files that anybody may have written: the
-unpickler looks up no name, so that nothing in a dump can be called, and its memory is limited.
+The layout is that of FlightRecorderDetail.hpp in torch 2.4 to 2.15. Dumps are untrusted: the unpickler
+resolves no names, so nothing in a dump can be called, and its memory is limited.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Gathered:
 
 
 def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
-    """Return the calls of a dump, or None if it has none of a dump's keys. ``rank`` is that in the name of the file."""
+    """Return the calls of a dump, or None if it has none of a dump's keys. ``rank`` is the one in the file's name."""
     if not body.keys() & {"entries", "pg_config"}:
         return None
     config = _config(body.get("pg_config"))
@@ -270,7 +270,7 @@ def _progress(entries: Sequence[_Entry]) -> tuple[int, bool, bool]:
     """Return how many calls have completed, whether the backend says so, and whether the next one timed out.
 
     The collectives of one group complete in order on a device, so all before a completed one have completed too.
-    "Retired and not completed" means that the watchdog gave up on it, save where a backend marks the end only so.
+    "Retired, not completed" means that the watchdog gave up on it, unless the backend marks every end that way.
     """
     states = _column(entries, "state")
     after = next((at + 1 for at in range(len(states) - 1, -1, -1) if states[at] == "completed"), 0)
@@ -340,7 +340,7 @@ _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 
 
 def _read_pickle(document: Document) -> Found:
-    """Return the calls that the dump holds. Of a file that is cut off it returns those before the cut."""
+    """Return the calls in the dump. If the file is truncated, return those before the cut."""
     problem = "cut off" if document.cut else ""
     with no_collection():
         try:
@@ -350,7 +350,7 @@ def _read_pickle(document: Document) -> Found:
                 body = _PlainUnpickler(stream).load()
         except Exception as error:  # noqa: BLE001 - any opcode of a hostile pickle may raise anything
             if isinstance(error, _NamesError):
-                return Found(problem="it names Python objects, which no dump does: it was not unpickled further")
+                return Found(problem="it names Python objects, which real dumps never do: unpickling stopped there")
             problem = "cut off" if isinstance(error, EOFError | pickle.UnpicklingError) else "damaged"
             try:
                 body = parse_cut_pickle(document.body)
@@ -391,7 +391,7 @@ def _found(body: object, document: Document, problem: str) -> Found:
         number = _LAST_NUMBER.search(document.source.rpartition("/")[2])
         rank = int(number[1]) if number and len(number[1]) < 8 and int(number[1]) < MOST_RANKS else None
     dump = build_dump(body, rank, document.source, problem) if isinstance(body, dict) else None
-    return Found(dumps=[dump] if dump else [], problem=problem or ("" if dump else "not a dump of the flight recorder"))
+    return Found(dumps=[dump] if dump else [], problem=problem or ("" if dump else "not a flight recorder dump"))
 
 
 class _NamesError(pickle.UnpicklingError):

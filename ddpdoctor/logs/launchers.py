@@ -1,7 +1,7 @@
-"""Launchers and trainers: a job's beginning, progress and end, in the words of torchrun, Slurm, DeepSpeed and Horovod.
+"""Launchers and trainers: a job's beginning, progress and end, as torchrun, Slurm, DeepSpeed and Horovod log them.
 
 The texts of torchrun are those of torch/distributed/elastic, from torch 1.9 to 2.13. Each node prints a table of its
-failures. ``@record`` leaves error files. Slurm's accounting, ``sacct``, says how a job and its steps ended.
+failures. ``@record`` leaves error files. Slurm's accounting, ``sacct``, shows how a job and its steps ended.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class FrameworkReader(LineReader):
             return (lf.Finished(**line.says(), process_only=not ends),)
         if "Invalidate trace cache" in text and (found := _TRACE.search(text)) is not None:
             at = f"at step {found['step']}"
-            words = f"ZeRO-3 saw modules in another order than before {at}: do all ranks call the same?"
+            words = f"ZeRO-3 saw modules in a different order than before {at}: do all ranks call the same modules?"
             return (lf.Hint(**line.says(), words=words, kind="zero3-order"),)
         if any(word in text for word in _WORDS):
             return self._progress(line)
@@ -176,11 +176,11 @@ class FrameworkReader(LineReader):
             if one.nonfinite is None or one.nonfinite_count < STEADY:
                 continue  # one bad step is not a fault: fp16 skips it
             line, step = one.nonfinite
-            since = f", at the latest from step {step} on" if step is not None else ""
+            since = f", since step {step} or earlier" if step is not None else ""
             found.append(lf.Trouble(
                 **line.says(lf.Who()), kind="nonfinite",
                 problem=f"the loss is NaN or infinite in the last {one.nonfinite_count} logged steps{since}",
-                fix="look at the data, learning rate and precision of the steps before it; `ddpdoctor wrap "
+                fix="check the data, learning rate and precision of the steps before it; `ddpdoctor wrap "
                 "--check-every 1` names the rank and the tensor that were first; if it is one rank, test its GPU",
             ))  # fmt: skip
         self._last.clear()
@@ -189,7 +189,7 @@ class FrameworkReader(LineReader):
         return found
 
     def _note_work(self, line: Line) -> None:
-        """Keep what a writer says last of work that needs no other rank, until it says that it ended, or goes on."""
+        """Keep a writer's last line about work without other ranks, until that work ends or the job continues."""
         text, former = line.text[:_MOST_HEAD], self._work.get(line.stream)
         names_work = ("ing" in text or "%|" in text) and any(stem in text.lower() for stem in _STEMS)
         if (former is None and not names_work) or (_NOT_PROGRESS.search(text) is not None and "%|" not in text):
@@ -235,7 +235,7 @@ class FrameworkReader(LineReader):
             # The launcher prints the command of the process that it started last, whichever failed.
             is_only = _ONLY_LOCAL_RANK.search(found["command"]) is not None
             who = self._who(line, found["command"]) if is_only else lf.Who(host=line.who.host)
-            said = {**line.says(who), "said": f"a process of DeepSpeed's launcher exits with return code {code}"}
+            said = {**line.says(who), "said": f"a DeepSpeed launcher process exited with return code {code}"}
             yield lf.Exited(signal=signal, code=None if signal else code, by_launcher=signal == "SIGTERM", **said)
 
     def _who(self, line: Line, command: str, pid: int | None = None) -> lf.Who:
@@ -324,7 +324,7 @@ class _Table:
 
 @dataclass(slots=True, eq=False)
 class TorchrunReader(LineReader):
-    """Finds what torchrun's agent says about its ranks."""
+    """Finds what torchrun's agent reports about its ranks."""
 
     name = "torchrun"
     triggers = (b"elastic", b"xitcode", b"rror")
@@ -426,7 +426,7 @@ def _block_facts(block: _Block | None) -> list[lf.Fact]:
         if who.rank is None or not {"host", "time"} <= block.fields.keys():
             return []
         first = " first on its node" if block.root else ""
-        message = f"torchrun's table says that rank {who.rank} failed{first}, and is cut off before the exit status"
+        message = f"torchrun's table shows that rank {who.rank} failed{first}, but is cut off before the exit status"
         return [lf.Failed(type="ChildFailedError", message=message, nature=lf.Nature.FOLLOWS, said=message, **common)]
     exit_code = int(code["code"])
     said = quote(f"rank {who.rank} (local_rank: {who.local_rank}) exitcode: {block.fields['exitcode']}")
@@ -436,7 +436,7 @@ def _block_facts(block: _Block | None) -> list[lf.Fact]:
 
 
 def _message_facts(message: str, common: dict[str, Any]) -> list[lf.Fact]:
-    """Return what a traceback or message says that torchrun took from an error file."""
+    """Return the facts of a traceback or message that torchrun took from an error file."""
     if HEADER in message and (text := read_traceback(message.splitlines())) is not None:
         return traceback_facts(text, common)
     match = _RAISED.match(message.strip())
@@ -469,7 +469,7 @@ def _read_error_file(document: Document) -> Found:
     content = _parsed_json(document.body)
     said = content.get("message") if isinstance(content, dict) else None
     if said is None:
-        return Found(problem="cut off" if document.cut or content is None else "not an error file of torchrun")
+        return Found(problem="cut off" if document.cut or content is None else "not a torchrun error file")
     extra = said.get("extraInfo") if isinstance(said, dict) else None
     extra = extra if isinstance(extra, dict) else {}
     # The files of one attempt are those of one agent, and thus of one host.
@@ -543,14 +543,14 @@ class SlurmReader(LineReader):
         elif _OOM_EVENT.search(text) or _OOM_LIMIT.search(text):
             found = _OOM_EVENT.search(text)
             where = f" in {found['step'].removeprefix('StepId=').removeprefix('step ')}" if found is not None else ""
-            problem = f"Slurm's memory limit was reached{where}, and the kernel killed a process for it"
+            problem = f"Slurm's memory limit was reached{where}, and the kernel killed a process"
             who = lf.Who(host=line.who.host, address=line.who.address)
             yield lf.Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **line.says(who))
         elif (found := _CANCELLED.search(text)) is not None:
             why, said = (found["why"] or "").strip(), line.says(lf.Who())
             said["time"] = line.time or _time_of(found["time"], found["host"])
             if "NODE FAIL" in why:  # the host in the line runs the step's script: it is not the one that failed
-                problem = "Slurm ended the job because a node failed, which it does not name here"
+                problem = "Slurm ended the job because a node failed, but does not name it here"
                 fix = f"sacct -j {found['id'].partition('.')[0]} -o JobID,State,NodeList; {NODE_FIX}"
                 yield lf.Trouble(kind="node-failure", problem=problem, fix=fix, **said)
             else:
@@ -579,7 +579,7 @@ class SlurmReader(LineReader):
             yield lf.Exited(code=code, signal=signal, by_launcher=told, memory=how == "Out Of Memory", **said)
 
 
-NODE_FIX = "sinfo -R and scontrol show node say why; exclude the node (sbatch --exclude) and start again"
+NODE_FIX = "sinfo -R and scontrol show node give the reason; exclude the node (sbatch --exclude) and start again"
 
 
 def _task_numbers(text: str) -> Iterator[int]:
@@ -639,15 +639,15 @@ class SacctReader(LineReader):
 
 
 def _sacct_fact(job: str, state: str, code: str, common: dict[str, Any]) -> lf.Fact | None:
-    """Return what a state and an exit code such as "0:15" say: a status, and a signal."""
+    """Return the status and signal that a state and an exit code such as "0:15" stand for."""
     stopped = next((words for name, words in _STOPPED_STATES.items() if state.startswith(name)), "")
     digits = code.partition(":")[2]
     signal = SIGNALS.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
     if state.startswith("OUT_OF_ME"):
-        problem = f"Slurm says that job {job} ran out of memory"
+        problem = f"Slurm reports that job {job} ran out of memory"
         return lf.Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **common)
     if state.startswith("NODE_FAIL"):
-        problem = f"Slurm says that a node of job {job} failed, which it does not name here"
+        problem = f"Slurm reports that a node of job {job} failed, but not which one"
         return lf.Trouble(kind="node-failure", problem=problem, fix=NODE_FIX, **common)
     if stopped:
         return lf.Stopped(by=stopped, **common)

@@ -194,7 +194,7 @@ def origin_of(line: Line, who: Who | None = None) -> dict[str, Any]:
 def time_of(line: Line) -> Time | None:
     """Return the time that the prefixes say, else that of the head of torch's own log.
 
-    That has no year. It is on a clock of its own, so that it is never compared to a time with a year.
+    That has no year. It gets its own clock, so it is never compared with a time that has a year.
     """
     if line.time is not None:
         return line.time
@@ -373,7 +373,7 @@ class _Shape:
 
 
 def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line:
-    """Return a line without prefixes of known formats; ``known`` is what the path of the file says of the writer."""
+    """Return a line without prefixes of known formats; ``known`` is the writer according to the file's path."""
     return LogSplitter(source, known).split(raw, number)
 
 
@@ -526,7 +526,7 @@ class LogSplitter:
         return doubtful
 
     def _learn_common(self, raws: list[str]) -> None:
-        """Learn what stands before all of the first lines, if it is no message: quotes and streams."""
+        """Learn what precedes all of the first lines, if it is not part of a message: quotes and streams."""
         full = [raw for raw in raws if raw.strip()][:_MOST_COMPARED]
         if len(full) < _FEW_LINES:
             return

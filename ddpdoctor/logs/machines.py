@@ -45,7 +45,7 @@ _NO_HANDLE = re.compile(
 _AER = re.compile(r"(?P<device>[0-9A-Fa-f:.]{7,12}): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error")
 _CAUSES = frozenset({94})  # Xids that end a process, although the rule of `check-env` only warns of them afterwards
 MEMORY_FIX = (
-    "use less memory a rank (fewer loader workers, smaller batches), or raise the limit of the container or job"
+    "use less memory per rank (fewer loader workers, smaller batches), or raise the limit of the container or job"
 )
 
 
@@ -127,7 +127,7 @@ def _gpu_error(line: Line) -> list[Fact]:
 
 
 def _lost(pattern: re.Pattern[str], why: str, line: Line) -> list[Fact]:
-    """Return that a GPU is lost, if a line has the pattern. The pattern may say why."""
+    """Return that a GPU is lost, if a line has the pattern, which may capture why."""
     found = pattern.search(line.text)
     if found is None:
         return []
@@ -194,7 +194,7 @@ class KubernetesReader(LineReader):
         if reason == "OOMKilled":
             yield Exited(signal="SIGKILL", memory=True, **said)
         elif reason == "Evicted":
-            problem, fix = "Kubernetes evicted the pod", "kubectl describe node says what ran short there"
+            problem, fix = "Kubernetes evicted the pod", "kubectl describe node shows what ran out there"
             yield Trouble(kind="node-failure", problem=problem, fix=fix, **said)
         elif code in {137, 143}:
             yield Exited(signal="SIGKILL" if code == 137 else "SIGTERM", by_launcher=code == 143, **said)
@@ -254,11 +254,11 @@ def _smi_trouble(path: list[str], value: str, gpu: str, line: Line) -> Trouble |
     elif "Volatile" in path and is_uncorrected and value.isdigit() and int(value):
         words = f"the memory of the GPU at {gpu} has {value} errors that ECC could not correct"
     elif "Remapped Rows" in above and name == "Pending" and value == "Yes":
-        words = f"the GPU at {gpu} has a bad memory row that only a reset takes out of use"
+        words = f"the GPU at {gpu} has a bad memory row that stays in use until a reset"
     elif "Remapped Rows" in above and "Failure" in name and value == "Yes":
         words, fix = f"the GPU at {gpu} has a bad memory row that could not be taken out of use", REBOOT
     elif name == "GPU Recovery Action" and value not in {"None", "N/A"}:
-        kind, words = "gpu-lost", f"the driver asks for a recovery of the GPU at {gpu}: {value}"
+        kind, words = "gpu-lost", f"the driver requests a recovery of the GPU at {gpu}: {value}"
     elif name in {"HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown"} and value == "Active":
         kind, words, fix = "slowdown", f"the hardware slows the GPU at {gpu} down ({name})", _COOLING
     else:
@@ -336,7 +336,7 @@ class NcclTestsReader(LineReader):
 def _wrong_results(program: str, where: str, line: Line) -> Trouble:
     return Trouble(
         who=line.who, spot=line.spot(), said=quote(line.text), kind="wrong-data",
-        problem=f"{program} got wrong results {where}: data are damaged on their way or in memory",
+        problem=f"{program} got wrong results {where}: data is corrupted in transit or in memory",
         fix="do not train with this; look for memory errors (`ddpdoctor check-env`, dcgmi diag -r 3), and find the "
         "host with `ddpdoctor allreduce-bench --pairs`; NCCL_P2P_DISABLE=1 and NCCL_ALGO=Ring narrow it down",
     )  # fmt: skip

@@ -257,7 +257,7 @@ MOST_NAMED = 4  # how many hosts a note names
 
 
 def interface_notes(processes: NcclProcesses) -> Iterator[lf.Fact]:
-    """Say which interface each host uses, and whether it can lead to other hosts."""
+    """Report which interface each host uses, and whether it can reach other hosts."""
     from ddpdoctor.rules.network import is_bridge, is_tunnel
 
     by_interface: dict[str, dict[str, NcclProcess]] = {}
@@ -268,13 +268,13 @@ def interface_notes(processes: NcclProcesses) -> Iterator[lf.Fact]:
     for name, hosts in by_interface.items():
         first = next(iter(hosts.values()))
         shown = [f"{host} ({process.who.address})" for host, process in hosts.items()]
-        words = f"NCCL's connections go over {name} on {first_names(shown, MOST_NAMED)}"
+        words = f"NCCL connects over {name} on {first_names(shown, MOST_NAMED)}"
         kind = "interface"
         if is_bridge(name) or (name == "lo" and several):
-            words += ", which leads only to its own host"
+            words += ", which reaches only its own host"
             kind = "suspicious-interface"
         elif is_tunnel(name):
-            words += ", which is a VPN's"
+            words += ", which belongs to a VPN"
             kind = "suspicious-interface"
         yield lf.Hint(who=lf.Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
 
@@ -374,13 +374,13 @@ _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
 WANTED_INFO = re.compile(
     rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
-_WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
+_WAY_UP_WORDS = {1: "a CUDA call by NCCL failed", 2: "a system call by NCCL failed"}
 _REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
 
 
 @dataclass(slots=True, eq=False)
 class NcclLogReader(LineReader):
-    """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
+    """Reads NCCL's warnings, and its INFO lines about processes, communicators, transports and calls."""
 
     name = "NCCL log"
     triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
@@ -392,7 +392,7 @@ class NcclLogReader(LineReader):
     _ended: bool = False
 
     def read(self, line: Line) -> Iterable[lf.Fact]:
-        """Return what a warning says. All else comes when the log, or a run in it, ends."""
+        """Return the facts of a warning. All others follow when the log, or a run in it, ends."""
         text = line.text
         if "NCCL" not in text:
             return self.end() if self._ended and line.begins_run else ()

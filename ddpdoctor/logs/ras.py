@@ -1,7 +1,7 @@
 """Reports of NCCL's RAS subsystem (``ncclras``, NCCL 2.24 and newer), as text in any log, or as JSON.
 
 Since NCCL 2.31 also the lines "NCCL DIAG" of its diagnostics (``ncclras -D``, NCCL_RUN_DIAGNOSTICS,
-NCCL_RUN_RAS_DIAGNOSTICS), which only inform: the job goes on.
+NCCL_RUN_RAS_DIAGNOSTICS), which only inform: the job continues.
 
 A report counts which operations each rank of a communicator has launched. In text it names the rarer side, which may be
 the one that is ahead: the lower count is behind. Ranks are the communicator's, and nodes are addresses.
@@ -101,7 +101,7 @@ class RasReport:
 
 @dataclass(slots=True)
 class RasReports:
-    """The reports of one file: the last one counts, and the one before it says whether the job moved."""
+    """The reports of one file: the last one counts, and the one before it shows whether the job moved."""
 
     _former: RasReport | None = None
     _last: RasReport | None = None
@@ -145,7 +145,7 @@ class RasReports:
             yield lf.Hint(spot=last.spot, words=words, kind="ras")
         if last.exact and comms:
             equal = not any(comm.counted or comm.missing for comm in comms)
-            words = "all ranks have launched as many operations" if equal else "ranks differ in what they have launched"
+            words = "all ranks launched the same operations" if equal else "ranks launched different operations"
             yield lf.Hint(spot=last.spot, words=f"RAS: {len(comms)} communicators; {words}", kind="ras")
         # Processes that do not answer, unless a communicator names their rank
         missing = [process for comm in comms for process, _, _ in comm.missing.values()]
@@ -171,7 +171,7 @@ class _Comm:
     def judge(self, *, moves: bool) -> Iterator[lf.Fact]:
         comm = self._comm
         if comm.size and any(rank >= comm.size for state in comm.counted + comm.statuses for rank in state.ranks):
-            words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
+            words = f"a RAS report names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
             yield lf.Hint(spot=self._report.spot, words=words, kind="damaged")
             return
         yield from self._missing()
@@ -204,7 +204,7 @@ class _Comm:
             yield lf.Absent(
                 who=self._who(rank, process), spot=spot, said=words, operation=self._operation("", None),
                 waiters=self._others([rank, *self._comm.missing]), shown=lf.Shown.COUNTS, dead=is_dead,
-                certain="has not this communicator" not in said,
+                certain="lacks this communicator" not in said,
             )  # fmt: skip
 
     def _statuses(self) -> Iterator[lf.Fact]:
@@ -308,14 +308,14 @@ class _Comm:
         return None
 
     def _inside(self) -> Iterator[lf.Fact]:
-        """Say that all ranks have launched the same, and nothing moved from one report to the next."""
+        """Report that all ranks have launched the same, and nothing moved between two reports."""
         former, comm = self._former, self._comm
         if former is None or not comm.counts or comm.missing or len(comm.counts) != comm.size:
             return
         if former.counts == comm.counts and any(any(counts.values()) for counts in comm.counts.values()):
             ranks = tuple(sorted(rank for rank in (self._who(count).rank for count in comm.counts) if rank is not None))
             if len(ranks) == comm.size:
-                said = "all ranks have launched as many operations, and none more in the second report"
+                said = "all ranks have launched the same operations, and no more of them in the second report"
                 yield lf.Inside(spot=self._report.spot, said=said, operation=self._operation("", None), ranks=ranks)
 
     def _global(self, side: Counted) -> tuple[int, ...]:
@@ -396,7 +396,7 @@ class RasReader(LineReader):
     _diagnosed: list[tuple[int, lf.Fact]] = field(default_factory=list)
 
     def read(self, line: Line) -> Iterable[lf.Fact]:
-        """Take in a line. Facts come at the end of the log, because a second report says whether the job moved."""
+        """Take in a line. The facts follow at the end of the log: only a second report shows whether the job moved."""
         text = line.text
         report = self._report
         if "NCCL DIAG [" in text:
@@ -451,11 +451,11 @@ class RasReader(LineReader):
             problem = f"only {edges['passed']} of {edges['all']} paths between GPUs passed NCCL's check"
             facts = [lf.Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
         elif text.startswith("ECC: uncorrected") and ranks:
-            problem = "the GPU has uncorrected memory errors (ECC), as NCCL's diagnostics say"
+            problem = "the GPU has uncorrected memory errors (ECC), according to NCCL's diagnostics"
             common = {**common, "kind": "xid", "problem": problem, "fix": _RESET}
             facts = [lf.Trouble(who=lf.Who(rank=rank), **common) for rank in ranks]
         elif text.startswith(("NVLink: inactive", "XGMI: inactive")) and ranks:
-            problem = f"links between GPUs are inactive on {rank_list(ranks)}, as NCCL's diagnostics say"
+            problem = f"links between GPUs are inactive on {rank_list(ranks)}, according to NCCL's diagnostics"
             facts = [lf.Link(who=host, problem=problem, fix="check them: `nvidia-smi nvlink -s`, `dmesg -T`", **common)]
         elif (differs := _DIFFERS.search(text)) is not None:
             facts = [_note(f"{differs['name']} differs between ranks", common)]
@@ -599,7 +599,7 @@ def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
         answers = isinstance(status, dict) and status.get("unresponsive") is False and not dead
         if rank is not None:
             process = _json_process(one)
-            words = "is dead for RAS" if dead else "has not this communicator" if answers else "does not answer RAS"
+            words = "is considered dead" if dead else "lacks this communicator" if answers else "does not answer RAS"
             comm.processes[rank] = process
             comm.missing[rank] = (process, report.spot, f"rank {rank} {words}")
 

@@ -74,7 +74,7 @@ def _start_of(job: AttachedJob) -> tuple[JobIdentity, int]:
 
 
 def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: Iterable[str]) -> dict[str, str]:
-    """Return by the names of files why all of a folder is left out: it is of another job or older."""
+    """Return by file name why a whole folder is left out: it is from another job or older."""
     if not records:
         return {}
     above = {source: source[: source.rfind("/") + 1] for source in records}  # empty for the current folder
@@ -90,9 +90,9 @@ def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: 
         newest = folders[last[0]]
         of = f", of {job.world_size} ranks" if job.world_size is not None else ""
         reasons[path] = (
-            "left out: of an earlier start of the job"
+            "left out: from an earlier start of the job"
             if _start_of(job)[0] == _start_of(newest)[0]
-            else f"left out: of another job, {job.job.name}{of}; the one looked at last is {newest.job.name}"
+            else f"left out: from another job, {job.job.name}{of}; the one examined last is {newest.job.name}"
         )
     # Folders of ranks that attach read again later
     newest_first = sorted(last, key=lambda path: folders[path].wall_ns, reverse=True)
@@ -131,7 +131,7 @@ def choose_dumps(dumps: Sequence[lf.FlightDump]) -> tuple[list[lf.FlightDump], d
     most = max(sizes, key=lambda size: (len(sizes[size]), max(map(_last_ns, sizes[size]))), default=None)
     for size, others in sizes.items():
         for dump in others if size != most else ():
-            left_out[dump.spot.source] = f"left out: of a job of {size} ranks, and the others of one of {most}"
+            left_out[dump.spot.source] = f"left out: from a job of {size} ranks, but the others are from one of {most}"
     kept: list[lf.FlightDump] = []
     for rank, those in grouped((dump.rank, dump) for dump in recent if dump.spot.source not in left_out).items():
         newest = max(those, key=lambda dump: (_last_ns(dump), dump.has_frames))
@@ -244,7 +244,7 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[lf.LoggedRun, ...], dict[s
 
 
 def _jobs(parts: Sequence[Part]) -> list[_Job]:
-    """Return the jobs whose files these are, the last one last. What tells of no job is taken to the last one."""
+    """Return the jobs of these files, the last one last. Files without a job are added to the last one."""
     jobs: dict[int, _Job] = {}
     others: list[Part] = []
     for part in parts:
@@ -342,7 +342,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def _likeness(fact: lf.Fact) -> tuple[object, ...]:
-    """Return what facts have in common that differ in numbers only."""
+    """Return the key that facts share if they differ only in numbers."""
     return (type(fact), fact.who, _DIGITS.sub("", fact.said))
 
 
@@ -372,7 +372,7 @@ def _read_files(files: Sequence[LogFile]) -> Iterator[tuple[Part | None, lf.Read
 
 
 def _read_file(file: LogFile) -> tuple[Part | None, lf.Read]:
-    """Read one file. Whatever fails in it costs this file, and the others are read."""
+    """Read one file. A failure loses only this file, and the others are read."""
     if file.problem:
         return None, lf.Read(source=file.name, formats=(), problem=file.problem)
     try:

@@ -73,7 +73,7 @@ _C10D = "torch/distributed/distributed_c10d.py"
 
 
 def is_agent(stack: Sequence[Frame]) -> bool:
-    """Return whether it is the stack of torchrun's agent, which is no rank."""
+    """Return whether it is the stack of torchrun's agent, which is not a rank."""
     return any(_is_in(frame, _AGENT_FILES) for frame in stack)
 
 
@@ -370,7 +370,7 @@ def _read_line(process: _Process, line: str) -> bool:
 
 
 def _facts_of(processes: Iterable[_Process], source: str) -> list[lf.Stacked]:
-    """Return the stacks of ranks' main threads. A process without a name of its own is numbered by its pid."""
+    """Return the stacks of ranks' main threads. A process without its own name is identified by its pid."""
     pairs = [(process, process.main_thread()) for process in processes]
     pids = {process.who.pid for process, thread in pairs if thread is None or not is_agent(thread.stack)}
     mains = [(process, thread) for process, thread in pairs if thread is not None and not is_agent(thread.stack)]

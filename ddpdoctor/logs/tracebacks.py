@@ -1,4 +1,4 @@
-"""Tracebacks of Python in logs: with ranks before their lines or without, and of several processes at once."""
+"""Tracebacks of Python in logs: with or without rank prefixes, and of several interleaved processes."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ class TracebackReader(LineReader):
         return found
 
     def _tells(self, text: str) -> bool:
-        """Return whether a line has a word of an error. Lines that differ in digits only are looked at once."""
+        """Return whether a line has an error word. Lines that differ only in digits are examined once."""
         shape = text.translate(_NO_DIGITS)
         if shape in self._dull:
             return False
@@ -431,7 +431,7 @@ def _facts(one: _Open) -> list[Fact]:
 
 
 def traceback_facts(text: Traceback, common: dict[str, Any]) -> list[Fact]:
-    """Return what a whole traceback says. ``common``: who, spot and time of the facts."""
+    """Return the facts of a whole traceback. ``common``: who, spot and time of the facts."""
     raised, frames = text.root()
     if raised.name in {"ProcessExitedException", "Exception"} and (ended := _EXITED.search(raised.message)) is not None:
         return [_child_ended(ended, common)]

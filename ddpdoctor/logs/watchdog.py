@@ -88,7 +88,7 @@ def _work_number(digits: str | None) -> int | None:
 
 
 def _dump_signal(said: _Said) -> list[lf.Fact]:
-    """Read how far the default group has come: the numbers are its own, whatever group timed out."""
+    """Read the progress of the default group: the numbers are its own, whichever group timed out."""
     numbers = _DUMP.search(said.text)
     if numbers is None:
         return [lf.Seen(**said.common)]
@@ -99,7 +99,7 @@ def _dump_signal(said: _Said) -> list[lf.Fact]:
     if "from this local rank" in said.text:
         found.append(lf.Waiting(operation=lf.Operation(), timed_out=True, **common))
     elif source is not None:
-        words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
+        words = f"rank {source['rank']} timed out in a collective, as other ranks were told"
         found.append(lf.Hint(words=words, kind="told-to-dump", **common))
     return found
 
@@ -123,13 +123,13 @@ def _stuck(said: _Said) -> list[lf.Fact]:
     if stuck is None:
         return []
     long = f" for {stuck['seconds']} s" if stuck["seconds"] else ""
-    words = f"torch's watchdog thread was stuck{long}: a call of CUDA or NCCL does not return, or the GIL is held"
+    words = f"torch's watchdog thread was stuck{long}: a CUDA or NCCL call does not return, or the GIL is held"
     return [lf.Hint(words=words, kind="watchdog-stuck", **said.common)]
 
 
 def _store_gone(said: _Said) -> list[lf.Fact]:
-    problem = "the job's store did not answer any more: the process that serves it, rank 0 or its agent, had ended"
-    fix = "look for what ended rank 0 and its launcher first"
+    problem = "the job's store stopped answering: the process that serves it, rank 0 or its agent, had ended"
+    fix = "first find out what ended rank 0 and its launcher"
     return [lf.Link(to=lf.Who(rank=0), problem=problem, fix=fix, victim=True, **said.common)]
 
 
@@ -219,7 +219,7 @@ class _DesyncReports:
         return [fact for stream in list(self.open) for fact in self._close(stream)]
 
     def _close(self, stream: Hashable) -> list[lf.Fact]:
-        """Return in which calls the ranks of a snapshot differ."""
+        """Return the calls in which the ranks of a snapshot differ."""
         report = self.open.pop(stream, None)
         if report is None:
             return []
@@ -306,7 +306,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Tail:
-    """An error of the watchdog, whose further lines say more about it."""
+    """A watchdog error, with details in the lines after it."""
 
     fact: lf.Failed
     common: dict[str, Any]
@@ -332,7 +332,7 @@ class WatchdogReader(LineReader):
         text = line.text
         found: list[lf.Fact] = []
         if len(text) < _LONGEST_MARK and _ELIDED.fullmatch(text):
-            return [lf.Hint(spot=line.spot(), words="the log lacks lines in its middle", kind="elided")]
+            return [lf.Hint(spot=line.spot(), words="lines are missing from the middle of the log", kind="elided")]
         if self._traces and "#" in text and self._read_frame(line):
             return ()
         if self._tail is not None:
@@ -446,7 +446,7 @@ class WatchdogReader(LineReader):
         self._count += 1
 
     def _is_new(self, *said: Hashable) -> bool:
-        """Note what a writer says; return whether it is the first time."""
+        """Note a writer's message; return whether it is the first time."""
         is_new = said not in self._said
         self._said.add(said)
         return is_new

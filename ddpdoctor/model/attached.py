@@ -96,7 +96,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """What /proc says of a process. It has this for every process; ``None`` fields need the right to read them."""
+    """What /proc shows of a process. ``None`` fields need permission to read them."""
 
     state: str  # as in ``ThreadFacts``, of the main thread
     cpu_ticks: int  # of all threads, since the process started
@@ -123,7 +123,7 @@ class ChildFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A source that gave nothing, and what would change that."""
+    """A source that gave nothing, and how to fix that."""
 
     source: str  # "py-spy", "worker server", "flight recorder", "ras", "store", "/proc", or the names of nodes
     reason: str
@@ -154,7 +154,7 @@ class RankLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLook:
-    """What stands in the job's store (torch's TCPStore). Nothing was written to it, and nothing waited for."""
+    """The contents of the job's store (torch's TCPStore), read without writing or waiting."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -212,7 +212,7 @@ class AttachedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
-    """What came of asking one node, or one pod, to look at its ranks."""
+    """The result of asking one node, or one pod, to inspect its ranks."""
 
     node: str  # its name for Slurm or Kubernetes
     folder: str  # The folder beside ``nodes.json`` with what it sent. Empty: it sent nothing whole.

@@ -83,9 +83,9 @@ class Member:
 
 
 def describe_shared_gpus(members: Sequence[Member]) -> str:
-    """Say which ranks share a GPU and what that does to the figures, or return "" if every rank has its own GPU."""
+    """Describe which ranks share a GPU and the effect on the figures, or return "" if every rank has its own GPU."""
     sharing = [member.rank for member in members if member.gpu_ranks > 1]
-    return f"{rank_list(sharing)} share a GPU: these figures are not those of any link" if sharing else ""
+    return f"{rank_list(sharing)} share a GPU: these figures are not those of a link" if sharing else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """How late one rank came to the barriers before the timed calls, computed from each rank's wait in them."""
+    """How late one rank reached the barriers before the timed calls, computed from each rank's wait in them."""
 
     rank: int
     host: str

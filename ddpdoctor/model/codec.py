@@ -344,7 +344,7 @@ def field_hints(kind: Any) -> dict[str, Any]:
             name = str(missing.name)
             module = _modules_by_class().get(name)
             if module is None:
-                raise TypeError(f"there is no class {name} in ddpdoctor.model") from missing
+                raise TypeError(f"unknown class {name} in ddpdoctor.model") from missing
             # Only its module is imported, because importing all is slow.
             names[name] = getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
         else:

@@ -1,4 +1,4 @@
-"""ddpdoctor's only error class, which only ``cli/app`` prints, what others say in a line, and all exit statuses."""
+"""ddpdoctor's only error class, which only ``cli/app`` prints, other errors as a line, and all exit statuses."""
 
 from __future__ import annotations
 

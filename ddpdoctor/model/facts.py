@@ -264,7 +264,7 @@ class Fault(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReducerSaid:
-    """Parameters of a DDP model whose gradients did not come, or came twice, on one rank."""
+    """Parameters of a DDP model whose gradients were missing, or ready twice, on one rank."""
 
     what: Fault
     names: tuple[str, ...]  # the first names in the order of the model; empty if the model is unknown
@@ -582,7 +582,7 @@ NO_CALLS = CallLog((), ((),) * 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """How long a completed collective ran on the device, including waits. The rank that came last ran shortest."""
+    """How long a completed collective ran on the device, including waits. The rank that joined last ran shortest."""
 
     group: str
     seq: int

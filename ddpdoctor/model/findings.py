@@ -32,7 +32,7 @@ class Confidence(str, Enum):
 
 
 class Outcome(str, Enum):
-    """How a check ended. A check that did not run says why in ``Check.reason``."""
+    """How a check ended. For a check that did not run, ``Check.reason`` holds the reason."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -208,6 +208,6 @@ def now() -> str:
 
 
 def hangs(judgment: Judgment) -> tuple[Finding, ...]:
-    """Return the findings that mean a hang, the worst first; replicas and data are no reason to stop a job."""
+    """Return the findings that mean a hang, the worst first; replicas and data do not stop a job."""
     kinds = ("DD6", "DD506")
     return tuple(f for f in judgment.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))

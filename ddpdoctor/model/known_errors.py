@@ -1,6 +1,6 @@
-"""Well-known errors of distributed training, and NCCL's warnings: what each means, whose fault it is, what to do.
+"""Well-known errors of distributed training, and NCCL's warnings: what each means, what causes it, how to fix it.
 
-``known_errors.toml`` and ``nccl_warnings.toml`` beside this file say what their columns are.
+The columns are described in ``known_errors.toml`` and ``nccl_warnings.toml`` beside this file.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def read_known_errors() -> tuple[KnownError, ...]:
 def find_known(text: str, *, loose: bool = False) -> KnownError | None:
     """Return the first known error that matches a line such as "ValueError: ...", or None.
 
-    With ``loose``, rows count whose meaning depends on who says it, such as "Connection reset by peer".
+    With ``loose``, rows count whose meaning depends on the writer, such as "Connection reset by peer".
     """
     plain = _plain(text)
     rows = (known for known in read_known_errors() if loose or not known.loose)
@@ -98,7 +98,7 @@ def _plain(text: str) -> str:
 
 
 class Accused(Enum):
-    """Whom a warning accuses."""
+    """What a warning blames."""
 
     PEER = "peer"  # The other end is gone. The process that warns is a victim.
     LINK = "link"  # the network between this host and another one

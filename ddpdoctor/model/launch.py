@@ -1,4 +1,4 @@
-"""How a job is started: by its launcher, Slurm and the environment, where its ranks meet, how they reach each other.
+"""How a job is started: launcher, Slurm, environment, rendezvous, and how the ranks reach each other.
 
 Nodes that are asked to connect before a job starts are identified by the order in which they joined; it equals the node
 rank in a healthy job.
@@ -391,7 +391,7 @@ class Contact(str, Enum):
 
     CONNECTED = "connected"
     UNRESOLVED = "unresolved"  # the name does not resolve here
-    REFUSED = "refused"  # ECONNREFUSED: nobody listens there, or a firewall answers with a reset
+    REFUSED = "refused"  # ECONNREFUSED: no process listens there, or a firewall answers with a reset
     RESET = "reset"  # the connection was accepted and then broken off
     UNREACHABLE = "unreachable"  # EHOSTUNREACH, ENETUNREACH or EACCES: no route, or a firewall that says so
     NO_ANSWER = "no-answer"  # nothing came back in time: packets are dropped, or the host is down

@@ -83,7 +83,7 @@ class JobNow:
     world_size: int | None
     ranks: tuple[RankNow, ...]
     waits: tuple[WaitNow, ...]  # waits that are longer than a second
-    waited_for: tuple[int, ...]  # who keeps the others waiting and waits for nobody; empty: not known
+    waited_for: tuple[int, ...]  # those that the others wait for and that wait for no rank; empty: not known
     replicas: ReplicasNow | None
     unseen: tuple[NodeSeen, ...]  # other members of the job whose ranks cannot be seen from here
     reported: str  # the verdict of a hang that `wrap` has reported while the job goes on; else empty
@@ -128,7 +128,7 @@ class Start:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with a failure. An interruption by a user or a scheduler is none."""
+        """Whether it ended with a failure. An interruption by a user or a scheduler is not a failure."""
         return self.status in FAILURES
 
 
@@ -142,7 +142,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returning:
-    """Who is blamed in the verdicts of several failures."""
+    """A rank or host that several verdicts blame."""
 
     who: Blamed
     times: int
@@ -183,7 +183,7 @@ class Sample:
 METRICS = tuple(
     Metric(name=f"ddpdoctor_{name}", help=text, labels=tuple(labels.split()), unit=unit)
     for name, text, labels, unit in (
-        ("job_info", "Always 1. The labels say what runs.", "script version", ""),
+        ("job_info", "Always 1. The labels describe the job.", "script version", ""),
         ("job_status", "1 for the status of the job, 0 for the others.", "status", ""),
         ("job_exit_status", "Exit status of wrap, once the job has ended.", "", ""),
         ("job_start_time_seconds", "When the job started, in seconds since 1970.", "", "s"),

@@ -1,4 +1,4 @@
-"""The facts that logs, dumps and stacks hold about a job that nobody watched; ``rules/logs`` compares ranks."""
+"""The facts that logs, dumps and stacks hold about a job without a recorder; ``rules/logs`` compares ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_RANKS = 2**20  # our choice: a larger number in a log is no rank and no num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """A process, as far as a source names it. An empty ``Who`` is the job as a whole, or nobody in particular."""
+    """A process, as far as a source names it. An empty ``Who`` is the job as a whole, or unknown."""
 
     rank: int | None = None  # the global rank
     local_rank: int | None = None
@@ -51,7 +51,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A collective or a point-to-point operation, as far as a source describes it. Empty or None: it does not say."""
+    """A collective or a point-to-point operation, as far as a source describes it. Empty or None: unknown."""
 
     op: str = ""  # torch's name in lower case: "all_reduce", "reduce_scatter_tensor", "send"
     group: str = ""  # its name, or for old logs the number that they print; empty: the default group
@@ -76,7 +76,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing that a source says."""
+    """One fact from a source."""
 
     who: Who = field(default_factory=Who)
     spot: Spot
@@ -116,7 +116,7 @@ class Waiting(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called(Fact):
-    """A rank made this call. Nothing is said about its end. Numbers count per communicator, and may repeat."""
+    """A rank made this call. Its end is unknown. Numbers count per communicator, and may repeat."""
 
     operation: Operation
 
@@ -151,7 +151,7 @@ class Shown(int, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent(Fact):
-    """A source says that this rank has not come to where others wait for it. ``who`` is the absent one."""
+    """According to a source, a rank has not reached the call in which others wait for it. ``who`` is that rank."""
 
     operation: Operation = field(default_factory=Operation)
     waiters: tuple[int, ...] = ()  # global ranks that wait for it; empty if the source names none
@@ -167,14 +167,14 @@ class Absent(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyRank(Fact):
-    """The last that a writer says of work that needs no other rank: a bar that is not full, or that it begins."""
+    """The last sign of work that needs no other rank: an incomplete progress bar, or a message that it begins."""
 
     task: str  # what it does, as it says it: "Running tokenizer on dataset"
     share: int | None = None  # how much is done, in percent
 
 
 class Nature(str, Enum):
-    """What an error says about who caused it."""
+    """What an error shows about its cause."""
 
     OWN = "own"  # it refers to no other process: the rank failed by itself
     PEER_LOST = "peer-lost"  # Another rank is gone. This rank is a victim.
@@ -274,7 +274,7 @@ class Inside(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Fact):
-    """The network between two hosts, or what a host offers to the network, failed. ``who`` is the host that says so."""
+    """The network between two hosts, or what a host offers to the network, failed. ``who`` is the reporting host."""
 
     to: Who = field(default_factory=Who)  # the other end, if one is named
     problem: str  # what is wrong, in words that complete "h1: …"
@@ -297,19 +297,19 @@ class Trouble(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorLine(Fact):
-    """A line that its writer calls an error, and of which no more is known."""
+    """A line that its writer calls an error, without details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Fact):
-    """Somebody outside stopped the job: a time limit, preemption, a person. No failure of the job itself."""
+    """The job was stopped from outside: a time limit, preemption, a user. Not a failure of the job itself."""
 
     by: str  # "time limit", "preemption", "requeue", "cancelled", "SIGHUP", "SIGINT", "signal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Fact):
-    """The training, or one rank of it, ended well, or says that it ends."""
+    """The training, or one rank of it, ended well, or logs that it ends."""
 
     process_only: bool = False  # Its process ended in order. Whether the training did is not said.
 
@@ -325,7 +325,7 @@ class Moving(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched(Fact):
-    """A launcher or a library says that it begins. After the end of a job in the same log, another run begins here."""
+    """A launcher or a library logs that it begins. After the end of a job in the same log, another run begins here."""
 
     starts_several: bool = False  # it starts all ranks of a node: Slurm's tasks are nodes then
     by_step: bool = False  # shown by a step with a lower number only: it counts only after the end of a run
@@ -333,7 +333,7 @@ class Launched(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Fact):
-    """The launcher started the ranks once more after a failure. What failed before has been overcome."""
+    """The launcher restarted the ranks after a failure, so earlier failures no longer count."""
 
     attempt: int | None = None
 
@@ -353,7 +353,7 @@ class Refused(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint(Fact):
-    """Something worth a note, which is not the cause of anything: what transport is used, a suspicious setting."""
+    """Something worth a note that is not a cause: the transport in use, a suspicious setting."""
 
     words: str
     kind: str = ""  # for hints of which one is enough: "nccl-version", "transport", "interface"
@@ -467,7 +467,7 @@ class NcclMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclPaths(Fact):
-    """What one process says of its connections."""
+    """The connections of one process."""
 
     members: tuple[NcclMember, ...] = ()
     edges: tuple[NcclEdge, ...] = ()

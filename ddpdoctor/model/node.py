@@ -473,7 +473,7 @@ class TorchDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """Whether torch says that one GPU can reach the memory of another directly."""
+    """Whether, according to torch, one GPU can reach the memory of another directly."""
 
     source: int
     target: int
@@ -539,7 +539,7 @@ class ConfFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProcess:
-    """A collecting process: a rank of the job, or the user's own shell if there is no job."""
+    """A collecting process: a rank of the job, or the user's own shell without a job."""
 
     rank: int | None  # None if no launcher sets one
     local_rank: int | None

@@ -86,7 +86,7 @@ class WaitingRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWaits:
-    """Who waits for whom. Links are pairs of positions in ``classes``: the first waits for the second."""
+    """Which ranks wait for which. Links are pairs of positions in ``classes``: the first waits for the second."""
 
     classes: tuple[WaitingRanks, ...]
     links: tuple[tuple[int, int], ...]

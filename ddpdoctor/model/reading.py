@@ -1,4 +1,4 @@
-"""Types for what could not be read, which rules cannot mistake for healthy values, and a pause of the collector."""
+"""Types for unknown facts, which rules cannot mistake for healthy values, and a pause of garbage collection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Why(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """An unknown fact. ``reason`` is a phrase for users: "there is no NVIDIA driver"."""
+    """An unknown fact. ``reason`` is a phrase for users: "no NVIDIA driver found"."""
 
     why: Why
     reason: str

@@ -27,7 +27,7 @@ class TrialSettings:
     reference: bool = False
     twice: bool = False  # run the steps a second time with the same seed, and compare bit by bit
     unused: bool = False  # pass ``find_unused_parameters=True`` to DDP
-    allowed: tuple[str, ...] = ()  # name patterns of tensors that may differ between ranks
+    allow_different: tuple[str, ...] = ()  # name patterns of tensors that may differ between ranks
     limit_s: float = 120.0  # the trial stops when no rank makes progress for this long
 
 

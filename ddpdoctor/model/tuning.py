@@ -168,7 +168,7 @@ class SpeedComparison:
 
 
 class Topic(str, Enum):
-    """What a difference is about. The order is how telling a difference usually is, the most telling first."""
+    """What a difference is about. The order is how significant a difference usually is, the most significant first."""
 
     VERDICT = "verdict"
     VERSION = "version"
@@ -202,7 +202,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDifferences:
-    """Two runs and what differs between them, the most telling first."""
+    """Two runs and what differs between them, the most significant first."""
 
     first: ComparedRun
     second: ComparedRun
@@ -320,7 +320,7 @@ class TuneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOutcome:
-    """A trial as the report has it: its result, or why there is none."""
+    """A trial in the report: its result, or why it has none."""
 
     result: TuneResult | None = None
     problem: str = ""  # why there is no result, if the job itself ended well

@@ -63,7 +63,7 @@ def format_memory(size_bytes: float) -> str:
 
 
 def format_rate(gb_s: float) -> str:
-    """Write "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, because these figures are no more exact."""
+    """Write "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, because these figures are not more exact."""
     return f"{format_digits(gb_s)} GB/s"
 
 

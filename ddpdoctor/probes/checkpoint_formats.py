@@ -117,7 +117,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIndex:
-    """What a file says it holds, and what of that is there."""
+    """What a file claims to hold, and which parts of it are present."""
 
     root: Any = None
     names: tuple[str, ...] = ()  # the unknown functions and classes that its pickle names
@@ -284,7 +284,7 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
         info, problem = records.get(PICKLE), ""
         root, names = None, tuple[str, ...]()
         if info is None:
-            problem = f"it holds no {PICKLE}: it is a zip archive, and not one of torch.save's"
+            problem = f"it holds no {PICKLE}: it is a zip archive that torch.save did not write"
         elif (start := _start(file, info)) < 0:
             problem = f"the header of {PICKLE} is damaged"
         elif info.file_size > MOST_INDEX_BYTES:

@@ -1,4 +1,4 @@
-"""Collects the facts of `check-checkpoint`: files, folders of torch.distributed.checkpoint, what lies beside them."""
+"""Collects the facts of `check-checkpoint`: files, folders of torch.distributed.checkpoint, and neighboring files."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _expand(path: Path) -> tuple[Path, ...]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     if not is_there:
         near = sorted(one.name for one in path.parent.glob(f"{path.stem}*"))[:3] if path.parent.is_dir() else []
-        hint = f"There is {', '.join(near)}." if near else ""
-        raise UserError(f"there is no {path}", help=hint)
+        hint = f"Similar names: {', '.join(near)}." if near else ""
+        raise UserError(f"{path} does not exist", help=hint)
     # A folder of torch.distributed.checkpoint, or the rest of one, is one checkpoint.
     if not path.is_dir() or (path / METADATA).is_file() or any(path.glob("*.distcp")):
         return (path,)
@@ -202,7 +202,7 @@ def _items(root: Any) -> Iterator[_Item]:
             offset=_field(info, "offset", int), length=_field(info, "length", int),
         )  # fmt: skip
         if not 0 <= item.offset < MOST_ELEMENTS or not 0 <= item.length < MOST_ELEMENTS:
-            raise Unreadable(f"it has an impossible place for {item.name}")
+            raise Unreadable(f"it has an impossible location for {item.name}")
         path = PurePosixPath(item.file)
         if "\0" in item.file or path.is_absolute() or ".." in path.parts or path.name == "":
             raise Unreadable(f"it names a file outside of the folder ({item.file})")
@@ -237,7 +237,7 @@ def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
     for name, size in sorted(needed.items()):
         path = folder / name
         if not path.is_file():
-            yield f"{name} is not there"
+            yield f"{name} is missing"
         elif path.stat().st_size < size:
             yield f"{name} has {path.stat().st_size} of {size} bytes"
 
@@ -295,7 +295,7 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
         before, after, count = name[: match.start(1)], name[match.end(1) :], int(match[2])
         wanted = [f"{before}{number:05d}{after}" for number in range(1, count + 1)]
         if missing := tuple(one for one in wanted if one not in known):
-            yield saved.Gap(pattern=f"{before}*{after}", missing=missing, why=f"the names say that there are {count}")
+            yield saved.Gap(pattern=f"{before}*{after}", missing=missing, why=f"the names promise {count}")
         return
     # Ranks that other steps have but this one lacks, and gaps between the numbers
     for numbered in RANK.finditer(path.name):
@@ -310,7 +310,7 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
         highest = max(own, default=0)
         lacking = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
         if lacking and len(own | elsewhere) > 1:
-            why = "files of other steps have them" if lacking <= elsewhere else "their numbers lie below that of others"
+            why = "other steps have these files" if lacking <= elsewhere else "their numbers are below the highest"
             digits = len(numbered[3]) if numbered[3].startswith("0") else 1
             names_of = tuple(f"{before}{number:0{digits}d}{after}" for number in sorted(lacking))
             yield saved.Gap(pattern=f"{before}*{after}", missing=names_of, why=why)

@@ -46,7 +46,7 @@ MOST_OVERLAPS = 64
 OVERLAP_BITS = 2**31
 # Part of torch's error if a function creates the process group that ddpdoctor has already created.
 MADE_TWICE = "initialize the default process group twice"
-NO_GROUP = "`ddpdoctor check-rendezvous`, started on all hosts, says which connections fail."
+NO_GROUP = "`ddpdoctor check-rendezvous`, started on all hosts, shows which connections fail."
 # Our choice: how long a rank tries to reach the store. On a busy host, importing torch takes tens of seconds.
 MEET_LIMIT_S = 60.0
 GROUP_TIMEOUT_S = 600.0
@@ -115,7 +115,7 @@ def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[Ra
     except UserError as error:
         advice = error.help
         if MADE_TWICE in error.message:
-            advice += "\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
+            advice += "\nThe process group already exists: call init_process_group only if not dist.is_initialized()."
         return RankDraws(rank=launch.rank, host=os.uname().nodename, problem=error.message, help=advice), ()
     fits = draws.samples is not None and draws.samples <= MOST_SAMPLES and len(maps) == wanted.epochs
     return replace(draws, compared=fits), maps if fits else ()
@@ -153,7 +153,7 @@ def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Seque
     lengths = {draws.samples for draws in everyone}
     same_length = len(lengths) == 1 and first.samples is not None
     if not same_length and None not in lengths:
-        notes["the datasets of the ranks have different lengths, so that their indices are not the same samples"] = None
+        notes["the datasets of the ranks have different lengths, so equal indices are not equal samples"] = None
     passes = tuple(
         _join_pass(number, everyone, parts[number] if same_length and number < len(parts) else (), first.samples)
         for number in range(min(len(draws.passes) for draws in everyone))
@@ -213,7 +213,7 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
             drawn = [_draw_pass(made, base, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     except NoIndices as error:
         draws = _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch)
-        note = f"the indices of {_type_of(made)} could not be followed: {error.message}"
+        note = f"the indices of {_type_of(made)} could not be traced: {error.message}"
         return replace(draws, notes=(note, *draws.notes)), ()
     digests, notes = _digest_samples(base, name)
     seen = tuple(replace(epoch, sample_digests=digests) for epoch, _, _ in drawn)
@@ -249,10 +249,10 @@ def _draw_pass(made: Any, base: Base, rank: int, number: int, *, set_epoch: bool
 
 
 def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> RankDraws:
-    with users_turn(f"{name}: going over it failed"):
+    with users_turn(f"{name}: iterating over it failed"):
         passes = [_load_pass(made, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     stopped = not all(row.complete for _, row in passes)
-    notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, but not to its end",) if stopped else ()
+    notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and stopped before its end",) if stopped else ()
     return _describe(made, None, tuple(seen for seen, _ in passes), tuple(row for _, row in passes), notes)
 
 
@@ -331,7 +331,7 @@ def _type_of(value: Any) -> str:
 
 
 class NoIndices(UserError):  # noqa: N818 - says what it is
-    """The sampler yields what is no sample's index, or the dataset has no length: no failure of the user's code."""
+    """The sampler yields something other than sample indices, or the dataset has no length: not a user's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +351,7 @@ class Base:
         except (TypeError, IndexError) as error:
             raise NoIndices(f"{type(index).__name__} is not an index") from error
         if not -self.samples <= found < self.samples:
-            raise NoIndices(f"there is no sample {found}")
+            raise NoIndices(f"no such sample: {found}")
         return found % self.samples
 
 
@@ -375,7 +375,7 @@ def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, 
     found = []
     try:
         with (
-            users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"),
+            users_turn(f"{name}: samples could not be loaded, so equal indices are assumed to be equal samples"),
             torch.random.fork_rng(devices=[]),
         ):
             for index in sorted({place * base.samples // SAMPLES for place in range(SAMPLES)}):

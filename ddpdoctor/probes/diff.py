@@ -37,7 +37,7 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     for path, found in zip(paths, saved, strict=True):
         _list(found, _load(path), (), Kind.PARAMETER)
         if not found.tensors and not found.values:
-            raise UserError(f"{path} has nothing that can be compared", help="Give files that torch.save has written.")
+            raise UserError(f"{path} has nothing to compare", help="Give files that torch.save has written.")
     # Remove the key around the whole model if only some files have it: {"model": ...} against a state dict. What such
     # a file holds besides the model (an optimizer, an epoch) has no counterpart in the others.
     prefixes = align_names([one.tensors for one in saved])
@@ -187,7 +187,7 @@ def _load(path: Path) -> Any:
     if path.is_dir():
         advice = "Checkpoints in folders: ddpdoctor check-checkpoint."
         raise UserError(f"{path} is a folder, but only files are compared", help=advice)
-    check = f"ddpdoctor check-checkpoint {path} says what is wrong with it."
+    check = f"ddpdoctor check-checkpoint {path} shows what is wrong with it."
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path)
@@ -203,9 +203,9 @@ def _load(path: Path) -> Any:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f": it names {named[1]}" if named else f" ({typed_line(error)})"
         raise UserError(
-            f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses, "
-            "since loading it could run any code. Nothing of it was run",
-            help="Save state_dict() of model and optimizer, and numbers; not objects, arrays of NumPy or whole "
+            f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses "
+            "because loading it could run any code. None of it was run",
+            help="Save the state_dict() of model and optimizer, and numbers, not objects, NumPy arrays or whole "
             "modules.",
         ) from error
     except Exception as error:
@@ -229,7 +229,7 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
 
 
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
-    """Add all that ``value`` holds to ``found``, but for objects that are no plain containers."""
+    """Add everything in ``value`` to ``found``, except objects that are not plain containers."""
     name = ".".join(path)
     random = Kind.RANDOM if RANDOM.search(name) else None
     if isinstance(value, torch.Tensor):

@@ -1,6 +1,6 @@
-"""Loads what is not ours: torch, and the user's code, whose failures become a ``UserError``.
+"""Loads foreign code: torch, and the user's code, whose failures become a ``UserError``.
 
-torch is imported so that neither its NCCL watchdog nor a call that holds the GIL for ever ends or outlives the probe.
+torch is imported so that neither its NCCL watchdog nor a call that holds the GIL forever ends or outlives the probe.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def import_torch() -> None:
     try:
         import torch.distributed  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
-        advice = "`ddpdoctor check-env` says what is wrong with it."
+        advice = "`ddpdoctor check-env` shows what is wrong with it."
         raise UserError(f"torch cannot be imported: {error}", help=advice) from error
 
 
@@ -110,7 +110,7 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
                 raise  # the module exists, but something that it imports does not
             places = f"{Path.cwd()} and on Python's path"
             advice = f"Modules are searched in {places}. Run the command in your project folder."
-            raise UserError(f"{option} {name}: there is no module {missing}", help=advice) from error
+            raise UserError(f"{option} {name}: no module named {missing}", help=advice) from error
     owner = module_name
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -165,7 +165,7 @@ def _place(error: BaseException) -> str:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a file belongs to the interpreter, an installed package or ddpdoctor, and not to the user."""
+    """Return whether a file belongs to the interpreter, an installed package or ddpdoctor rather than to the user."""
     return file.startswith("<") or str(Path(file).resolve()).startswith(_NOT_THE_USERS)
 
 

@@ -1,7 +1,7 @@
 """Tests every ordered pair of nodes: a connection to a port opened for that pair, with a small and a large payload.
 
 In round d, every node sends to the node d places after it and serves the one d before. None waits for a round to end: a
-stalled pair delays only its two ends. Many connections are made at once, because a dropped one takes seconds.
+stalled pair delays only its two ends. Many connections are opened in parallel, because a dropped one takes seconds.
 Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node, ``pairs/BLOCK/NUMBER`` its results.
 """
 
@@ -53,9 +53,9 @@ BACKLOG = 128  # our choice: a source may retry from other ports, and sources ma
 # Our choice: the most connections that have not sent a whole hello. More cannot all be sources of the mesh.
 MAX_WAITING = 256
 TICK_S = 0.2
-SOURCE_FAILS = "payloads of the source had stalled often enough"
-TARGET_FAILS = "payloads to the target had stalled often enough"
-NO_TIME = "the time for the mesh was over"
+SOURCE_FAILS = "too many payloads from the source had stalled"
+TARGET_FAILS = "too many payloads to the target had stalled"
+NO_TIME = "the time for the mesh ran out"
 # SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not.
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 TRY_AGAIN_S = 0.5  # our choice: longer than any round trip between hosts that train together
@@ -129,7 +129,7 @@ class _Mesh:
         return pairs
 
     def _visit(self, block: int, targets: Sequence[Publication], patience: float) -> tuple[NodePair, ...]:
-        """Visit the targets that are ready at once, then the late ones, so that no node waits for a dead one."""
+        """Visit the targets that are ready first, then the late ones, so that no node waits for a dead one."""
         seen: list[NodePair] = []
         late = list(targets)
         for deadline in (min(time.monotonic() + AT_ONCE_S, patience), patience):
@@ -161,7 +161,7 @@ class _Mesh:
             pairs.get((source.number, target.number))
             or NodePair(
                 source=source.number, target=target.number, address=target.address, port=0,
-                interface=target.interface, skipped="the source did not report what it saw",
+                interface=target.interface, skipped="the source did not report its results",
             )
             for source, target in permutations(self._publications, 2)
         )  # fmt: skip
@@ -494,7 +494,7 @@ def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Conn
 def numeric_place(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Return the family of a numeric address, and the address for connect and bind. Raises ``OSError`` for a name."""
     if not 0 <= port < 65536:
-        raise OSError(errno.EINVAL, f"{port} is no port")
+        raise OSError(errno.EINVAL, f"{port} is not a valid port")
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     (family, _, _, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
     return family, place

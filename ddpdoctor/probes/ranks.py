@@ -1,4 +1,4 @@
-"""How the ranks of a probe work together: they meet, agree on options, backend and devices, and leave alike."""
+"""How the ranks of a probe cooperate: they connect, agree on options, backend and devices, and exit alike."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CUDA_LIMIT_S = 60.0  # our choice: without a persistence daemon, CUDA takes some
 CUDA_HANGS = (
     f"ddpdoctor: CUDA did not answer within {CUDA_LIMIT_S:g} s on {os.uname().nodename}: the NVIDIA driver or a GPU "
     "hangs.\n"
-    "  See `sudo dmesg | grep -E 'NVRM|Xid'`; `ddpdoctor check-env` asks each GPU in a process of its own. Reboot if "
+    "  See `sudo dmesg | grep -E 'NVRM|Xid'`; `ddpdoctor check-env` tests each GPU in its own process. Reboot if "
     "`nvidia-smi` hangs too.\n"
     "  Where it stood:"
 )
@@ -90,14 +90,14 @@ class Ranks:
         self._launch, self._limit_s = launch, limit_s
 
     def gather(self, name: str, record: Kind) -> tuple[Kind, ...] | None:
-        """Return the records of all ranks in rank order on rank 0, and None at once on the others."""
+        """Return the records of all ranks in rank order on rank 0, and None immediately on the others."""
         if self.rank != 0:
             self.conversation.send(f"{name}/{self.rank}", record)
             return None
         others = range(1, self.world_size)
         heard = self.conversation.gather(type(record), name, lambda: others, self._limit_s)
         if missing := [rank for rank in others if rank not in heard]:
-            raise StoreError(f"no message came from {rank_list(missing)} within {self._limit_s:g} s")
+            raise StoreError(f"no message from {rank_list(missing)} within {self._limit_s:g} s")
         return (record, *(heard[rank] for rank in others))
 
     def agree(self, kind: type[Kind], name: str, decided: Kind | None) -> Kind:
@@ -150,7 +150,7 @@ class Ranks:
         else:
             port = self.conversation.wait(int, "port", store_limit_s, "rank 0")
             if port is None:
-                raise StoreError(f"rank 0 opened no store within {store_limit_s:g} s")
+                raise StoreError(f"rank 0 did not open a store within {store_limit_s:g} s")
             host = reach(launch.hosts, port, store_limit_s, _address)
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         distributed.init_process_group(
@@ -167,7 +167,7 @@ def _address(connection: socket.socket) -> str:
 
 @contextmanager
 def meet_ranks(launch: Launch, env: Mapping[str, str], *, meet_limit_s: float, limit_s: float) -> Iterator[Ranks]:
-    """Meet the other ranks. Raises ``StoreError``, also if they get lost later."""
+    """Connect to the other ranks. Raises ``StoreError``, also if they get lost later."""
     with meet(launch, env, meet_limit_s) as conversation:
         yield Ranks(launch, conversation.begin("probe"), limit_s)
 
@@ -265,7 +265,7 @@ def run_agreed(
 def run_wrong_rank(
     launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
 ) -> int:
-    """Report to rank 0 that this rank's command line is wrong, as that of all may be. Return the exit status."""
+    """Report to rank 0 that this rank's command line is wrong, as those of all ranks may be. Return the exit status."""
     own = Proposal(member=name_member(launch), problem=error.message, help=error.help)
     with suppress(StoreError), meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
         return run_agreed(ranks, own, limit_s, show_error, lambda *_: error.status)
@@ -288,7 +288,7 @@ def judge(
             )
         if missing := sorted(set(range(world_size)) - gpus.keys()):
             return StartDecision(
-                problem=f"{rank_list(missing)} did not come within {limit_s:g} s",
+                problem=f"{rank_list(missing)} did not connect within {limit_s:g} s",
                 help="Start the command on every rank; --timeout gives the slowest more time.",
                 status=ExitStatus.INCONCLUSIVE,
             )
@@ -424,8 +424,8 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
     if sharing and not all(gpu.may_share for gpu in known.values()):
         raise UserError(
             f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
-            help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To run NCCL on a "
-            f"shared GPU all the same, set another {HOST_ID} for each rank, or {SHARE}=1 on all ranks with NCCL "
+            help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To share a GPU "
+            f"between ranks with NCCL anyway, set another {HOST_ID} for each rank, or {SHARE}=1 on all ranks with NCCL "
             f"{'.'.join(map(str, SHARES_SINCE))} or newer.",
         )
 

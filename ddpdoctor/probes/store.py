@@ -1,4 +1,4 @@
-"""Probes the store's address, from here and in a process with torch, of which both sides are here.
+"""Probes the store's address, from here and in a process with torch; both sides of it are here.
 
 Requests are lines of JSON, ``{"id": 1, "do": "join", …}``, and so are answers, as soon as each is there: ``{"id": 1,
 "value": …}`` or ``{"id": 1, "error": "…"}``. The first has id 0 and says that torch was imported, or why not.
@@ -321,7 +321,7 @@ def _stages(job: dict[str, Any]) -> Iterator[str]:
     yield "result"
     wanted = world_size * (world_size + 1) / 2
     if any(one != (wanted, wanted) for one in sums):
-        raise ValueError(f"the sum of 1 to {world_size} came out as {sums}")
+        raise ValueError(f"the sum of 1 to {world_size} was {sums}")
     # Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done.
     joined.add("left", 1)
     wait_until(lambda: int(joined.add("left", 0)) >= world_size, GRACE_S, 0.01)

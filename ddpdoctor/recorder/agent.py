@@ -1,6 +1,6 @@
 """Hooks in torch's elastic agent: which ranks started, how each ended, and a pause for evidence before a stop.
 
-In a torchrun that ``wrap`` has started, what it says about the end of a job goes to ``torchrun.log``.
+In a torchrun that ``wrap`` has started, its messages about the end of a job go to ``torchrun.log``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def patch(module: Any) -> None:
 
 
 def patch_inner(module: Any) -> None:
-    """Let the agent of a job that a rank starts tell its ranks that the address which they get is the right one."""
+    """Let the agent of a job that a rank starts tell its ranks that the address they get is correct."""
 
     @guarded("inner agent")
     def forget_store(context: Any) -> None:

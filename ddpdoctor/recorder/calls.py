@@ -1,7 +1,7 @@
 """Records collectives and point-to-point calls of torch.distributed, when they begin and when they end.
 
 What calls share, their *kind*, is computed once. After a wait for other ranks the processor's caches are cold, and
-Python takes ten times as long as in a loop (40 us instead of 4 for all of this): the amount of code is what counts.
+Python takes ten times as long as in a loop (40 us instead of 4 for all of this): so the amount of code matters.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ _handed_out: Dict[int, Tuple[Any, int]] = {}
 
 
 def hand_out(work: Any, index: int) -> None:
-    """Leave a record's end to the call's Work. If there are too many, it ends at once: calls wait for the oldest."""
+    """Leave a record's end to the call's Work. If there are too many, it ends right away: calls wait for the oldest."""
     if _handed_out:
         settle()
         gone = _handed_out.pop(id(work), None)

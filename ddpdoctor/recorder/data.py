@@ -357,7 +357,7 @@ def _asks(kind: Any) -> bool:
 
 
 def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
-    """Describe the sampler that divides samples among ranks, else the loader's own one; None if there is no sampler."""
+    """Describe the sampler that divides samples among ranks, else the loader's own one; None without a sampler."""
     chain = list(_chain(loader))
     if not chain:
         return None

@@ -117,7 +117,7 @@ _is_withheld = False  # whether this module has turned DETAIL off for a group th
 
 
 def turn_on(distributed: Any) -> None:
-    """Set the level after torch has read its variable. It needs no other part of us: all ranks have it or none."""
+    """Set the level after torch has read its variable. Uses no other part of us: all ranks have it or none."""
     if os.environ.get(VARIABLE):
         distributed.set_debug_level(distributed.DebugLevel.DETAIL)
 

@@ -129,7 +129,7 @@ class GpuClock:
             self.iterations += 1
 
     def note(self, space: int) -> None:
-        """Write what was measured, if there is space for it. The last note counts."""
+        """Write what was measured, if space is left. The last note counts."""
         columns = packed({"rows": list(self.rows), "reduced": sorted(self.reduced.items())})
         if self.bytes + len(columns) <= space and here.note("device_steps", measured=self.measured, columns=columns):
             self.noted = self.measured
@@ -247,7 +247,7 @@ def _folded(values: List[int], fold: int, into: Any) -> List[int]:
 
 
 def _note(model: ModelGradients, space: int) -> None:
-    """Write a note if more was read since the last one and there is space for it. The last note of a model counts."""
+    """Write a note if more was read since the last one and space is left. The last note of a model counts."""
     global _bytes
     if model.ring is not here.ring or model.read <= model.noted:
         return

@@ -338,7 +338,7 @@ MOST_DEVICES = 16
 
 
 def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
-    """Return what memory there is, or None if the error is not about memory. It must not raise: the error is noted."""
+    """Return the memory figures, or None if the error is not about memory. Must not raise: the error is noted."""
     if not isinstance(error, MemoryError) and not any(word in text for word in WORDS):
         return None
 

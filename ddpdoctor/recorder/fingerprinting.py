@@ -354,7 +354,7 @@ def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
 
 
 def _text(value: Any) -> Optional[str]:
-    """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is no plain value."""
+    """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is not a plain value."""
     if isinstance(value, torch.Tensor):
         value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
     if value is False:
@@ -372,7 +372,7 @@ _OPTIMIZER_FILE = "optimizer.py"
 
 
 class Stepper:
-    """An optimizer that has stepped. It counts its steps, and says which of them are fingerprinted."""
+    """An optimizer that has stepped. It counts its steps, and decides which are fingerprinted."""
 
     def __init__(self, optimizer: Any) -> None:
         self.steps, self._due, self._is_due = 0, 1, False

@@ -1,4 +1,4 @@
-"""Tells the user's own lines from those of Python, installed packages and the recorder."""
+"""Distinguishes the user's lines from those of Python, installed packages and the recorder."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Function:
 
 
 class _Operator(calls.Hook):
-    """What is known of one operator before it is called. ``waits`` says whether it waits for its own result."""
+    """What is known of one operator before it is called. ``waits``: whether it waits for its own result."""
 
     def __init__(self, op: str, waits: bool, arguments: List[str]) -> None:
         super().__init__(op, arguments, next((name for name in arguments if name in _TENSORS), arguments[0]))

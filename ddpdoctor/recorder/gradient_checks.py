@@ -36,7 +36,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of ours run without gradients, and hidden from torch function modes of the script."""
+    """Make one of our functions run without gradients, and hidden from torch function modes of the script."""
 
     def run(*args: Any) -> Any:
         # Not torch.no_grad: an exception from outside could end its Python code before it has restored the mode.

@@ -1,4 +1,4 @@
-"""What torch knows of process groups: names, how many collectives each has begun, and its flight recorders.
+"""Reads torch's process groups: names, how many collectives each has begun, and flight recorders.
 
 Only the flight recorders know what is pending on a device, and what DDP's C++ reducer started. The sampler asks them
 last, because a query can hold the GIL or wait for a lock in CUDA.
@@ -64,8 +64,8 @@ def begun_by(found: KnownGroup) -> int:
 def look_up(group: Any) -> Tuple[Any, Any, int]:
     """Return the group of a call, what is kept about it, and how many collectives it has begun (-1 if not known).
 
-    ``group`` may be its name; None stands for the default group. The group returned is None if there is no default
-    group, or if ``group`` is a number, which means that this rank is no member.
+    ``group`` may be its name; None stands for the default group. The group returned is None without a default
+    group, or if ``group`` is a number, which means that this rank is not a member.
     """
     if group is None:
         group = default()

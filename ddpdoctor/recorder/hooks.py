@@ -45,7 +45,7 @@ def has(owner: Any, *names: str, is_api: bool = False) -> bool:
 
 
 def part(owner: Any, name: str) -> Any:
-    """Return a class or module of torch that hooks go into, or None if this torch does not have it."""
+    """Return a class or module of torch that gets hooks, or None if this torch does not have it."""
     return getattr(owner, name) if has(owner, name) else None
 
 

@@ -349,7 +349,7 @@ def counted(so_far: IndexCounts, waiting: List[Any]) -> IndexCounts:
 
 
 def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
-    """Return indices as numbers, their sum, and whether some of them are no numbers."""
+    """Return indices as numbers, their sum, and whether some of them are not numbers."""
     try:
         total = sum(indices)
         if type(total) is int:

@@ -260,7 +260,7 @@ class Unwrapped(Model):
         return iter(())
 
     def stepped(self, steps: int) -> None:
-        """Note a step of its optimizer. Steps also count as reductions, because there is no reducer to count."""
+        """Note a step of its optimizer. Steps also count as reductions, because without a reducer none are counted."""
         self.reductions = steps
         self.own_steps += not _kept.last_reduced
 

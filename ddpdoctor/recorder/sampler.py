@@ -1,8 +1,8 @@
-"""A thread of ours that samples the main thread, and answers the watcher's requests for evidence.
+"""A thread that samples the main thread, and answers the watcher's requests for evidence.
 
-While another thread holds the GIL, signals and fatal errors write stacks to files of ours, unless the script uses them:
+While another thread holds the GIL, signals and fatal errors write stacks to our files, unless the script uses them:
 SIGURG, ignored by default, and SIGTERM. faulthandler knows a file by its descriptor alone. A script may close all files
-that it did not open and then open its own, and nothing of ours must be written to those.
+that it did not open and then open its own, and we must not write to those.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ def forget() -> None:
 
 
 def _forget_signal() -> None:
-    """Remove our handler, unless the script has replaced it. From now on there are no dumps on request."""
+    """Remove our handler, unless the script has replaced it. From now on dumps on request do not work."""
     if _has_signal and _signal_is_free():
         faulthandler.unregister(_signal.SIGURG)
     _note_signal(False)

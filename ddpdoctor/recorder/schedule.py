@@ -162,7 +162,7 @@ class FingerprintFiles:
         self._writer: Optional[FingerprintWriter] = None
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], fingerprints: bytes) -> None:
-        """Add a record. If there is no space for a file with these rows, nothing is written."""
+        """Add a record. If the disk has no space for a file with these rows, nothing is written."""
         global _ring, _files, _bytes, _has_given_up
         key = hash(tuple(rows))
         if self._writer is None or key != self._rows:

@@ -61,7 +61,7 @@ class Recorder:
         self.kept: List[Any] = []
 
     def start(self, is_rank: bool) -> None:
-        """Make the ring. If that fails, the process goes on without one, and a note says why."""
+        """Make the ring. If that fails, the process continues without one, and a note has the reason."""
         from . import frames
         from .storage import ring_layout
         from .storage.ring_writing import Ring
@@ -87,7 +87,7 @@ class Recorder:
             action()
 
     def note(self, k: str, *, vital: bool = False, **fields: Any) -> bool:
-        """Write a note to the journal, with the time. Return False if there is no ring, or no room."""
+        """Write a note to the journal, with the time. Return False without a ring, or if it is full."""
         return self.ring is not None and self.ring.note({"k": k, **fields, "at": time.monotonic_ns()}, vital=vital)
 
     @staticmethod
@@ -124,7 +124,7 @@ class Recorder:
                 pass_on(error)
 
     def lost(self, why: str) -> None:
-        """Write a file that says why this rank is not recorded. A child writes none: there may be thousands, unread."""
+        """Write a file with the reason why this rank is not recorded. Children write none: there may be thousands."""
         from .storage.files import write_at_once
 
         if self.is_child or not self.folder:
@@ -136,7 +136,7 @@ class Recorder:
             pass_on(error)
 
     def failed(self, hook: str, error: BaseException) -> None:
-        """Swallow a failure of ours, and note the first few. Raise what is not ours again: see ``pass_on``."""
+        """Swallow our own failure, and note the first few. Raise others again: see ``pass_on``."""
         pass_on(error)
         self.failures += 1
         if self.failures > MAX_FAILURES:
@@ -196,7 +196,7 @@ _is_loading = False
 
 
 def came_from_outside(error: BaseException) -> bool:
-    """Return whether an exception's traceback shows that somebody else's code interrupted what ran."""
+    """Return whether an exception's traceback shows that foreign code interrupted what ran."""
     # A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has
     # no frame. Only its class is given, and Python makes it without a text.
     global _is_loading
@@ -241,10 +241,10 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a C function that calls ``action`` with its argument, and out of which no exception comes.
 
     For places in which Python would only print it, or in which torch's C++ would end early because of it. Without us no
-    Python code would run there, and a signal would wait. So what is not ours is raised once more, as soon as code
-    outside of such functions runs. Of several the next is raised when one of these functions is called again. While
-    another exception passes or is handled it waits for the next call or for ``raise_late``: raised at once, it would
-    come in a ``finally`` of torch and replace the other one.
+    Python code would run there, and a signal would wait. So an exception that is not ours is raised again as soon as
+    code outside such functions runs. If there are several, each call of one of these functions raises the next. While
+    another exception passes or is handled, it waits for the next call or for ``raise_late``: raised right away, it
+    would surface in a ``finally`` of torch and replace the other one.
     The C function returns what ``action`` returned, or None after an exception.
 
     A function written in Python can be interrupted before its first instruction, where it has no ``try`` yet. A
@@ -330,7 +330,7 @@ def _sender(error: BaseException, thread: int) -> Any:
 
 
 def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function of ours harmless: if it raises, the error is recorded and swallowed, and it returns None."""
+    """Make one of our functions harmless: if it raises, the error is recorded and swallowed, and it returns None."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -393,7 +393,7 @@ def script_handler(handler: Any) -> Any:
 
 
 def run_waiting(frame: Any) -> None:
-    """Call the handlers of the signals that came in hooks of ours in a backward, as if they came now in this frame."""
+    """Call the handlers of signals that arrived in our hooks in a backward, as if they arrived now in this frame."""
     while here.waiting:
         number = here.waiting[0]
         del here.waiting[0]

@@ -92,7 +92,7 @@ class StepClock:
         self.since_ns = now_ns
 
     def leave_out(self, began_ns: int) -> None:
-        """Count the time since ``began_ns`` as the recorder's own, and not as a part of the current phase."""
+        """Count the time since ``began_ns`` as the recorder's own instead of the current phase's."""
         took = _now_ns() - began_ns
         self.step.own += took
         self.spent[self.phase] -= took
@@ -117,7 +117,7 @@ class StepClock:
             self.step.data_cpu += _cpu_ns() - cpu_ns
 
     def ends_step(self, level: int, key: Any) -> bool:
-        """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""
+        """Return whether an event ends a step. ``level`` is how well its kind marks steps; ``key`` identifies it."""
         if level < self.level:
             return False
         if level > self.level:
@@ -151,7 +151,7 @@ clock = StepClock()
 
 
 def begin_wait() -> int:
-    """Begin to wait; return the time, or 0 if not in the main thread or already waiting. It raises nothing of ours."""
+    """Begin to wait; return the time, or 0 if not in the main thread or already waiting. Does not raise our errors."""
     began = 0
     try:
         if clock.waiting or _get_ident() != here.main_thread:
@@ -171,7 +171,7 @@ def begin_wait() -> int:
 
 
 def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
-    """End a wait. A wait for a single peer does not count, because not all ranks meet."""
+    """End a wait. A wait for a single peer does not count: not all ranks take part."""
     if not began_ns:
         return
     clock.waiting = False

@@ -34,7 +34,7 @@ _optimizing: Any = (None, 0, 0)
 
 @guarded("steps")
 def optimizer_begins(optimizer: Any) -> None:
-    """Note that an optimizer begins to step. A step that raised has no end, so the same optimizer begins anew."""
+    """Note that an optimizer begins to step. A step that raised has no end, so the same optimizer begins again."""
     global _optimizing
     if _optimizing[0] in (None, id(optimizer)):
         _optimizing = (id(optimizer), time.monotonic_ns(), clock.waits[clock.phase])

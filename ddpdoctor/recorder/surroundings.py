@@ -1,7 +1,7 @@
-"""Records what a rank's speed depends on besides its steps, and where the script logs.
+"""Records what a rank's speed depends on apart from its steps, and where the script logs.
 
 The sampling thread cannot see the line of a garbage collection, which keeps the GIL until it is over. What Python calls
-at its start and end is C code alone: in a function of ours Python would only print what a signal handler raises.
+at its start and end is pure C code: from a Python function, an error of a signal handler would only be printed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def patch_data_parallel(module: Any) -> None:
 
     @guarded("data parallel")
     def used(model: Any, /, *unused: Any, **also_unused: Any) -> None:
-        """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
+        """Note a model that trains, once. One that was only built to load a checkpoint does not count."""
         frame = _built_at.get(model)
         if frame is not None and model.training and sys.modules["torch"].is_grad_enabled() and here.ring is not None:
             del _built_at[model]

@@ -1,8 +1,8 @@
 """Runs a trial in a rank: switches the settings between steps, measures, and ends all ranks at the same step.
 
 All ranks make the same plan without a message: a step begins at the first training forward after an optimizer step. A
-running DDP model gets other settings by building its reducer anew, as when it is unpickled. A launch can also have one
-setting from its start, which works under torch.compile too. After a crash ``RANK.jsonl`` says which was being tried.
+running DDP model gets other settings by rebuilding its reducer, as when it is unpickled. A launch can also have one
+setting from its start, which works under torch.compile too. After a crash, ``RANK.jsonl`` shows which one was tried.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def choose(settings: List[str], only: str) -> List[str]:
 
 
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
-    """Return (round, setting) for each block: each round has all settings in an order of its own, from ``first``."""
+    """Return (round, setting) for each block: each round has all settings in its own order, from ``first``."""
     import random
 
     dice, blocks = random.Random(SEED), []  # noqa: S311 - an order, no secret
@@ -90,7 +90,7 @@ GIVEN = ("_bucket_config", "gradient_as_bucket_view", "static_graph", "find_unus
 
 
 def why_not(ddp: Any) -> str:
-    """Return why the reducer of this model cannot be built anew in a running job, or "" if it can be."""
+    """Return why the reducer of this model cannot be rebuilt in a running job, or "" if it can be."""
     lacks = [name for name in NEEDED if not hasattr(ddp, name)]
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = {
@@ -322,7 +322,7 @@ class SettingsTrial:
             ddp.require_backward_grad_sync = self.in_step == max(self.per_step)
 
     def refuse(self, error: BaseException) -> None:
-        """Go on with the script's settings until all ranks drop this one, at the end of the block."""
+        """Continue with the script's settings until all ranks drop this one, at the end of the block."""
         text = hide_in_text(str(error)[:2000]).split("\n")[0]
         self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
 
@@ -468,7 +468,7 @@ def write(entry: Any) -> None:
 
 
 def leave(entry: Any) -> None:
-    """End this process at once: no ``finally`` of the script runs, no checkpoint is written, no atexit function."""
+    """End this process immediately: no ``finally`` of the script runs, no checkpoint is written, no atexit function."""
     try:
         write(entry)
         device_times.settle_gradients()

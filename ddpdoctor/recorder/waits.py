@@ -1,7 +1,7 @@
-"""Says what a waiting rank's stack shows and the kernel does not, and what works for it and is not on its stack.
+"""Describes a wait by what the rank's stack shows but the kernel does not, and by work that is not on its stack.
 
-A loop of asyncio that waits shows only ``select``; the user's line is in the coroutine that the main task runs. An
-error in a task that is not awaited, or in a call of a pool whose result nobody asks for, is printed late or never.
+The stack of a waiting asyncio loop shows only ``select``; the user's line is in the coroutine that the main task runs.
+An error in a task that is not awaited, or in a pool call whose result is never read, is printed late or never.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _entry(who: str, task: Any, error: BaseException) -> Dict[str, Any]:
 
 
 def patch_loop(module: Any) -> None:
-    """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
+    """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it continues."""
     loop = module.BaseEventLoop
 
     @guarded("task error")

@@ -1,4 +1,4 @@
-"""Makes a wrapper of ours look like the function that it wraps, in names, warnings and tracebacks."""
+"""Makes our wrapper look like the function that it wraps, in names, warnings and tracebacks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _is_ours(traceback: TracebackType) -> bool:
 
 
 def patch_signal(module: Any) -> None:
-    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends."""
+    """Let a handler of the script that interrupts our hook in a backward wait until the backward ends."""
     # Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
     # the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
     set_handler, get_handler = module.signal, module.getsignal

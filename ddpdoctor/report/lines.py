@@ -29,9 +29,15 @@ _AZURE = re.compile(r"##(?=(?:vso|teamcity)?\[)", re.IGNORECASE)
 MAX_HOSTS = 8  # Longer lists are cut. The report file has all hosts.
 
 
+def escape(text: str) -> str:
+    """Escape all that cannot be printed but line breaks."""
+    hidden = {char for char in text if not char.isprintable()} - {"\n"}
+    return text.translate({ord(char): char.encode("unicode_escape", "backslashreplace").decode() for char in hidden})
+
+
 def clean(text: str, cwd: Path | None = None) -> str:
     """Escape what controls a terminal or a CI runner, and make paths below ``cwd`` relative. Line breaks are kept."""
-    shown = "".join(map(_escape, text.replace("\t", "    ")))
+    shown = escape(text.replace("\t", "    "))
     if cwd is not None and cwd.parent != cwd:  # a path that only contains it is not changed
         shown = re.sub(rf"(?<![\w./~-]){re.escape(str(cwd))}/(?=[^\s/])", "", shown)
     if "::" in shown:
@@ -59,8 +65,7 @@ def printable(text: str) -> str:
 
     Collected data is untrusted. This is the last step of every format except JSON, which is ASCII.
     """
-    text = text if text.replace("\n", "").isprintable() else "".join(map(_escape, text))
-    return _AZURE.sub(r"\\x23#", text)
+    return _AZURE.sub(r"\\x23#", escape(text))
 
 
 def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = None) -> list[str]:
@@ -81,12 +86,6 @@ def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = No
                 break_on_hyphens=False,
             ) or [start.rstrip()]
     return lines
-
-
-def _escape(char: str) -> str:
-    if char.isprintable() or char == "\n":
-        return char
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

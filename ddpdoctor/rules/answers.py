@@ -70,5 +70,5 @@ def judged(problems: Iterable[Problem], seen: str = "", *, certain: bool = False
 
 
 def found(summary: str, seen: str = "", **fields: Any) -> Answer:
-    """Answer with one problem; ``fields`` are the others of ``Problem``."""
+    """Answer with one problem; ``fields`` are the other fields of ``Problem``."""
     return judged([Problem(summary=summary, **fields)], seen)

@@ -1,4 +1,4 @@
-"""Asks rules about facts, catches a rule that raises, turns answers into findings, and picks the verdict."""
+"""Runs rules on facts, catches a rule that raises, turns answers into findings, and picks the verdict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ORIGINS = {
 
 
 def origin_of(code: str) -> FaultOrigin | None:
-    """Return where the faults of a rule lie, or None if its code does not tell."""
+    """Return where the faults of a rule lie, or None if its code does not determine it."""
     return next((ORIGINS[code[:length]] for length in (5, 4, 3) if code[:length] in ORIGINS), None)
 
 
@@ -80,9 +80,9 @@ def in_order(rules: Iterable[Rule]) -> list[Rule]:
 
 
 def _places() -> dict[str, int]:
-    """Return for each rule the length of the longest chain of rules that come before it.
+    """Return for each rule the length of the longest chain of rules before it.
 
-    A rule that comes after none and before none is left out: it comes last.
+    A rule without predecessors and successors is left out: it comes last.
     """
     by_kind = {rule.kind: rule for rule in loaded_rules()}
     named = {kind for rule in by_kind.values() for kind in rule.after}
@@ -103,10 +103,10 @@ WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 
 
 def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
-    """Ask every rule that takes facts of these types, and return what they say together.
+    """Run every rule that takes facts of these types, and return their combined results.
 
-    A rule that takes several types gets the first one in ``facts``. If a rule raises, its check is crashed, and the
-    others go on.
+    A rule that takes several types gets the first one in ``facts``. If a rule raises, its check counts as crashed, and
+    the others still run.
     """
     given = {about.__name__: those for about, those in facts.items()}
     places = {group.value: at for at, group in enumerate(CheckGroup)}
@@ -148,7 +148,7 @@ def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
 
 
 def fleet_facts(fleet: Fleet) -> Facts:
-    """Return the facts that the rules of `check-env` are asked about."""
+    """Return the facts that the rules of `check-env` judge."""
     return {Node: fleet.nodes, Fleet: [fleet]}
 
 

@@ -1,4 +1,4 @@
-"""Finds who differs from the majority, and says it in one phrase, however many hosts or ranks there are."""
+"""Finds the hosts or ranks that differ from the majority, and describes them in one phrase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = TypeVar("Value", bound="Hashable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice(Generic[Value]):
-    """What one host or one rank says. None: it does not know, so it is left out."""
+    """The value on one host or rank. None: unknown, so it is left out."""
 
     host: str
     value: Value | None
@@ -28,7 +28,7 @@ class Voice(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side(Generic[Value]):
-    """All who say the same. Each host appears once, in the order of arrival; ranks are sorted."""
+    """All with the same value. Each host appears once, in the order of arrival; ranks are sorted."""
 
     value: Value
     hosts: tuple[str, ...]
@@ -37,7 +37,7 @@ class Side(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Generic[Value]):
-    """A disagreement. ``majority`` is what more than half say, or None; then the minorities are all sides."""
+    """A disagreement. ``majority`` is the value of more than half, or None; then the minorities are all sides."""
 
     majority: Side[Value] | None
     minorities: tuple[Side[Value], ...]  # the smallest first; among equal ones, the one that was received first
@@ -64,7 +64,7 @@ class Split(Generic[Value]):
 
 
 def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
-    """Return who differs from whom, or None if all who know say the same."""
+    """Return how the values differ, or None if all known values are equal."""
     by_value = grouped((voice.value, voice) for voice in voices if voice.value is not None)
     if len(by_value) < 2:
         return None
@@ -82,12 +82,12 @@ def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
 
 
 def compare_nodes(said: Iterable[tuple[Node, Value | None]]) -> Split[Value] | None:
-    """Return which nodes differ from which, by what each says."""
+    """Return which nodes differ from which, by the value of each."""
     return compare(Voice(host=node.host, ranks=node.ranks, value=value) for node, value in said)
 
 
 def disagreement(split: Split[Any], summary: str, fix: str, **fields: Any) -> Problem:
-    """Return a problem of the hosts that differ from the majority; ``fields`` are others of ``Problem``."""
+    """Return a problem of the hosts that differ from the majority; ``fields`` are other fields of ``Problem``."""
     return Problem(summary=summary, fix=fix, confidence=split.confidence, hosts=split.hosts, **fields)
 
 

@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def kind(self) -> str | None:
-        """The kind of problem that a wrong value is: ``nccl-conf`` if it comes from one of NCCL's files, else None."""
+        """The kind of problem of a wrong value: ``nccl-conf`` if it comes from one of NCCL's files, else None."""
         return NCCL_CONF if self.path else None
 
     @property
@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def number(self) -> int | None:
-        """The number that NCCL reads: the one that the value begins with, or None if it begins with none."""
+        """The number that NCCL reads: the leading one of the value, or None if there is none."""
         return find_number(self.value)
 
 
@@ -87,22 +87,22 @@ class NcclList:
     entries: tuple[ListEntry, ...]
 
     def takes(self, name: str, port: int | None = None) -> bool:
-        """Say whether NCCL would use this interface or port if it were up. An empty list means every name."""
+        """Return whether NCCL would use this interface or port if it were up. An empty list means every name."""
         listed = not self.entries or any(self.matches(entry, name, port) for entry in self.entries)
         return listed is not self.exclude
 
     def matches(self, entry: ListEntry, name: str, port: int | None = None) -> bool:
-        """Say whether an entry matches, by the whole name or by its beginning. An interface has no port."""
+        """Return whether an entry matches, by the whole name or a prefix. An interface has no port."""
         same = name == entry.name if self.exact else name.startswith(entry.name)
         return same and (port is None or entry.port in {None, port})
 
     def names(self, name: str) -> bool:
-        """Say whether the value asks for this whole name, not for a beginning that others share."""
+        """Return whether the value asks for exactly this name, not for a prefix that others share."""
         return not self.exclude and any(entry.name == name for entry in self.entries)
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """Return the entries that have a ^ or = of their own: NCCL reads these marks only before the first name."""
+        """Return the entries that have their own ^ or =: NCCL reads these marks only before the first name."""
         return tuple(str(entry) for entry in self.entries if entry.name[0] in MARKS)
 
 
@@ -137,7 +137,7 @@ TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "utun", "ppp")  # beginnings o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """An interface that a library uses, and the address that it gives to the others."""
+    """An interface that a library uses, and the address that it sends to its peers."""
 
     interface: nodes.Interface
     address: str  # with the prefix length
@@ -241,7 +241,7 @@ def pick_gloo(process: nodes.NodeProcess, network: nodes.Network, own: nodes.Loo
 
 
 def is_ignored(text: str) -> bool:
-    """Say whether NCCL and Gloo treat the variable as not set."""
+    """Return whether NCCL and Gloo treat the variable as not set."""
     return len(text) <= IGNORED_LENGTH
 
 
@@ -256,12 +256,12 @@ def own_ips(network: nodes.Network | None) -> set[Ip]:
 
 
 def is_bridge(name: str) -> bool:
-    """Say by its name whether an interface leads only to containers or virtual machines on the same host."""
+    """Return by its name whether an interface leads only to containers or virtual machines on the same host."""
     return name.startswith(VIRTUAL_BRIDGES) or DOCKER_NETWORK.fullmatch(name) is not None
 
 
 def is_tunnel(name: str) -> bool:
-    """Say by its name whether an interface belongs to a VPN."""
+    """Return by its name whether an interface belongs to a VPN."""
     return name.startswith(TUNNELS)
 
 
@@ -304,7 +304,7 @@ def each_port(rdma: nodes.Rdma) -> Iterator[tuple[nodes.RdmaDevice, nodes.RdmaPo
 
 
 def is_active(port: nodes.RdmaPort) -> bool:
-    """Say whether data can pass; ACTIVE_DEFER is a link that recovers by itself."""
+    """Return whether data can pass; ACTIVE_DEFER is a link that recovers by itself."""
     return port.state in {"ACTIVE", "ACTIVE_DEFER"}
 
 
@@ -338,7 +338,7 @@ def network_ports(node: nodes.Node, rdma: nodes.Rdma) -> tuple[tuple[nodes.RdmaD
     """Return the ports of a training network that are up.
 
     These are InfiniBand ports, several fast Ethernet cards, or what NCCL_IB_HCA names. A single Ethernet card counts as
-    the machine's everyday card, however fast it is: most servers and many cloud machines have one.
+    the machine's general-purpose card, however fast it is: most servers and many cloud machines have one.
     """
     up = [(device, port) for device, port in chosen_ports(node, rdma) if is_active(port)]
     fast = [device for device, port in up if (port.rate_gb_s or 0) >= NETWORK_GB_S]
@@ -363,7 +363,7 @@ def place(device: nodes.RdmaDevice, port: nodes.RdmaPort) -> Place:
 
 
 def need_rdma(node: nodes.Node) -> nodes.Rdma:
-    """Return the RDMA devices. Raises ``NotRead`` if torch uses none: it does so only by NCCL, which needs a GPU."""
+    """Return the RDMA devices. Raises ``NotRead`` if torch uses none: only NCCL does, and it needs a GPU."""
     rdma, gpus = need(node.rdma), node.gpus
     if isinstance(gpus, Unread) and gpus.why is Why.ABSENT:
         raise NotRead(gpus)
@@ -380,7 +380,7 @@ NAMED_SOURCES = 8  # our choice: nobody checks a longer list of addresses before
 
 
 def open_chain(chain: nodes.FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
-    """Return a command that lets a network through a chain that refuses it."""
+    """Return a command that lets a network through a chain that blocks it."""
     if chain.manager == "firewalld":
         return f"firewall-cmd --zone=trusted --add-source={network}"
     if chain.manager == "ufw":
@@ -404,7 +404,7 @@ def open_ports(node: nodes.Node | None, ports: tuple[int, int] | None, sources: 
     """Return a command that lets hosts reach a range of ports on a node.
 
     ``node`` is None if its machine is not known. ``ports`` is None for the ports that its kernel hands out. If the
-    chain that refuses is known, the command is for that chain, otherwise it is for iptables, as root.
+    blocking chain is known, the command is for that chain, otherwise it is for iptables, as root.
     """
     machine = known(node.network) if node is not None else None
     network = network_of(machine, tuple(sources))

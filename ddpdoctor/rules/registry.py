@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PACKAGE = "ddpdoctor.rules"
 PAGES = Path(__file__).parent / "pages"
 LOOKED_UP_MOST = "progress"
-# What a rule can be asked about: the type of its argument. CONTRIBUTING.md says which family has which.
+# What a rule can be asked about: the type of its argument. docs/design/0018 lists the families.
 SUBJECTS = frozenset({
     "Node", "Fleet", "Meeting", "Measured", "JobState", "Job", "Replicas", "Shares", "Trial", "DiffFacts",
     "Checkpoints", "RunState", "SpeedState", "TuneResult",
@@ -44,7 +44,7 @@ class CheckGroup(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that can be wrong: its code and kind, how bad it is, and the functions that look for it."""
+    """A possible problem: its code, kind and severity, and the functions that detect it."""
 
     code: str
     kind: str
@@ -61,10 +61,10 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """What `explain` shows and the documentation has: the first sentence, and the file of this code in ``pages``.
+        """The page that `explain` and the documentation show: the first sentence, then this code's file in ``pages``.
 
         Raises:
-            OSError: there is no such file.
+            OSError: the file does not exist.
         """
         return f"{self.begins}\n\n{(PAGES / f'{self.code}.md').read_text(encoding='utf-8')}".strip()
 
@@ -117,7 +117,7 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
 
 
 def also(code: str) -> Callable[[Check], Check]:
-    """Register the decorated function as another way to look for the problem of the rule ``code``, in other facts."""
+    """Register the decorated function as another check for the problem of the rule ``code``, on other facts."""
 
     def register(check: Check) -> Check:
         _checks.setdefault(code, {})[_about(check)] = check
@@ -130,7 +130,7 @@ def _about(check: Check) -> str:
     annotation = next(iter(check.__annotations__.values()), "")
     name = annotation if isinstance(annotation, str) else annotation.__name__
     if name not in SUBJECTS:
-        raise ValueError(f"{check.__name__} is asked about a {name or 'value of no type'}: no verb has facts of it")
+        raise ValueError(f"{check.__name__} judges a {name or 'value without a type'}, but no verb has such facts")
     return name
 
 

@@ -1,4 +1,4 @@
-"""What values a variable may have, which ones do harm, and what can be wrong with one variable, wherever it is set.
+"""The values that a variable may have, which are harmful, and what can be wrong with one, wherever it is set.
 
 The column ``type`` in model/variables.tsv:
 
@@ -303,7 +303,7 @@ class VariableContext:
     ranks_here: int
     under_wrap: bool
     active_port: bool  # an RDMA port is ACTIVE
-    no_rdma: bool  # there is no RDMA device
+    no_rdma: bool  # no RDMA device found
 
 
 # By the word that a condition begins with: whether a value, with the words after that one, meets it.
@@ -429,7 +429,7 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
         return None
     if installed >= release(variable.since):
         return None
-    summary = f"{variable.name}={show(value)} has no effect: NCCL reads it since {variable.since}"
+    summary = f"{variable.name}={show(value)} has no effect: it needs NCCL {variable.since}"
     evidence = (f"NCCL {_text(installed)} is installed",)
     return Flaw(name=variable.name, summary=summary, severity=Severity.INFO, evidence=evidence)
 
@@ -480,7 +480,7 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
 
 
 def find_danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
-    """Return a flaw if a variable has a value that does harm."""
+    """Return a flaw if a variable has a harmful value."""
     level, _, condition = variable.danger.rpartition(" ")
     word, _, rest = condition.partition(":")
     if not word or not CONDITIONS[word](value, rest, context):
@@ -491,7 +491,7 @@ def find_danger(variable: Variable, value: str, context: VariableContext) -> Fla
     if variable.name == "NCCL_DEBUG_FILE" and context.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
         severity = Severity.INFO
     if variable.name == "NCCL_IB_DISABLE" and context.no_rdma:
-        why = "there is no InfiniBand or RoCE device; with one, it would make NCCL use TCP sockets"
+        why = "this machine has no InfiniBand or RoCE device; with one, it would make NCCL use TCP sockets"
         summary = f"NCCL_IB_DISABLE={show(value)} is not needed here, because {why}"
         return Flaw(name="NCCL_IB_DISABLE", summary=summary, severity=Severity.INFO)
     return Flaw(name=variable.name, summary=f"{variable.name}={show(value)}: {variable.note}", severity=severity)

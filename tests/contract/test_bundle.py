@@ -74,12 +74,12 @@ def test_nothing_is_written_unless_the_user_agrees(run_dir, run) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("bundle", "nowhere", "--yes"), "there is no nowhere"),
+        (("bundle", "nowhere", "--yes"), "nowhere does not exist"),
         (("bundle", "--yes"), "no run folder"),
         (("bundle", "RUN", "--yes", "-o", "no/such/folder.zip"), "--output"),
-        (("report", "text.zip"), "is no bundle"),
-        (("bundle", "loop", "--yes"), "links lead in a circle"),
-        (("diff", "loop", "RUN"), "links lead in a circle"),
+        (("report", "text.zip"), "is not a ddpdoctor bundle"),
+        (("bundle", "loop", "--yes"), "symbolic links form a loop"),
+        (("diff", "loop", "RUN"), "symbolic links form a loop"),
     ],
 )
 def test_what_cannot_be_used_is_said(run_dir, run, words, hint) -> None:
@@ -128,7 +128,7 @@ def test_a_damaged_bundle_is_a_clear_error(run_dir, run, verb, damage) -> None:
     done = run(verb, "odd.zip", *([run_dir] if verb == "diff" else []))
     assert (done.returncode, "odd.zip" in done.stderr) == (2, True)
     is_packed_otherwise = damage in {"lzma", "damaged lzma", "bzip2"}  # none is unpacked
-    assert "is no bundle of ddpdoctor" in done.stderr or not is_packed_otherwise
+    assert "is not a ddpdoctor bundle" in done.stderr or not is_packed_otherwise
 
 
 @pytest.mark.full

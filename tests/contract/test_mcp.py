@@ -80,7 +80,7 @@ def test_only_what_reads_is_served_and_answers_in_words_and_json(folder):
     machine = parse_report(texts["check_env"][1])
     assert [check.id for check in machine.checks] == ["shm"]
     assert [machine.data[name] for name in ("launcher", "world_size", "missing_ranks")] == ["none", 1, []]
-    assert "there is no gone\nRun folders of" in texts["no such run"][0]
+    assert "gone does not exist\nRun folders of" in texts["no such run"][0]
     assert "Input should be a valid string" in texts["a number"][0]
 
 

@@ -191,7 +191,7 @@ def test_redacted_output_names_neither_host_nor_address_nor_user(run):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"), [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")]
+    ("model", "message"), [("train.py", "--model is 'train.py'"), ("nowhere:build", "no module named nowhere")]
 )
 def test_a_model_that_is_not_there_is_reported_once_by_one_rank(fork, model, message):
     done = fork("check-consistency", "--model", model, "--nproc-per-node", "1")

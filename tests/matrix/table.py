@@ -16,16 +16,16 @@ HEAD = """<!-- Made by python -m tests.matrix: run it again after a change. -->
 # Versions of torch and Python
 
 ddpdoctor supports torch 2.6 and later, on Python 3.10 and later. Each combination below was tried by
-`python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and a look at which of the
-recorder's hooks found their place in torch. Where a combination was given fewer than ten jobs, the table says how many.
-Counts of hooks differ where the recorder had fewer hooks at the time. "NCCL" is how many jobs of
+`python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and which of the recorder's
+hooks found their place in torch. If a combination ran fewer than ten jobs, the table shows how many.
+Counts of hooks differ if the recorder had fewer hooks at the time. "NCCL" is how many jobs of
 [the section on NCCL](#nccl) were right, with Python 3.11 and the CUDA build of that version.
 """
 HOOKS_HEAD = """## Hooks
 
 The recorder replaces functions of torch, and reads some that are private. Where a version lacks one, the job runs on,
-the others work, and a report says once what is lost
-([DD901](rules/DD901-not-recorded.md)). A collective that a version does not have is no loss: no script can call it.
+the others work, and a report lists what is lost ([DD901](rules/DD901-not-recorded.md)).
+A collective that a version does not have does not count as lost: no script can call it.
 """
 
 
@@ -79,7 +79,7 @@ def _jobs(ran: Sequence[Tried]) -> list[str]:
     failed = [f"- torch {one['torch']}, Python {one['python']}: {what}" for one in ran for what in one["failures"]]
     notes = [f"- torch {one['torch']}, Python {one['python']}: {one['note']}" for one in ran if one.get("note")]
     return [
-        "The jobs. `wrap` is right where it names the kind, exactly the ranks, and the line at fault, if any:\n",
+        "The jobs. `wrap` is right if it names the kind, exactly the ranks, and the line at fault, if any:\n",
         *(f"- {scenario.name}: {scenario.kind or 'no finding'}" for scenario in SCENARIOS),
         *(["\nNotes:\n", *notes] if notes else []),
         *(["\nWrong answers:\n", *wrong] if wrong else ["\nNo other answer was wrong."]),

@@ -163,7 +163,7 @@ def test_rules_are_sorted_each_has_a_page_of_one_form_and_is_found_by_code_and_k
     ("code", "kind", "check", "said"),
     [
         ("DD601", "new", with_page, "taken"), ("DD699", "stuck", with_page, "taken"),
-        ("DD699", "new", page_less, "docstring"), ("DD699", "new", about_nothing, "asked about a Thing"),
+        ("DD699", "new", page_less, "docstring"), ("DD699", "new", about_nothing, "judges a Thing"),
     ],
 )  # fmt: skip
 def test_a_rule_is_refused_that_has_no_page_asks_about_nothing_or_takes_a_name_again(code, kind, check, said):

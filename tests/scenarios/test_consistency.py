@@ -148,7 +148,7 @@ def test_a_part_that_is_left_out_as_ddp_was_set_is_no_finding(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("kind", "fault", "ranks", "confidence", "words"),
     [
-        ("fsdp2", "empty", 2, "high", "nothing was seen to write to blocks.0.inv_freq, blocks.1.inv_freq on rank 1"),
+        ("fsdp2", "empty", 2, "high", "no write was seen to blocks.0.inv_freq, blocks.1.inv_freq on rank 1"),
         ("fsdp2", "other", 3, "high", "no wrapper of the model makes blocks.0.inv_freq, blocks.1.inv_freq equal"),
         ("fsdp1", "other", 3, "high", "no wrapper of the model makes blocks.0.inv_freq, blocks.1.inv_freq equal"),
         ("tensor", "other", 3, "high", "no wrapper of the model makes blocks.0.inv_freq, blocks.1.inv_freq equal"),

@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_or_logged_is_said_once_and_costs_nothing(tmp_path: 
             OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}", OTEL_EXPORTER_OTLP_TIMEOUT="1",
         )  # fmt: skip
     seen = metrics.read(file)
-    assert ran.stderr.count(f"--otlp: metrics could not be sent to 127.0.0.1:{port}; ddpdoctor goes on trying") == 1
+    assert ran.stderr.count(f"--otlp: metrics could not be sent to 127.0.0.1:{port}; ddpdoctor keeps trying") == 1
     assert ran.stderr.count("--log-findings: the script did not log to TensorBoard, W&B or MLflow") == 1
     assert "opentelemetry" not in ran.stderr.lower()
     assert ran.report["verdict"]["code"] == "DD604"

@@ -42,7 +42,7 @@ def test_lost(ran: Ran, code: str) -> None:
     assert_recorded(report)
 
 
-XIDS = {"logged": "Xid 48 of this process", "fallen": "Xid 79 of no process", "innocent": "Xid 48 of process 1,"}
+XIDS = {"logged": "Xid 48 of this process", "fallen": "Xid 79 without a process", "innocent": "Xid 48 of process 1,"}
 
 
 @pytest.mark.full

@@ -46,7 +46,7 @@ _MASK = 2**32 - 1
 
 @dataclass(slots=True)
 class Tracker:
-    """Only the main thread writes, never inside a timed region. Writing a field is atomic, so there is no lock."""
+    """Only the main thread writes, never inside a timed region. Writing a field is atomic, so it needs no lock."""
 
     phase: str = "start"
     what: str = ""
@@ -96,7 +96,7 @@ class RankGroup:
         return self.ranks.index(dist.get_rank())
 
     def barrier(self) -> float:
-        """Wait for all ranks; return the seconds inside the barrier, where a rank that comes late waits for nobody."""
+        """Wait for all ranks; return the seconds inside the barrier, which are near zero on the last rank."""
         self.tracker.enter("barrier", self.ranks)
         device_ids = [self.device.index] if self.backend == "nccl" else None
         work = dist.barrier(group=self.handle, async_op=True, device_ids=device_ids)
@@ -429,7 +429,7 @@ def tolerance(case: Case, group: RankGroup) -> float:
 
 
 def working_bytes(case: Case, group: RankGroup) -> int:
-    """Return the most memory that the pass takes besides the buffers. It does not depend on the number of ranks."""
+    """Return the most memory that the pass needs beyond the buffers. It does not depend on the number of ranks."""
     return min(case.count, PERIODS[group.device.type]) * WORKING_BYTES
 
 

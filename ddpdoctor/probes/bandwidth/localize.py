@@ -1,4 +1,4 @@
-"""Finds a slow rank, link or node: measures pairs of ranks and of nodes again and again, against brief disturbances."""
+"""Finds a slow rank, link or node: measures pairs of ranks and of nodes repeatedly, because of brief disturbances."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Unit:
 def visit_units(
     world: RankGroup, phase: str, slots: Sequence[tuple[Unit, ...]], size_bytes: int, budget_s: float, show: Progress
 ) -> Iterator[tuple[Unit, UnitVisit]]:
-    """Yield visits on every rank: units of a slot at once, slots one by one, ``VISITS`` times if there is time."""
+    """Yield visits on every rank: slots one by one, its units in parallel, ``VISITS`` times if time permits."""
     groups = _Groups(world)
     started_s, elapsed_s = time.monotonic(), 0.0
     done = 0
@@ -71,7 +71,7 @@ def visit_units(
             break
         slot_s = slot_seconds(budget_s - elapsed_s, (VISITS - turn) * len(slots))
         for number, slot in enumerate(slots, start=1):
-            more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
+            more = f" and {len(slot) - 1} more in parallel" if len(slot) > 1 else ""
             what = f"{slot[0].name}{more}"
             share = done / (VISITS * len(slots))
             show(f"{phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
@@ -172,7 +172,7 @@ def run_nodes(world: RankGroup, log: ResultLog, progress: Progress) -> None:
     # GPU. A host with one rank has nothing to measure alone.
     members = grouped((host, rank) for rank, host in enumerate(log.hosts))
     if len(members) < 2:
-        log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
+        log.note("--by-node: all ranks are on one host, so it has nothing to compare")
         return
     rounds = [tuple(_node(members, host) for host in members if len(members[host]) > 1)]
     rounds += [tuple(_node(members, *pair) for pair in pairs) for pairs in circle_rounds(tuple(members))]
@@ -219,12 +219,12 @@ def _visit_all(
             "cv": coefficient_of_variation(busbws_gb_s),
         }  # fmt: skip
         yield unit, visits, shared
-    left = "" if len(seen) == len(single) else f", for more of which a budget of {settings.budget_s:g} s has no time,"
+    left = "" if len(seen) == len(single) else f" (a budget of {settings.budget_s:g} s allows no more)"
     is_pairs = phase == "pairs"
     option, what = ("--pairs", "pairs of ranks") if is_pairs else ("--by-node", "nodes and pairs of nodes")
-    how = "one at a time" if alone else "several at once, which share cores and network cards"
+    how = "one at a time" if alone else "several in parallel, sharing cores and network cards"
     log.note(
-        f"{option}: {len(seen)} of {len(single)} {what}{left} {how}: all_reduce of {format_size(SMALL_BYTES)} and of "
+        f"{option}: {len(seen)} of {len(single)} {what}{left}, {how}: all_reduce of {format_size(SMALL_BYTES)} and of "
         f"{format_size(size)}, medians of {max(map(len, seen.values()))} turns"
     )
 

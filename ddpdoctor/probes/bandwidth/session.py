@@ -1,4 +1,4 @@
-"""One rank of a bench from start to end: meet, agree, read the machine, connect, measure, report, leave."""
+"""One rank of a bench from start to end: join, agree, read the machine, connect, measure, report, leave."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
 
     The backend may be ``AUTO``. ``timeout_s`` is how long to wait for the slowest rank. ``read_machines`` is called on
     every rank while nothing else runs, and may raise ``StoreError``. ``report`` is called on the rank that reports:
-    it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot meet.
+    it judges and shows a bench, and returns the exit status. Raises ``UserError`` if the ranks cannot connect.
     """
 
     def check(backend: str) -> None:
@@ -121,21 +121,21 @@ def run_rank(  # noqa: PLR0913 - what a bench is for, by names
     except StoreError as error:
         if launch.rank != 0:
             raise unreachable(launch, error) from error
-        problem, advice = f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}", "Choose another MASTER_PORT."
+        problem, advice = f"the ranks cannot connect at {launch.hosts[0]}:{launch.port}", "Choose another MASTER_PORT."
         raise UserError(f"{problem}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE) from error
 
 
 def run_sweep(group: collectives.RankGroup, log: ResultLog, progress: Progress) -> None:
     """Check and measure all cases of ``log.settings`` within its budget, by all ranks, into ``log`` on each.
 
-    What has not enough time or memory is listed in ``log.left_out``. torch's errors propagate.
+    Cases without enough time or memory are listed in ``log.left_out``. torch's errors propagate.
     """
     settings = log.settings
     log.left_out.extend(plan.list_impossible(settings, group.size))
     # Note the collectives that --in-place does not apply to
     other = [collective.value for collective in settings.collectives if not plan.is_in_place(collective, asked=True)]
     if settings.in_place and other:
-        log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
+        log.note(f"{' and '.join(other)}: measured out of place, because an in-place form does not exist")
     sweep = _Sweep(group, log, progress)
     steps = list_steps(plan.list_cases(settings, group.size))
     while steps:
@@ -318,7 +318,7 @@ def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
 
 
 def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
-    """Return what a log says about all communicators together, or None if no line names the network."""
+    """Return a log's facts about all communicators together, or None if no line names the network."""
     networks = NCCL_NETWORK.findall(text)
     if not networks:
         return None

@@ -95,7 +95,7 @@ class TimedCase:
 
 
 def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> TimedCase:
-    """Measure a case, on all ranks at once, with one result. ``sets`` are its buffers if they exist already."""
+    """Measure a case on all ranks together, with one result. ``sets`` are its buffers if they already exist."""
     made = cycle([make_call(group, case, buffers) for buffers in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
@@ -305,7 +305,7 @@ class BarrierWaits:
 
 
 def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Return how late each rank came, by call and rank: the others' median wait minus its own."""
+    """Return how late each rank was, by call and rank: the others' median wait minus its own."""
     waits = torch.tensor([row[:MOST_KEPT] for row in waits_us], dtype=torch.float64).T
     ordered, order = waits.sort(dim=1)
     place, others = order.argsort(dim=1), waits.shape[1] - 1

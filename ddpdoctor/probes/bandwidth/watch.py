@@ -57,10 +57,10 @@ GIL_LIMIT_S = 80.0
 PUT_OFF_EVERY_S = 10.0
 STOP_LIMIT_S = 200.0  # our choice: the same limit while a report is written, which takes 80 s at most
 _NO_PYTHON = (
-    "ddpdoctor: rank {rank} ended itself: no Python could run in it any more, since a call into C++ or CUDA does not "
+    "ddpdoctor: rank {rank} ended itself: it could no longer run Python, because a call into C++ or CUDA does not "
     "return and holds the interpreter's lock.\n"
-    "  In a call of torch.distributed, another rank did not come to it: see what the other ranks report. In "
-    "torch.cuda, a GPU or the driver hangs: `ddpdoctor check-env` asks each.\n"
+    "  In a torch.distributed call, another rank did not join it: see the reports of the other ranks. In "
+    "torch.cuda, a GPU or the driver hangs: `ddpdoctor check-env` tests each.\n"
     "  Its stacks:"
 )
 # Our choice: how long a rank may take to answer. Watchers look once a second, a busy machine may delay them by as much,

@@ -253,7 +253,7 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
     """Compare parameters, buffers, gradients, optimizer state and settings of all ranks, by name.
 
     This is a collective: all ranks of the group must call it at the same point of training. Without torch.distributed,
-    or with one rank, it compares nothing and returns at once.
+    or with one rank, it compares nothing and returns immediately.
 
     Args:
         model: a module, in DistributedDataParallel or not.
@@ -319,7 +319,7 @@ class _Own:
             self.values[digest.what.value, digest.name, digest.part] = (f"{digest.digest} {shown}", shown)
         if missing := len(listed) - len(seen):
             noun = "tensor" if missing == 1 else "tensors"
-            self.left_out.append(f"{missing} {noun} of which a rank has a shard or no data, or sparse and not added up")
+            self.left_out.append(f"{missing} {noun} with only a shard or no data on a rank, or sparse and uncoalesced")
 
 
 def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: bool | None) -> None:
@@ -334,7 +334,7 @@ def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: 
     if buffers is None and getattr(ddp, "broadcast_buffers", False):
         count = sum(1 for _ in module.buffers())
         if count:
-            own.left_out.append(f"{count} buffers, of which DDP sends rank 0's at each forward")
+            own.left_out.append(f"{count} buffers that DDP broadcasts from rank 0 at each forward")
     elif buffers is not False:
         add(What.BUFFER)
     if gradients and not getattr(ddp, "require_backward_grad_sync", True):
@@ -346,7 +346,7 @@ def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: 
 def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
     mark = f" of optimizer {number}" if number else ""
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-        own.left_out.append(f"the state{mark}, of which ZeroRedundancyOptimizer gives each rank a part")
+        own.left_out.append(f"the state{mark}, which ZeroRedundancyOptimizer shards across ranks")
     else:
         own.add(TensorEntry(row.what, row.name, row.tensor, row.part + mark) for row in state_rows(module, optimizer))
     for name, value in read_settings(optimizer):

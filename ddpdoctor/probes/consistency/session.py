@@ -1,4 +1,4 @@
-"""One rank of a trial: meet, agree, build, compare, train, compare, report, leave. All end if one fails or hangs."""
+"""One rank of a trial: join, agree, build, compare, train, compare, report, leave. All end if one fails or hangs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_rank(
     """Take part in a trial and return the exit status, which is the same on all ranks.
 
     ``report`` is called on rank 0: it judges and shows a trial, and returns the exit status. Raises ``UserError`` if
-    the ranks cannot meet. Ends the process if a rank fails or makes no progress.
+    the ranks cannot connect. Ends the process if a rank fails or makes no progress.
     """
     limit_s = settings.limit_s
 
@@ -96,7 +96,7 @@ class _Run:
         models = self._ranks.gather("model", training.see_model(first.built.module, comparing.GROUP))
         alike = None if models is None else len({model.digest for model in models}) == 1
         if not self._ranks.agree(bool, "alike", alike):
-            self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
+            self._notes.append("DDP was not tried: if models differ, its constructor raises or waits a long time")
             return None if models is None else self._trial(first, models)
         reference = None
         with ExitStack() as opened:
@@ -115,7 +115,7 @@ class _Run:
         streams = comparing.compare_steps(steps)
         return replace(
             self._trial(first, models),
-            consistency=Consistency(check_every=1, streams=streams, allowed=self._settings.allowed),
+            consistency=Consistency(check_every=1, streams=streams, allowed=self._settings.allow_different),
             reference=None if reference is None else reference.result,
             rerun=rerun,
         )
@@ -165,20 +165,20 @@ class _Run:
 
 
 def describe_built(built: Sequence[Sequence[comparing.TensorDigest]]) -> str:
-    """Return which parameters were built with other values on other ranks, or "". ``built`` is in rank order."""
+    """Return which parameters were built with different values across ranks, or "". ``built`` is in rank order."""
     (splits,) = comparing.split(dict(enumerate(built)), [What.PARAMETER])
     if not splits:
         return ""
     sides = " and ".join(rank_list(side) for side in splits[0].sides[:2])
     return (
-        f"built with one seed, {len(splits)} parameters had other values on other ranks, as {splits[0].row.name} "
-        f"({sides}); DDP's constructor gave all rank 0's"
+        f"built with one seed, {len(splits)} parameters differed between ranks, such as {splits[0].row.name} "
+        f"({sides}); DDP's constructor gave all ranks those of rank 0"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWord:
-    """What a rank says when a trial cannot go on: why, or where it was."""
+    """A rank's report when a trial cannot continue: why, or where it was."""
 
     rank: int
     message: str
@@ -268,5 +268,5 @@ def describe_trouble(trouble: TrialWord, heard: Mapping[int, TrialWord], size: i
         return trouble.message if len(ranks) == size else f"{rank_list(ranks)}: {trouble.message}"
     places = [f"{rank_list(ranks)} {place}" for place, ranks in alike.items()]
     silent = [rank for rank in range(size) if rank not in heard]
-    places += [f"no message came from {rank_list(silent)}"] if heard and silent else []
+    places += [f"no message from {rank_list(silent)}"] if heard and silent else []
     return "; ".join([trouble.message, *places])

@@ -140,7 +140,7 @@ def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
     if _UNUSED in str(cause):
         if settings.unused:
             return ""
-        return "If parameters are meant to take no part in some losses, pass --find-unused-parameters."
+        return "If some losses are meant to leave out parameters, pass --find-unused-parameters."
     is_misfit = isinstance(cause, _OF_BATCH) or (isinstance(cause, RuntimeError) and _MISFIT.search(str(cause)))
     if settings.batch or not is_misfit or "out of memory" in str(cause):
         return ""
@@ -153,7 +153,7 @@ def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
 def wrap(module: Any, device: Any, *, unused: bool) -> Any:
     """Return a module wrapped in DDP over all ranks. Raises ``UserError``."""
     ids = [device.index] if device.type == "cuda" else None
-    with users_turn("DDP does not take the model"):
+    with users_turn("DDP rejects the model"):
         return DistributedDataParallel(module, device_ids=ids, find_unused_parameters=unused)
 
 
@@ -322,7 +322,7 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
         return parts[0]
     if len({tuple(part.shape[1:]) for part in parts}) > 1:
         shown = " and ".join(str(list(part.shape)) for part in parts[:2])
-        raise CannotJoin(f"{place} has shapes that do not fit together ({shown}, ...): pad them to one")
+        raise CannotJoin(f"{place} has shapes that do not match ({shown}, ...): pad them to one")
     return torch.cat(list(parts))
 
 
@@ -360,7 +360,7 @@ class TrainingStep:
             if all(parameter.grad is None for parameter in model.parameters()):
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                     raise UserError(
-                        f"{self._spec} returned no loss with a gradient, but {_describe(loss)}",
+                        f"{self._spec} returned {_describe(loss)} instead of a loss with a gradient",
                         help="Return the loss, a tensor of one element, from --step "
                         "package.module:train_step(model, batch).",
                         status=FAILED,

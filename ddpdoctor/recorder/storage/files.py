@@ -42,7 +42,7 @@ FEW_FILES = 64
 
 
 def is_short_of_files() -> bool:
-    """Return whether this process may open so few files that the script could run out because of ours."""
+    """Return whether this process may open so few files that the script could run out because of ddpdoctor's."""
     import resource
 
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES

@@ -68,7 +68,7 @@ MAX_SLOTS = 128
 
 
 class FingerprintWriter:
-    """A file that this process writes, of ``MIN_SLOTS`` to ``most_slots`` slots. Raises OSError if there is no room."""
+    """A file that this process writes, of ``MIN_SLOTS`` to ``most_slots`` slots. Raises OSError if the disk is full."""
 
     def __init__(
         self, folder: str, name: str, table: Dict[str, Any], pid: int, start_ticks: int, most_bytes: int = MAX_BYTES,
@@ -136,7 +136,7 @@ class FingerprintFile:
                 raise ValueError("%s is cut short" % path)
             magic, version, rows, table_size, slots_at, size, slots, pid, ticks = IDENTITY.unpack_from(head)
             if magic != MAGIC or version != VERSION:
-                raise ValueError("%s is no file of fingerprints of version %d" % (path, VERSION))
+                raise ValueError("%s is not a fingerprint file of version %d" % (path, VERSION))
             end = os.fstat(file.fileno()).st_size
             fits = HEADER_SIZE + table_size <= slots_at and slots_at + slots * size <= end
             if size != slot_size(rows) or slots < 1 or not fits:

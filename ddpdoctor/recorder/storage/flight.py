@@ -59,7 +59,7 @@ def is_pending(entry: Dict[str, Any]) -> bool:
 
 
 def is_untold(entry: Dict[str, Any]) -> bool:
-    """Return whether torch does not tell if a call is done: nccl2 with DETAIL has no hooks (FlightRecorderHook.hpp)."""
+    """Return whether torch cannot tell if a call is done: nccl2 with DETAIL has no hooks (FlightRecorderHook.hpp)."""
     return entry["state"] == "scheduled" and bool(entry.get("retired")) and backend_of(entry) in HOOKED
 
 

@@ -23,7 +23,7 @@ _NUMBER = (int, type(None))
 
 
 class DamagedRingError(ValueError):
-    """The file is no ring, or is incomplete."""
+    """The file is not a ring, or is incomplete."""
 
 
 class LineCount(NamedTuple):

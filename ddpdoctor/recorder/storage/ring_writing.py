@@ -41,7 +41,7 @@ _now_ns = time.monotonic_ns
 
 
 class Ring:
-    """A ring that this process writes. No method waits for a lock. Raises OSError if there is no room for all of it."""
+    """A ring that this process writes. No method waits for a lock. Raises OSError if not all of it fits."""
 
     def __init__(self, folder: str, role: int, shape: ring_layout.RingShape, pid: int, start_ticks: int) -> None:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
@@ -78,7 +78,7 @@ class Ring:
         return int(ring_layout.CELL.unpack_from(self._map, ring_layout.CELL_OFFSETS[cell])[0])
 
     def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
-        """Append a line to the journal. Return False if there is no room."""
+        """Append a line to the journal. Return False if it is full."""
         # No thread waits for another: what comes while one writes is left to that one, which looks again before it
         # goes. The reserved end is only for ``vital`` entries. A process must make few of those.
         text = to_json(entry).encode("ascii") + b"\n"
@@ -101,7 +101,7 @@ class Ring:
         return True
 
     def intern(self, text: str) -> int:
-        """Return the number of a string; 0 for the empty string, or if there was no room."""
+        """Return the number of a string; 0 for the empty string, or if the table is full."""
         return (self._ids.get(text) or self._remember(text, "s", {"v": text})) if text else 0
 
     def intern_site(self, key: Any, site: Dict[str, Any]) -> int:

@@ -108,7 +108,7 @@ EXPECT = "--expect"
 def _look_up(bench: bw.Bench, first: bw.Measurement) -> tuple[bw.Reference | None, str]:
     backend, names = bench.settings.backend, sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
-        return None, f"no reference for {backend} on CPUs: there is no known peak"
+        return None, f"no reference for {backend} on CPUs: the peak is unknown"
     if len(names) > 1:
         return None, f"no reference for mixed hardware: {', '.join(names)}"
     rows = [row for row in bw.read_references() if row.gpu.fullmatch(names[0])]
@@ -216,7 +216,7 @@ def find_plateau(sweep: Sweep) -> Plateau | None:
 
 
 def describe_end(sweep: Sweep) -> str:
-    """Say why there is no plateau: "it still rises by 40 % from 512 MiB to 1 GiB"."""
+    """Return why no plateau exists: "it still rises by 40 % from 512 MiB to 1 GiB"."""
     levels = levels_of(sweep)
     if len(levels) < 2:
         return "one size is not enough"

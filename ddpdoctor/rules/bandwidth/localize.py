@@ -120,7 +120,7 @@ def find_slow(edges: Mapping[tuple[End, End], Series]) -> tuple[SlowOnes[End], S
 
 
 def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tuple[Slowness, ...]:
-    """Return in what three quarters of ``own`` are slower than the median of ``others``, in enough of the turns.
+    """Return where three quarters of ``own`` are slower than the median of ``others``, in enough of the turns.
 
     ``rows`` are the rows of ``own`` and ``others`` together. A single series must be slow in nearly all turns.
     """
@@ -289,7 +289,7 @@ def _judge_hosts(pairs: Sequence[Pair]) -> tuple[SlowOnes[str], SlowOnes[str], i
     return slow_hosts, links, wiring, [{pair.ranks: pair for pair in kind} for kind in (*inside, left)]
 
 
-AT_ONCE = "several ran at once, so they may have slowed each other"
+AT_ONCE = "several ran in parallel, so they may have slowed each other"
 FIX_RANK = (
     "compare its GPU, PCIe link and CPU with those of the others (`ddpdoctor check-env`, "
     "`nvidia-smi topo -m`, `nvidia-smi -q -d PERFORMANCE`), and look for other processes on its cores (`top`)"
@@ -376,7 +376,7 @@ def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
 
 
 def _amount(slowness: Slowness) -> str:
-    """Say briefly what was reached and what is usual: "0.012 GB/s instead of the usual 0.93 GB/s"."""
+    """Return what was reached and what is usual: "0.012 GB/s instead of the usual 0.93 GB/s"."""
     own = _range(slowness.measure, slowness.low, slowness.high)
     usual = _range(slowness.measure, slowness.usual, slowness.usual)
     small = "" if slowness.measure is Measure.BANDWIDTH else " for a small message"
@@ -400,7 +400,7 @@ def _range(measure: Measure, low: float, high: float) -> str:
     after=("wrong-data",),
 )  # fmt: skip
 def check_slow_rank(measured: Measured) -> Answer:
-    """Report a rank that is slow with every other rank, or that comes late to every call, while the others are fine."""
+    """Report a rank that is slow with every other rank, or that is late to every call, while the others are fine."""
     bench, who = measured.bench, find_who(measured.bench)
     # The rank that comes late to calls: the others wait for it in each, but none of them is slow. Only one can be last
     # in most calls.
@@ -413,11 +413,9 @@ def check_slow_rank(measured: Measured) -> Answer:
     problems = [_problem("rank", slow, measured) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
     if late is not None:
         after = f"{_time(late.late_us)} after the others (median; p95 {_time(late.late_p95_us)})"
-        seen = (
-            f"in {late.calls} calls with a barrier before each, it came {after}, and last in {late.share:.0%} of them"
-        )
+        seen = f"in {late.calls} calls with a barrier before each, it arrived {after}, last in {late.share:.0%} of them"
         next_us = max((arrival.late_us for arrival in bench.arrivals if arrival.rank != late.rank), default=0.0)
-        evidence = (seen, f"none of the others comes later than {_time(max(next_us, 0.0))} after the rest")
+        evidence = (seen, f"none of the others arrives later than {_time(max(next_us, 0.0))} after the rest")
         who_is_late = f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call"
         summary = f"{who_is_late}, and the others wait for it"
         ranks, hosts = (late.rank,), (late.host,)
@@ -429,7 +427,7 @@ def check_slow_rank(measured: Measured) -> Answer:
     compared = [_compared(bench.pairs, "pairs of ranks")] if bench.pairs else []
     if bench.arrivals:
         latest_us = max(arrival.late_us for arrival in bench.arrivals)
-        compared.append(f"the latest rank comes {_time(max(latest_us, 0.0))} after the others")
+        compared.append(f"the latest rank arrives {_time(max(latest_us, 0.0))} after the others")
     return judged([], "; ".join(compared)) if compared else skipped("no call was timed, and --pairs was not given")
 
 
@@ -472,7 +470,7 @@ def _answer(problems: Sequence[Problem], bench: Bench, who: SlowParts, *, pairs:
 
 
 def _compared(results: Sequence[Series], noun: str) -> str:
-    """Say what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
+    """Return what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
     rates = [result.busbw_gb_s for result in results if result.busbw_gb_s is not None]
     times = [result.latency_us for result in results]
     reach = [_range(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []

@@ -85,7 +85,7 @@ def check_below(measured: Measured) -> Answer:
 
 
 def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[Problem], list[str]]:
-    """Report the sizes that are below --fail-below of a saved run, and say what cannot be told."""
+    """Report the sizes that are below --fail-below of a saved run, and what cannot be judged."""
     comparison = measured.comparison
     if comparison is None or not comparison.changes:
         first = comparison.differences[:1] if comparison is not None else ()
@@ -185,7 +185,7 @@ def _element(one: Wrong) -> str:
 
 
 def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> tuple[tuple[int, ...], Confidence, str]:
-    """Return the ranks that can be to blame for the wrong results of one case, how sure that is, and why."""
+    """Return the ranks that may be to blame for the wrong results of one case, how sure that is, and why."""
     world = tuple(sorted(member.rank for member in bench.members))
     ranks = tuple(sorted({wrong.rank for wrong in wrongs}))
     suspects, why = world, "sender and receiver cannot be distinguished"

@@ -1,4 +1,4 @@
-"""DD710 to DD720: damaged, incomplete and leftover files, names that fit no model, and what a resume misses."""
+"""DD710 to DD720: damaged, incomplete and leftover files, names that match no model, and what a resume lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
         if file.state is ReadState.FOREIGN:
             summary = f"{file.path} is not a checkpoint: {file.detail}"
             problems.append(Problem(summary=summary, evidence=(f"{file.size_bytes} bytes",), fix=fix))
-    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
+    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known format")
 
 
 @rule("DD711", "checkpoint-damaged", Severity.ERROR, "A checkpoint is damaged")
@@ -210,7 +210,7 @@ def check_keys(seen: Checkpoints) -> Answer:
     """Report tensors that only the model or only the file has, or that have other shapes or dtypes."""
     expected = seen.expected
     if expected is None:
-        return skipped("there is no model to compare with (--model)")
+        return skipped("no model to compare with (--model)")
     problems: list[Problem] = []
     compared = [
         (file, file.contents.weights) for file in seen.files if file.contents is not None and file.contents.weights
@@ -278,7 +278,7 @@ def check_resume(seen: Checkpoints) -> Answer:
     ]
     training = [(path, contents) for path, contents in files if set(contents.parts) & set(TRAINING)]
     if not training:
-        return skipped("no file to resume from: no file is known to have more than weights")
+        return skipped("no file to resume from: no file is known to hold more than weights")
     problems = []
     for path, contents in training:
         lacking = ", ".join(part.value for part in StatePart if part not in contents.parts)
@@ -286,7 +286,7 @@ def check_resume(seen: Checkpoints) -> Answer:
             summary = f"{path} has {', '.join(part.value for part in contents.parts)}, but no {lacking}"
             problems.append(Problem(summary=summary, fix="also save those that your training uses"))
         if contents.empty_optimizer:
-            summary = f"{path}: the optimizer had made no step when it was saved"
+            summary = f"{path}: the optimizer had taken no step when it was saved"
             fix = "if this is a resumed training, load the optimizer state before you save it again"
             problems.append(Problem(summary=summary, fix=fix))
     return judged(problems, f"{count_of(len(training), 'file')} to resume from")

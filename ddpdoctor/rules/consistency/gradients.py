@@ -168,7 +168,7 @@ _FIXES = {
 
 @rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank had inf or NaN in its own gradients before the reduction")
 def check_local_gradients(job: Job) -> Answer:
-    """Report the rank whose gradients were the first to hold inf or NaN, before DDP averaged them with the others."""
+    """Report the rank that first had inf or NaN in its own gradients, before DDP averaged them with the others."""
     looked = [rank for rank in job.ranks if rank.nonfinite is not None]
     if not looked:
         return skipped(NOT_LOOKED)

@@ -73,7 +73,7 @@ def _reduction_causes(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
         yield replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
     uneven = drift.disagreement({each.rank: each.steps for each in sighting.values}, lambda steps: f"{steps} steps")
     if uneven is not None:
-        words = f"the ranks made different numbers of steps: {uneven[0]}"
+        words = f"the ranks took different numbers of steps: {uneven[0]}"
         fix = (
             "call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
             "local batch"
@@ -127,7 +127,7 @@ def _of_unseen_steps(sighting: drift.Sighting) -> tuple[str, str]:
 
 
 def _different_settings(values: Sequence[Values], *, kernels: bool = False) -> tuple[str, drift.DriftBlame] | None:
-    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame, or None if no setting differs."""
+    """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2", and the ranks to blame, or None if no setting differs."""
     # ``kernels`` includes the settings that only choose a kernel.
     known = [each for each in values if each.settings]
     names = dict.fromkeys(name for each in known for name, _ in each.settings)
@@ -265,13 +265,13 @@ def _constants(found: drift.FoundDifference) -> drift.FoundDifference | None:
     left = difference.differing - len(all_splits) + len(kept)
     names = first_names(list(dict.fromkeys(split.row.name for split in kept)), count=left)
     if ranks:
-        words = "after to_empty(), which leaves whatever was in memory, nothing was seen to write to "
+        words = "after to_empty(), which leaves memory uninitialized, no write was seen to "
         words += f"{names} on {rank_list(ranks)}"
     else:
         words = f"no wrapper of the model makes {names} equal, so ranks have initialized or loaded them differently"
     fix = (
         "after to_empty(), give every buffer its value on all ranks (reset_parameters(), or the code that computed it; "
-        "non-persistent ones are in no checkpoint), load with strict=True, or broadcast it from a rank that is right; "
+        "non-persistent ones are not in checkpoints), load with strict=True, or broadcast it from a correct rank; "
         f"if ranks should have their own, pass --allow-different '{kept[0].row.name}'"
     )
     return replace(
@@ -290,7 +290,7 @@ def _why(sighting: drift.Sighting) -> drift.DriftCause:
             "new ones",
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
-    what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
+    what = "its own running statistics" if names & set(_STATISTICS) else "its own values"
     fix = "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different '*running_*'"
     return drift.DriftCause(name="kept apart", words=f"with broadcast_buffers=False, each rank keeps {what}", fix=fix)
 
@@ -368,7 +368,7 @@ def _first_settings(job: Job, replica: drift.ReplicaStreams) -> Problem | None:
 
 @rule("DD506", "model-differs", Severity.ERROR, "Ranks of one group passed different models to DDP")
 def check_models(job: JobState) -> Answer:
-    """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order."""
+    """Report a model that differs between the ranks that DDP keeps equal: in parameters, buffers or their order."""
     difference = job.difference
     if difference is None:
         return passed()
@@ -415,7 +415,7 @@ def models_problem(
 def _summary(difference: ModelDifference) -> str:
     blamed = difference.blamed
     if difference.tensor is None:
-        return f"{rank_list(blamed)} passed another model to DDP than the other ranks"
+        return f"{rank_list(blamed)} passed a different model to DDP than the others"
     rest = [n for n in sorted(difference.models) if n not in set(blamed)]
     sides = []
     for numbers in (blamed, rest):

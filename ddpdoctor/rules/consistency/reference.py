@@ -199,7 +199,7 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
 
 
 def _weighted(step: ReferenceStep) -> Problem | None:
-    """Return the cause if one process gives the ranks' parts other weights than DDP, which weights all alike."""
+    """Return the cause if one process weights the ranks' parts differently than DDP, which weights them equally."""
     if not _agree(step.tensors, "weighted", "exact"):
         return None
     world = len(step.weights)

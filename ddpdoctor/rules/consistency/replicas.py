@@ -1,4 +1,4 @@
-"""The replicas of a job by model, their first differences, and the findings about these: why, and who is to blame."""
+"""The replicas of a job by model, their first differences, and the findings about these: causes and ranks to blame."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReplicaStreams:
 
     @property
     def mesh_dims(self) -> str:
-        """The dimensions of the device mesh in which ranks hold the same, such as "dp"; empty for a DDP model."""
+        """The dimensions of the device mesh in which ranks hold equal values, such as "dp"; empty for a DDP model."""
         return self.group.removeprefix(MESH) if self.group.startswith(MESH) else ""
 
 
@@ -182,15 +182,15 @@ def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
     if what is What.STATE and any(_SHARDED in each.optimizer for each in values):
         return f"{_SHARDED}: each rank has the state of its own shard"
     if what is not What.PARAMETER and _joins(replica):
-        return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
+        return "ranks may take different numbers of steps inside DDP's join: only the end is compared"
     return ""
 
 
 def _excuse_of_sighting(job: Job, sighting: Sighting, cause: DriftCause) -> str:
-    """Return why one difference does not count, or "" if it is a fault of its own."""
+    """Return why one difference does not count, or "" if it counts."""
     replica, values, at_the_end = sighting.replica, sighting.values, sighting.stream.clock is StreamClock.END
     if not at_the_end and _joins(replica):
-        return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
+        return "ranks may take different numbers of steps inside DDP's join: only the end is compared"
     if not is_aligned(values):
         least = min(each.reductions for each in values)
         behind = rank_list(each.rank for each in values if each.reductions == least)
@@ -256,7 +256,7 @@ def blame_of(splits: Iterable[TensorSplit]) -> DriftBlame:
 
 
 def disagreement(values: Mapping[int, Value], words: Callable[[Value], str] = str) -> tuple[str, DriftBlame] | None:
-    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2", and whom to blame; None if all ranks say the same."""
+    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2", and the ranks to blame; None if all values are equal."""
     sides = group_alike(values)
     if len(sides) < 2:
         return None

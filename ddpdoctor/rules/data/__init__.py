@@ -1,1 +1,1 @@
-"""Rules about how ranks share out the data."""
+"""Rules about how the data is divided among ranks."""

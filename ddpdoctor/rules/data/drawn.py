@@ -1,4 +1,4 @@
-"""DD701 to DD704: samples that several ranks get or none, uneven batches, and one order in every epoch."""
+"""DD701 to DD704: duplicated and missed samples, uneven batches, and the same order in every epoch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _judge_duplicates(shared: Shared) -> Answer:
 
 
 def _same_in(shared: Shared, passes: Mapping[int, EpochSeen]) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the ranks with the same samples, whether each drew the whole dataset, and whether that is sure."""
+    """Return the ranks with the same samples, whether each drew the whole dataset, and whether that is certain."""
     # Without such ranks, the last one says whether it is certain that there are none.
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
         ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
@@ -187,7 +187,7 @@ def _cause_and_fix(loader: LoaderSeen, samplers: list[SamplerSeen | None]) -> tu
         fix = f"replace shuffle=True with {FIX}"
     elif sampler.replicas is not None and sampler.standard:
         fix = f"create {name}(dataset) after init_process_group without num_replicas and rank"
-        fix += ": it takes those of the job"
+        fix += ": it uses those of the job"
     else:
         fix = (
             f"make {name} draw other samples on each rank (every world_size-th index from the rank's number on, or a "
@@ -224,7 +224,7 @@ def _judge_epochs(shared: Shared) -> Answer:
         if sampler is None or sampler.replicas is None:
             return shared.skipped("it has no distributed sampler")
         if not sampler.shuffle:
-            return shared.skipped("its sampler does not shuffle, as far as known")
+            return shared.skipped("its sampler does not seem to shuffle")
         if len(epochs) < 2 or any(epoch.drawn < MIN_DRAWN for epoch in epochs):
             return shared.skipped("fewer than two training passes were seen on each rank")
         if any(epoch.set_epoch is None or not epoch.first for epoch in epochs):
@@ -316,7 +316,7 @@ def _cut_twice(shared: Shared) -> Answer | None:
         shares = math.prod(cut.replicas or shared.size for cut in cuts)
         if shares > shared.size and any(cut.what == "dataset" for cut in cuts):
             taken = f"one of {shared.size} parts of what its dataset yields"
-            proof = f"each rank takes {taken}, and that is a share already"
+            proof = f"each rank takes {taken}, which is already a share"
             if any(cut.what == "loader" for cut in cuts):
                 proof = "rank 0 reads for all ranks, and its dataset yields only the share of rank 0"
             seen, is_counted = (f"only about 1 of {round(shares / shared.size)} samples", proof), False
@@ -391,7 +391,7 @@ def _seen_of_parts(shared: Shared) -> tuple[str, str] | None:
         return None
     seen = sum(math.ceil(part.count / shared.size) for part in parts)
     held = by_rank({rank: loader.samples for rank, loader in shared.seen.items()})
-    proof = f"the dataset of each rank is another part of {whole} samples: {held}"
+    proof = f"the dataset of each rank is a different part of {whole} samples: {held}"
     return f"{seen} of {whole} samples", proof
 
 
@@ -403,7 +403,7 @@ def _seen_of_own(shared: Shared, dataset: Cut) -> tuple[str, str] | None:
     samples = [loader.samples or 0 for loader in shared.seen.values()]
     seen = sum(math.ceil(count / shared.size) for count in samples)
     counts = by_rank({rank: loader.samples for rank, loader in shared.seen.items()})
-    proof = f"each rank's {class_name(dataset.type)} holds other values; samples: {counts}"
+    proof = f"each rank's {class_name(dataset.type)} holds different values; samples: {counts}"
     return f"{seen} of {sum(samples)} samples", proof
 
 
@@ -431,7 +431,7 @@ def _fix_of_cuts(first: Cut, again: Cut) -> str:
         )
     if "lightning" in again.type:
         return f"pass use_distributed_sampler=False to the Trainer, or {whole}"
-    already = "each rank has its own part already" if first.what == "part" else f"{_cut_words(first)} divides the data"
+    already = "each rank already has its own part" if first.what == "part" else f"{_cut_words(first)} divides the data"
     return f"remove {class_name(again.type)} (shuffle=True does the rest), because {already}; or {whole}"
 
 
@@ -549,10 +549,10 @@ def _judge_drawn(shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) 
 def _misfit(
     shared: Shared, words: str, *evidence: str, split: Split[Any] | None = None, fix: str = SHARE_ALIKE
 ) -> Answer:
-    """Answer that the shares do not fit together; ``split``: who differs from whom, if not all ranks are concerned."""
+    """Answer that the shares do not fit together; ``split``: which ranks differ, if not all are concerned."""
     ranks = shared.ranks if split is None else split.ranks
     is_open = split is not None and split.majority is None
-    unclear = "there is no majority, so it is unknown which rank is wrong" if is_open else ""
+    unclear = "no majority, so it is unknown which rank is wrong" if is_open else ""
     return shared.failed(
         f"the shares of {rank_list(shared.ranks)} overlap or miss samples: {words} ({shared.name})",
         ranks,
@@ -581,7 +581,7 @@ def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> 
 
 @rule("DD704", "uneven-batches", Severity.ERROR, "Ranks have different numbers of batches", after=("optimizer-drift",))
 def check_batches(replicas: Replicas) -> Answer:
-    """Report ranks that ran out of batches while others went on."""
+    """Report ranks that ran out of batches while others continued."""
     return judge_loaders(replicas, _judge_uneven, "all ranks have the same number of batches")
 
 

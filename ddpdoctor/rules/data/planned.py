@@ -1,4 +1,4 @@
-"""What arithmetic alone says of an epoch: DD705, DD706, and DD701, DD703 and DD704 before any rank draws."""
+"""Findings computed from sizes alone: DD705, DD706, and DD701, DD703 and DD704 before any rank draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks that DDP keeps equal, their loaders, what counts and digests prove of these, and words about them."""
+"""The ranks that DDP keeps equal, their loaders, what counts and digests prove about them, and their descriptions."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Shared:
         return self.seen[self.ranks[0]]
 
     def passes(self, least: int = 2, *, counted: bool = False) -> dict[int, dict[int, EpochSeen]]:
-        """Return the passes that at least so many ranks made, all or those that count, by number and rank."""
+        """Return the passes that at least ``least`` ranks made, all or those that count, by number and rank."""
         found: dict[int, dict[int, EpochSeen]] = {}
         for rank in self.ranks:
             for epoch in self.seen[rank].epochs:
@@ -334,7 +334,7 @@ def shows_all(samples: int, epochs: Sequence[EpochSeen]) -> bool:
 
 
 def _are_of(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether the indices are within the dataset, and not of a larger one that it is part of."""
+    """Return whether the indices are within the dataset, rather than in a larger one that contains it."""
     return all(epoch.highest is None or epoch.highest < samples for epoch in epochs)
 
 

@@ -52,7 +52,7 @@ def check_clock(fleet: Fleet) -> Answer:
 
 
 def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
-    """Yield the hosts that differ from the median. Of two, the one whose clock is not synchronized, else both."""
+    """Yield the hosts that differ from the median: with two hosts, the one whose clock is not synchronized, or both."""
     if len(offsets) == 2:
         behind, ahead = sorted(offsets, key=lambda offset: offset[1])
         apart, sure = ahead[1] - behind[1], Confidence.MEDIUM
@@ -64,7 +64,7 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
         off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
     far = [(node, value) for node, value in off if abs(value) >= FAR_OFF_S]
     for those, severity, consequence in (
-        (far, Severity.ERROR, "from 15 s on, torchrun's rendezvous treats live nodes as dead"),
+        (far, Severity.ERROR, "at 15 s or more, torchrun's rendezvous treats live nodes as dead"),
         ([one for one in off if one not in far], Severity.WARNING, "the log times of two hosts do not match"),
     ):
         if not those:

@@ -1,6 +1,6 @@
 """DD307 to DD310 and DD312 to DD319: the state of each GPU: its memory, its clocks, its settings, and who else uses it.
 
-Most of these rules are rows: which GPUs say anything about it, which states are a fault, and in which words.
+Most of these rules are rows: which GPUs report the state, which states are a fault, and the wording.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ E, W, I = Severity.ERROR, Severity.WARNING, Severity.INFO  # noqa: E741 - a colu
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """A state of GPUs that is a problem: which are in it, what to say of them, of each, and what to do."""
+    """A faulty state of GPUs: which GPUs are in it, the summary, the detail of each, and the fix."""
 
     severity: Severity
     is_in: Callable[[Gpu], object]
@@ -291,7 +291,7 @@ _SLEEPS = "{takes/take} seconds to wake after idling: persistence mode is off"
 _KEEP_AWAKE = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
 _state_rule(
     "DD315", "persistence", W, "Persistence mode is off",
-    "Report data-center GPUs that the driver puts to sleep when nobody uses them.",
+    "Report data-center GPUs that the driver puts to sleep when they are idle.",
     reads="NVML: persistence mode; /run/nvidia-persistenced/socket", nothing="no GPU here has persistence mode",
     is_read=lambda gpu: gpu.persistence is not None,
     settled=lambda node, _: passed("nvidia-persistenced runs") if nvidia.listed(node).persistenced else None,

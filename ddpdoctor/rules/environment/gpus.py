@@ -35,25 +35,25 @@ COHERENT_PARTS = frozenset({"GH200", "GB200", "GB300", "GB10"})
 
 
 def is_data_center(gpu: Gpu) -> bool:
-    """Say, by its name, whether a GPU is built for servers."""
+    """Return whether a GPU is built for servers, judged by its name."""
     if "GeForce" in gpu.name or "RTX A" in gpu.name or "Quadro" in gpu.name:
         return False
     return bool(_name_words(gpu) & DATA_CENTER_PARTS) or "Server Edition" in gpu.name
 
 
 def is_laptop(gpu: Gpu) -> bool:
-    """Say, by its name, whether a GPU shares heat and power with a processor."""
+    """Return whether a GPU shares heat and power with a processor, judged by its name."""
     return "Laptop" in gpu.name or "Max-Q" in gpu.name or "Mobile" in gpu.name
 
 
 def is_board(gpu: Gpu) -> bool:
-    """Say whether a GPU sits on a board that wires all NVLinks, rather than on a card with an optional bridge."""
+    """Return whether a GPU sits on a board that wires all NVLinks, rather than on a card with an optional bridge."""
     words = _name_words(gpu)
     return "SXM" in gpu.name.upper() or (bool(words & BOARD_PARTS) and not words & {"PCIe", "PCIE", "NVL"})
 
 
 def is_coherent(gpu: Gpu) -> bool:
-    """Say whether the kernel itself uses a GPU's memory."""
+    """Return whether the kernel itself uses a GPU's memory."""
     return bool(_name_words(gpu) & COHERENT_PARTS)
 
 
@@ -116,7 +116,7 @@ def visible_to(process: NodeProcess, gpus: Gpus) -> Visible:
 
 
 def sees_its_own(process: NodeProcess) -> bool:
-    """Say whether a process may have GPUs that others on its node do not see, as under Slurm."""
+    """Return whether a process may have GPUs that others on its node do not see, as under Slurm."""
     return "SLURM_PROCID" in process.variables and "TORCHELASTIC_RUN_ID" not in process.variables
 
 
@@ -188,7 +188,7 @@ def gpu_problem(
     fix: str,
     severity: Severity | None = None,
 ) -> list[Problem]:
-    """Make one problem for all GPUs that have it, or none if there is no such GPU.
+    """Make one problem for all GPUs that have it, or none if ``gpus`` is empty.
 
     ``what`` follows "GPUs 2 and 5". "{has/have}" stands for the form for one GPU or for several, {ids} for "2,5".
     """
@@ -220,7 +220,7 @@ def check_gpu_count(node: Node) -> Answer:
         summary = "CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU"
         fix = (
             "sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
-            "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES="
+            "A job on CPUs does not need it: export CUDA_VISIBLE_DEVICES="
         )
         return found(summary, torch.cuda_error or "", evidence=(torch.cuda_error,) if torch.cuda_error else (), fix=fix)
     gpus = need(node.gpus)
@@ -423,7 +423,7 @@ XIDS: dict[int, tuple[Severity, str, str]] = {
     43: (Severity.INFO, "a program fault that ended the program", OF_THE_PROGRAM),
     45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
 }
-OTHER_XID = (Severity.INFO, "an error that ddpdoctor does not know", "see https://docs.nvidia.com/deploy/xid-errors")
+OTHER_XID = (Severity.INFO, "an error unknown to ddpdoctor", "see https://docs.nvidia.com/deploy/xid-errors")
 
 
 @rule(
@@ -471,7 +471,7 @@ def check_gpu_alloc(node: Node) -> Answer:
     problems = [
         Problem(
             summary=f"{gpu_list([work.index for work in bad])} {_fill(what, bad)}",
-            evidence=tuple(f"GPU {work.index} as torch counts: {work.error}" for work in bad),
+            evidence=tuple(f"GPU {work.index} in torch's numbering: {work.error}" for work in bad),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; {fix}",
         )
         for bad, what, fix in (

@@ -177,7 +177,7 @@ def _judge(network: Network, process: NodeProcess, setting: net.Setting) -> Iter
         fitting = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
         evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
         if not fitting:
-            what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
+            what = "it excludes every interface" if wanted.exclude else "no interface has that name"
             best = net.best_interface(network) or "INTERFACE"
             summary = f'{setting}: {what}, so NCCL fails with "no socket interface found"'
             fix = f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"
@@ -218,7 +218,7 @@ def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:
     longer = sorted(one for one in there if one.startswith(name))
     if longer:
         return f"{library} needs the full name, and {name} is only a prefix of {longer[0]}"
-    return f"there is no interface {name}"
+    return f"interface {name} does not exist"
 
 
 @rule(

@@ -53,7 +53,7 @@ def count_nodes(fleet: Fleet) -> env.NodeCount | None:
 
 
 def has_several_nodes(fleet: Fleet) -> bool:
-    """Say whether the job has more than one node."""
+    """Return whether the job has more than one node."""
     count = count_nodes(fleet)
     return len(fleet.nodes) > 1 or (count is not None and count.nodes > 1)
 

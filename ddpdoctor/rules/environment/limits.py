@@ -113,7 +113,7 @@ def check_nproc_pids(node: Node) -> Answer:
     group=CheckGroup.LIMITS, needs=("limits",), reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
 )  # fmt: skip
 def check_somaxconn(node: Node) -> Answer:
-    """Report a listen queue that overflows if all ranks connect at once."""
+    """Report a listen queue that overflows if all ranks connect simultaneously."""
     ranks, queue = world_size(node), need(node.limits).somaxconn
     if queue is None:
         return skipped("this system does not report net.core.somaxconn")
@@ -124,7 +124,7 @@ def check_somaxconn(node: Node) -> Answer:
     seen = f"somaxconn {queue}, {ranks} ranks"
     if queue >= ranks:
         return passed(seen)
-    summary = f"net.core.somaxconn is {queue}, but {ranks} ranks connect to rank 0 at once"
+    summary = f"net.core.somaxconn is {queue}, but {ranks} ranks connect to rank 0 simultaneously"
     return found(summary, seen, fix=f"sudo sysctl -w net.core.somaxconn={max(4096, ranks)}")
 
 

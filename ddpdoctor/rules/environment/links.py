@@ -32,7 +32,7 @@ NIC_CLASSES = frozenset({0x0200, 0x0207})
 
 
 def is_gpu(device: PciDevice) -> bool:
-    """Say whether it is a GPU from NVIDIA or AMD."""
+    """Return whether it is a GPU from NVIDIA or AMD."""
     return device.vendor in {NVIDIA, AMD} and device.device_class >> 8 in GPU_CLASSES
 
 
@@ -78,7 +78,7 @@ def check_pcie(node: Node) -> Answer:
                 links.setdefault(lower.bus_id, (device, lower, upper, widest))
     judgeable = [link for link in links.values() if link[1].width is not None]
     if not judgeable:
-        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
+        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "no GPU and no RDMA card")
     problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
     widths = Counter(f"x{lower.width}" for device, lower, _, _ in judgeable if lower is device)
     seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
@@ -129,8 +129,8 @@ def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterat
     elif mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
         highest = max(device.speed_gt_s or 0 for device in faster)
         yield Problem(
-            summary=f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at "
-            f"{highest:g} GT/s",
+            summary=f"{describe(pci, mine)} runs its PCIe link at {mine.speed_gt_s:g} GT/s, but others of its model "
+            f"run at {highest:g} GT/s",
             evidence=("idle GPUs lower the speed: this matters only under load",),
             fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
             severity=Severity.INFO,
@@ -197,7 +197,7 @@ def check_fabric(node: Node) -> Answer:
     switches = sum(1 for device in devices if device.vendor == NVIDIA and device.device_class >> 8 == NVSWITCH_CLASS)
     members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
     if not members and not (switches and any(nvidia.is_data_center(gpu) for gpu in gpus.devices)):
-        return skipped("there are no NVSwitches and no GPU fabric")
+        return skipped("no NVSwitches and no GPU fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
     problems = nvidia.gpu_problem(
@@ -301,7 +301,7 @@ def check_acs_iommu(node: Node) -> Answer:
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
-        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
+        return skipped("no NVIDIA or AMD GPU on the PCI bus")
     if pci.virtual_machine:
         return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
     able = [gpu for gpu in gpus if "GeForce" not in pci.models.get(gpu.bus_id, "")]
@@ -362,7 +362,7 @@ def check_numa(node: Node) -> Answer:
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
-        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
+        return skipped("no NVIDIA or AMD GPU on the PCI bus")
     if pci.numa_nodes < 2:
         return skipped("there is only one NUMA node")
     placed = [(process, gpu) for process in node.processes if (gpu := _gpu_of(node, pci, process)) is not None]
@@ -379,7 +379,7 @@ def check_numa(node: Node) -> Answer:
         who = name_list([*([rank_list(of_ranks)] if of_ranks else []), *unnumbered])
         whose, near = "its GPU" if len(far) == 1 else "their GPUs", far[0][1].numa_node or 0
         problems.append(Problem(
-            summary=f"{who[0].upper()}{who[1:]} can only run on CPUs of another NUMA node than {whose}",
+            summary=f"{who[0].upper()}{who[1:]} can only run on CPUs of a different NUMA node than {whose}",
             evidence=tuple(
                 f"{name}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs {_cpu_words(gpu.local_cpus)}"
                 for name, (process, gpu) in zip(names[:SHOWN], far, strict=False)
@@ -390,7 +390,7 @@ def check_numa(node: Node) -> Answer:
         ))  # fmt: skip
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
     if lost:
-        which = f"{len(lost)} GPUs are" if len(lost) > 1 else f"{describe(pci, lost[0])} is"
+        which = f"{len(lost)} GPUs are on" if len(lost) > 1 else f"{describe(pci, lost[0])} is on"
         unreported = f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes {which}"
         seen = (f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",)
         fix = "check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS"

@@ -1,4 +1,4 @@
-"""DD201 to DD209 and DD216 to DD218: what hosts resolve their name and rank 0's to, and where ranks meet."""
+"""DD201 to DD209 and DD216 to DD218: what hosts resolve their own and rank 0's name to, and the rendezvous address."""
 
 from __future__ import annotations
 

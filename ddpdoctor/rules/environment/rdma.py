@@ -84,7 +84,7 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
     elif port.link_layer == "Ethernet" and device.netdevs:
         fix = f"ip link set {device.netdevs[0]} up; then check the cable and the switch port"
     elif phys == "Disabled":
-        fix = f"enable the port (mlxlink -d {device.name} -a UP), or find out who disabled it"
+        fix = f"enable the port (mlxlink -d {device.name} -a UP), or find out why it is disabled"
     else:
         cable = f"the cable of {net.label(device, port)}"
         fix = f"reseat or replace {cable} and check the switch port: mlxlink -d {device.name}"
@@ -451,7 +451,7 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
     return None
 
 
-ABSENT = "there is no RDMA device"
+ABSENT = "no RDMA device found"
 
 
 @rule(

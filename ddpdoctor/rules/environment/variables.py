@@ -30,7 +30,7 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
 
 
 @rule(
-    "DD111", "env-unknown", Severity.WARNING, "A variable is set that nothing reads",
+    "DD111", "env-unknown", Severity.WARNING, "A variable is set but nothing reads it",
     group=CheckGroup.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
 )  # fmt: skip
 def check_env_unknown(node: Node) -> Answer:
@@ -65,7 +65,7 @@ def check_env_deprecated(node: Node) -> Answer:
     group=CheckGroup.VARIABLES, needs=("rdma",), reads="environment variables",
 )  # fmt: skip
 def check_env_danger(node: Node) -> Answer:
-    """Report variables with a harmful value, most often leftovers of a search for a fault."""
+    """Report variables with a harmful value, most often left over from debugging."""
 
     def danger(variable: Variable, value: str, context: var.VariableContext) -> var.Flaw | None:
         is_left_out = variable.name == "NCCL_IB_DISABLE" and context.active_port  # see ib-disabled
@@ -82,7 +82,7 @@ def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
 def _draw(
     node: Node, question: Callable[[Variable, str, var.VariableContext], var.Flaw | None], *, unknown: bool = False
 ) -> Iterator[Problem]:
-    """Ask one question of every listed variable, after looking for unknown names if that is asked."""
+    """Check every listed variable for one kind of flaw, after looking for unknown names if requested."""
     for process in node.processes:
         context = var.read_context(node, process)
         flaws = [var.find_unknown(name, context) for name in process.other_names] if unknown else []
@@ -349,7 +349,7 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     if not names:
         return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
-    what = "these nodes never meet, and each waits without an error"
+    what = "these nodes never connect, and each waits without an error"
     problems = []
     for name, split in splits.items():
         if split is not None:

@@ -1,4 +1,4 @@
-"""DD101 to DD106 and DD301 to DD303: the versions of torch, NCCL and the driver, and whether they fit."""
+"""DD101 to DD106 and DD301 to DD303: the versions of torch, NCCL and the driver, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def check_version_same(fleet: Fleet) -> Answer:
             continue
         wanted, noun = split.majority.value if split.majority else None, name.rstrip(":")
         if name in {"GPUs:", "VBIOS"}:
-            fix = "use nodes of one kind for a job, or expect the speed of the slowest"
+            fix = "use identical nodes for a job, or expect the speed of the slowest"
         elif name == "torch":
             install = f"python -m pip install {torch_package(wanted)}" if wanted else ""
             fix = install or "install the same torch version on all nodes"
@@ -233,7 +233,7 @@ def check_torch_cuda_build(node: Node) -> Answer:
         fix = "to use the GPU, install the NVIDIA driver and a CUDA build of torch"
         evidence = (f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",)
         return found(summary, seen, evidence=evidence, fix=fix, severity=Severity.INFO)
-    summary = f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL"
+    summary = f"torch {build.version} is a CPU build, so it can use neither the GPUs here nor NCCL"
     fix = install_cuda_torch(node, build.version)
     evidence = (f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",)
     return found(summary, f"torch {build.version} and {count} NVIDIA GPUs", evidence=evidence, fix=fix)

@@ -1,1 +1,1 @@
-"""Judges what logs, dumps and stacks say about a job that nobody watched."""
+"""Judges the logs, dumps and stacks of a job that ran without ddpdoctor."""

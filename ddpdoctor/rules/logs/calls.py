@@ -1,7 +1,7 @@
-"""Compares what ranks wait in or called, by their time limits, their logged calls and their stacks.
+"""Compares the calls of ranks and where they wait, by their time limits, logged calls and stacks.
 
-Numbers count within one process group. Torch before 2.3 does not say the group, and two disjoint groups may have one
-name, so only ranks that are in one group for sure are compared.
+Numbers count within one process group. Torch before 2.3 does not log the group, and disjoint groups may share a
+name, so only ranks that are certainly in one group are compared.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def compare_waits(facts: Sequence[lf.Fact], world: int | None = None) -> list[lf
 def _name_work(found: list[lf.Fact], facts: Sequence[lf.Fact], limits: _Limits) -> list[lf.Fact]:
     """Return the facts, with what absent ranks did instead.
 
-    If nothing else says who came late, it is the one rank that is at work while others ran into a limit. Bars without a
-    rank are those of rank 0: frameworks give them to the main process only.
+    If nothing else shows which rank was late, it is the only one at work while others timed out. Progress bars without
+    a rank belong to rank 0: frameworks show them on the main process only.
     """
     excused = {fact.who.rank for fact in facts if _excuses(fact)}
     excused |= {rank for fact in found if isinstance(fact, lf.Inside) for rank in fact.ranks}
@@ -212,7 +212,7 @@ def _size(waits: Iterable[lf.Waiting]) -> int | None:
 def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int], whole: int | None) -> list[lf.Fact]:
     """Compare the ranks of one group.
 
-    ``members`` are those that can be told, ``silent`` ranks whose silence says something, ``whole`` how many it has.
+    ``members``: the known ones; ``silent``: ranks whose silence is evidence; ``whole``: how many the group has.
     """
     late = _late(group)
     if late:
@@ -247,9 +247,9 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
 
 
 def _late(group: _Group) -> list[lf.Absent]:
-    """Return the ranks that came to the first call in which others wait after these had run into their limit.
+    """Return the ranks that reached the first call in which others wait only after those had timed out.
 
-    They complete that call, because the others' ranks are still in it, and run into a limit of their own later: in the
+    They complete that call, because the others' ranks are still in it, and time out later: in the
     same call if the others have left, else in a later one. So their numbers are not those of one moment.
     """
     number = min(wait.operation.seq or 0 for wait in group.waits.values())
@@ -323,7 +323,7 @@ def _silent_ranks(facts: Sequence[lf.Fact], world: int | None) -> frozenset[int]
 
 
 def _excuses(fact: lf.Fact) -> bool:
-    """Return whether it says that its rank cannot report a limit, or does not wait."""
+    """Return whether a fact shows that its rank cannot report a limit, or does not wait."""
     if isinstance(fact, lf.Failed):
         return fact.nature not in {lf.Nature.STOPPED, lf.Nature.FOLLOWS}
     return isinstance(fact, lf.Waiting) or (isinstance(fact, lf.Hint) and fact.kind in {"watchdog-stuck", "gil"})
@@ -354,7 +354,7 @@ def _absence(rank: int, target: lf.Waiting, waiters: Iterable[int], shown_by: lf
 
 
 def _limits_differ(group: _Group, whole: int | None) -> lf.Differ | None:
-    """Return in what the calls differ that ranks of one group wait in."""
+    """Return how the calls differ in which ranks of one group wait."""
     calls = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
     ordered = [ranks for _, ranks in group_alike(calls)]
     if len(ordered) < 2:
@@ -376,7 +376,7 @@ def _limits_differ(group: _Group, whole: int | None) -> lf.Differ | None:
 
 
 def _aspect(operations: Sequence[lf.Operation]) -> str:
-    """Return what differs, or an empty string if nothing does that must be equal."""
+    """Return what differs but must be equal, or an empty string."""
     if len({operation.seq for operation in operations}) > 1:
         return "number"
     if len({operation.op for operation in operations}) > 1:
@@ -412,7 +412,7 @@ def _where(fact: lf.Fact) -> Mapping[str, Any]:
 def _compare_numberless(
     facts: Sequence[lf.Fact], limits: _Limits, silent: frozenset[int], world: int | None
 ) -> list[lf.Fact]:  # fmt: skip
-    """Compare waits that say no number: those of nccl2 and Gloo, and those in ``init_process_group``.
+    """Compare waits without a number: those of nccl2 and Gloo, and those in ``init_process_group``.
 
     A rank that was seen and said nothing of a limit or a lost peer is the one that the others waited for, or it had
     completed all its calls. If as many wait in init as have come, and one rank is not among them, it has not come.

@@ -1,4 +1,4 @@
-"""Compares what the flight recorders of several ranks hold: who is behind, who made another call, who waits for whom.
+"""Compares the flight recorders of several ranks: which rank is behind, made another call, or waits for which.
 
 Numbers count within one process group, and groups are told apart by name and members. A ring loses its oldest entries,
 so a call that is older than the first entry of a group is not missing. Dumps are not taken at one moment.
@@ -34,7 +34,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 
 
 def find_circle(links: Iterable[tuple[int, lf.Operation, int | None]]) -> lf.Circle | None:
-    """Return the shortest way in which ranks wait for each other, or None. Links: a rank, its call, for whom."""
+    """Return the shortest cycle of ranks that wait for each other, or None. Links: rank, its call, awaited rank."""
     waits: dict[int, dict[int, lf.Operation]] = {}
     for rank, operation, other in links:
         if other is not None and other != rank:
@@ -109,7 +109,7 @@ class Cluster:
 
 
 def clusters_of(by_rank: Mapping[int, lf.FlightDump]) -> list[Cluster]:
-    """Sort the groups of all dumps. A group whose members one dump does not say is the one of that name."""
+    """Sort the groups of all dumps. If a dump does not list a group's members, the name identifies it."""
     found: dict[tuple[str, _Ranks | None], Cluster] = {}
     listed: dict[str, set[_Ranks]] = {}
     for dump in by_rank.values():
@@ -139,7 +139,7 @@ def clusters_of(by_rank: Mapping[int, lf.FlightDump]) -> list[Cluster]:
 
 
 def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
-    """Yield for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
+    """Yield the peer that each rank waits for in its oldest pending send or receive, or that both ends are inside."""
     for rank, part in cluster.parts.items():
         if not part.transfers:
             continue
@@ -182,7 +182,7 @@ def _absent(
 
 
 def compare_flight(dumps: Sequence[lf.FlightDump], world: int | None) -> list[lf.Fact]:
-    """Return who is behind, who differs, who is inside, and what each rank waits in. One dump a rank."""
+    """Return which ranks are behind, differ or are inside, and what each rank waits in. One dump per rank."""
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
     clusters = clusters_of(by_rank)
     timed_out = any(part.timed_out for one in clusters for part in one.parts.values())
@@ -202,7 +202,7 @@ def compare_flight(dumps: Sequence[lf.FlightDump], world: int | None) -> list[lf
 
 
 def _contradiction(cluster: Cluster) -> lf.Moving | None:
-    """Return that the job moved, if a rank has completed what another one, dumped before it, had not even made."""
+    """Return that the job moved, if a rank has completed a call that a rank dumped earlier had not even made."""
     if cluster.is_aligned:
         return None
     for rank, part in cluster.parts.items():
@@ -286,7 +286,7 @@ def _late(cluster: Cluster, number: int) -> list[lf.Absent]:
 def _target(cluster: Cluster) -> tuple[int, _Ranks] | None:
     """Return the lowest number that some ranks wait in, and these ranks.
 
-    What one rank has completed is done on all, save where a root may be ahead: the others have only not noticed yet.
+    What one rank has completed is done on all, unless a root may be ahead: the others have just not noticed yet.
     """
     over = 0  # the last number that nobody can have completed before all had come
     for part in cluster.parts.values():

@@ -1,4 +1,4 @@
-"""DD816: NCCL connects ranks by a slower way than the machines have; and what its log says of its connections."""
+"""DD816: NCCL uses a slower transport than the machines offer; and the connections in its log."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class RankLink:
 
 
 class NcclJob:
-    """All that NCCL's log says of a job's connections."""
+    """All of a job's connections in NCCL's log."""
 
     def __init__(self, state: RunState) -> None:
-        self.processes = state.all(NcclPaths)
-        self.machines: dict[str, Node] = {_short(machine.node.host): machine.node for machine in state.all(MachineSeen)}
+        self.processes = state.all[NcclPaths]
+        self.machines: dict[str, Node] = {_short(machine.node.host): machine.node for machine in state.all[MachineSeen]}
         self._members: dict[tuple[str, int], list[Who]] = {}
         for process in self.processes:
             for member in process.members:
@@ -125,7 +125,7 @@ def _short(host: str) -> str:
 
 
 def explain_nccl(state: RunState) -> Iterator[str]:
-    """Yield what NCCL's log says of network, connections, algorithms, settings and start."""
+    """Yield the network, connections, algorithms, settings and startup in NCCL's log."""
     job = NcclJob(state)
     if not job.processes:
         return
@@ -278,7 +278,7 @@ def _without_nvls(job: NcclJob) -> Iterator[Problem]:
     for host in job.hosts:
         behind = [gpu for gpu in job.gpus(host) if gpu.fabric_state == "completed" and NVLS_GPU.search(gpu.name)]
         if behind and {process.nvls for process in job.processes if process.who.host == host} == {False}:
-            although = f"although its {behind[0].name} are behind NVSwitches: the switches do no reductions"
+            although = f"although its {behind[0].name} GPUs are behind NVSwitches: the switches do not reduce data"
             summary = f"NVLS is not available on {host}, {although}"
             fix = (
                 "run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "

@@ -1,8 +1,8 @@
-"""Decides what the evidence of a run amounts to: one cause, or what is lacking to name it.
+"""Decides what the evidence of a run shows: one cause, or what is missing to name it.
 
 The stronger source wins: an error of a rank itself or a line of the kernel, then calls that differ, then a circle,
-then who is absent where others wait, then the network, then "all are inside". What may lie with ranks that were not
-seen is no verdict.
+then who is absent where others wait, then the network, then "all are inside". A cause that may lie with
+unseen ranks is not a verdict.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by w
 
 
 def find_absent(state: RunState) -> Ruling | None:
-    """Return a ruling about ranks that are absent. Of sources that contradict each other the strongest counts."""
-    absent = [(fact.who.rank, fact) for fact in state.all(lf.Absent) if fact.who.rank is not None]
+    """Return a ruling about absent ranks. If sources contradict each other, the strongest counts."""
+    absent = [(fact.who.rank, fact) for fact in state.all[lf.Absent] if fact.who.rank is not None]
     if not absent:
         return None
     samples = last_samples(state.facts)
@@ -70,7 +70,7 @@ def find_absent(state: RunState) -> Ruling | None:
     sure = {rank for rank, fact in absent if fact.certain or fact.expected}
     unseen = [rank for rank in ranks if rank not in state.seen and rank not in sure]
     if unseen:
-        reason = f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
+        reason = f"others wait for {rank_list(ranks)}, which the evidence does not cover, so the cause is unknown"
         return Ruling(reason=reason, collect=words.collect(state))
     elsewhere = {lf.Doing.OWN, lf.Doing.DATA, lf.Doing.EXIT}
     ranks = [rank for rank in ranks if rank in samples and samples[rank].doing in elsewhere] or ranks
@@ -85,7 +85,7 @@ def find_absent(state: RunState) -> Ruling | None:
 
 
 def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
-    """Return whether a rank that did not come waits elsewhere for others."""
+    """Return whether an absent rank waits elsewhere for others."""
     if sample is not None:
         return sample.doing in WAITS
     # NCCL may not have launched what torch waits for: the device has not come to it.
@@ -95,11 +95,11 @@ def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | N
 
 
 def decide(state: RunState) -> Ruling:
-    """Return what the evidence of a run amounts to."""
-    if (state.all(lf.Finished) or state.moves) and not state.went_wrong:
+    """Return what the evidence of a run shows."""
+    if (state.all[lf.Finished] or state.moves) and not state.went_wrong:
         return Ruling()
     roots = find_roots(state)
-    differ = [fact for fact in state.all(lf.Differ) if fact.certain]
+    differ = [fact for fact in state.all[lf.Differ] if fact.certain]
     # A failure counts first if it came before ranks called different operations, and in the user's own code.
     first = roots[0].failed if roots else []
     own = (
@@ -129,11 +129,11 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     Of several ranks that aborted without a word, all but one are victims for sure, and the one may be elsewhere. An
     error whose line stands alone, and which may report any other, comes late.
     """
-    last = {fact.who.rank: fact for fact in state.all(lf.ProcessState) if fact.who.rank is not None}
+    last = {fact.who.rank: fact for fact in state.all[lf.ProcessState] if fact.who.rank is not None}
     frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
     if frozen and len(frozen) < len(last):
         yield Ruling(kind="stopped", problem=words.frozen(state, frozen))
-    if circles := state.all(lf.Circle):
+    if circles := state.all[lf.Circle]:
         yield Ruling(kind="deadlock", problem=words.circle(state, circles))
     root, absent = roots[0] if roots else None, find_absent(state)
     alone = root is not None and root.is_alone
@@ -145,7 +145,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
             waited = f"its line names no rank; {one.summary}"
             yield Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
         yield absent
-    if differ := [fact for fact in state.all(lf.Differ) if not fact.certain]:
+    if differ := [fact for fact in state.all[lf.Differ] if not fact.certain]:
         yield Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     killed = root is not None and any(process.signal for process in root.exited) and not root.failed
     if root is not None and (not root.is_vague if alone else not killed or len(roots) == 1):
@@ -155,8 +155,8 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     yield from _network(state)
     if root is not None and alone:
         yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
-    stopped, inside = state.all(lf.Stopped), state.all(lf.Inside)
-    if stopped and not inside and not any(fact.timed_out for fact in state.all(lf.Waiting)):
+    stopped, inside = state.all[lf.Stopped], state.all[lf.Inside]
+    if stopped and not inside and not any(fact.timed_out for fact in state.all[lf.Waiting]):
         yield Ruling(kind="killed", problem=words.stopped(state, stopped))
     if whole := [fact for fact in inside if fact.complete]:
         yield Ruling(kind="transport", problem=words.inside(state, whole))
@@ -169,8 +169,8 @@ def _network(state: RunState) -> Iterator[Ruling]:
     """Yield that hosts gave NCCL an address that leads only to themselves, or that connections failed."""
     addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
     alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
-    waits = [fact for fact in state.all(lf.Waiting) if fact.in_init]
-    links = [fact for fact in state.all(lf.Link) if not fact.victim]
+    waits = [fact for fact in state.all[lf.Waiting] if fact.in_init]
+    links = [fact for fact in state.all[lf.Link] if not fact.victim]
     own = [fact for fact in links if fact.to.address in alone.values()]
     if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
         hosts, shown = tuple(sorted(alone)), name_list(sorted(set(alone.values())))
@@ -184,33 +184,33 @@ def _network(state: RunState) -> Iterator[Ruling]:
 
 def _reasons(state: RunState) -> Iterator[str]:
     """Yield why the evidence does not name a cause, the most exact first."""
-    hints = state.all(lf.Hint)
+    hints = state.all[lf.Hint]
     yield from (fact.words for fact in hints if fact.kind in _TELLING)
     if waiting := state.waiting:
-        lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
+        lacking = f"; evidence is missing from {rank_list(state.unseen)}" if state.unseen else ""
         yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in hints if fact.kind == "told-to-dump")
     stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
     ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
-    failed = {fact.nature: fact for fact in reversed(state.all(lf.Failed))}
+    failed = {fact.nature: fact for fact in reversed(state.all[lf.Failed])}
     yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
-    if state.all(lf.Link):
+    if state.all[lf.Link]:
         yield "the evidence only shows that the other side closed connections, not why"
-    if state.all(lf.Exited):
+    if state.all[lf.Exited]:
         yield "the evidence only shows that ranks were stopped, not why"
     samples = last_samples(state.facts)
     if samples and all(sample.doing is lf.Doing.DATA for sample in samples.values()):
         yield f"{rank_list(samples)} {verb(samples, 'waits', 'wait')} for workers of a DataLoader"
-    if state.all(lf.ProcessState):
-        where = "no rank was seen to wait for another" if state.all(lf.Stacked) else "no stack of a rank was seen"
-        yield f"there is no sign of progress, and {where}"
-    lines = state.all(lf.ErrorLine)
-    if state.all(lf.Moving) and not state.went_wrong and not lines:
+    if state.all[lf.ProcessState]:
+        where = "no rank was seen to wait for another" if state.all[lf.Stacked] else "no stack of a rank was seen"
+        yield f"no sign of progress, and {where}"
+    lines = state.all[lf.ErrorLine]
+    if state.all[lf.Moving] and not state.went_wrong and not lines:
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
     if lines:
         more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
-        yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
+        yield f"the log has an error unknown to ddpdoctor{more}, and no other failure: {words.quote(lines[-1])}"
     yield "no failure was found, but nothing shows that the job succeeded"
 
 
@@ -229,10 +229,10 @@ for code, kind in {
 
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
-    """Say that the cause cannot be told from what was given, and what to collect."""
+    """Report that the given evidence does not show the cause, and what to collect."""
     ruling, lacking = state.ruling, state.logs.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())
-    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(lf.Hint) if fact.words)]))
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all[lf.Hint] if fact.words)]))
     read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

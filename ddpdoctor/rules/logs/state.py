@@ -1,8 +1,8 @@
 """The evidence of one run as the rules see it: facts joined by rank, what is lacking, and the failures that came first.
 
 A failure that refers to no other rank is a root. Lost peers, stops and errors after a time limit are consequences.
-Times are compared on one host's clock only, and lines within one file only. Order between hosts comes from who names
-whom.
+Times are compared on one host's clock only, and lines within one file only. Order between hosts follows from which
+rank names which.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ddpdoctor.model import log_facts as lf
 from ddpdoctor.model.known_errors import find_known
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.rules.answers import Problem
+
+    class FactsByKind(Protocol):
+        """The facts of each class of facts."""
+
+        def __getitem__(self, kind: type[Kind], /) -> list[Kind]: ...
+
 
 Named = TypeVar("Named", int, str)
 RAS = "ras"  # the kind of note that every report gives
@@ -55,7 +61,7 @@ def set_apart_handled(facts: Sequence[lf.Fact]) -> tuple[lf.Fact, ...]:
         if own and not explains and here is not None and any(line is not None and line > here for line in after):
             said = f"{failed.type} was caught: {failed.message}".rstrip(": ") if failed is not None else fact.said
             common: dict[str, Any] = {"who": fact.who, "spot": fact.spot, "time": fact.time, "said": fact.said}
-            found.append(lf.Hint(words=f"{said}; the job went on", kind="handled", **common))
+            found.append(lf.Hint(words=f"{said}; the job continued", kind="handled", **common))
         else:
             found.append(fact)
     return tuple(found)
@@ -113,7 +119,7 @@ def resolve(facts: Sequence[lf.Fact], world: int | None) -> tuple[lf.Fact, ...]:
 
 
 def _only(table: Mapping[object, set[Named]], *names: object) -> Named | None:
-    """Return what the first name stands for that stands for exactly one. A name with two ranks says nothing."""
+    """Return the rank of the first name that stands for exactly one. A name with two ranks is ambiguous."""
     return next((next(iter(table[name])) for name in names if len(table.get(name, ())) == 1), None)
 
 
@@ -156,7 +162,7 @@ def _names(who: lf.Who) -> list[tuple[object, ...]]:
 def _locals_are_ranks(facts: Iterable[lf.Fact], world: int | None) -> bool:
     """Return whether local ranks are ranks, as they are on one node.
 
-    Nothing may speak of a second node: another host, a rank that is no local rank, or one local rank in two places.
+    Nothing may point to a second node: another host, a rank that is not a local rank, or a local rank in two places.
     """
     facts = [fact for fact in facts if fact.who != lf.Who()]
     hosts, places = set(), defaultdict(set)
@@ -197,7 +203,7 @@ def _tasks_are_ranks(facts: Iterable[lf.Fact], world: int | None) -> bool:
 
 
 def join_reports(facts: Sequence[lf.Fact]) -> tuple[lf.Fact, ...]:
-    """Return the facts with what the last two reports say together. Counts differ for an instant in any job."""
+    """Return the facts, with those that the last two reports agree on. Counts differ briefly in any job."""
     sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, lf.Hint) and fact.kind == RAS))
     if len(sources) < 2:
         return tuple(facts)
@@ -237,7 +243,7 @@ def _is_of_counts(fact: lf.Fact) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What is wrong, or why that cannot be told."""
+    """What is wrong, or why that is unknown."""
 
     kind: str = ""  # the kind of the rule that answers; empty: none does
     problem: Problem | None = None
@@ -256,17 +262,14 @@ class RunState:
     seen: frozenset[int]  # the ranks of which evidence was given
     hosts: Mapping[int, str]  # the hosts of ranks, as far as they are known
     ruling: Ruling = Ruling()
-    _by_kind: dict[type, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    all: FactsByKind = field(default_factory=lambda: defaultdict[Any, Any](list), init=False, repr=False)
     _by_rank: dict[tuple[int | None, type], list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the facts, of which a large job has many thousands."""
         for fact in self.facts:
-            self._by_kind.setdefault(type(fact), []).append(fact)
+            self.all[type(fact)].append(fact)
             self._by_rank.setdefault((fact.who.rank, type(fact)), []).append(fact)
-
-    def all(self, kind: type[Kind]) -> list[Kind]:
-        return self._by_kind.get(kind, [])
 
     def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
         return self._by_rank.get((rank, kind), [])
@@ -277,14 +280,14 @@ class RunState:
 
     @property
     def unseen(self) -> tuple[int, ...]:
-        """The ranks of the world of which no evidence was given; empty if the size of the world is unknown."""
+        """The ranks of the world without evidence; empty if the size of the world is unknown."""
         return tuple(rank for rank in range(self.world or 0) if rank not in self.seen)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """The ranks that wait for others, or waited until a time limit."""
-        found = {fact.who.rank for fact in self.all(lf.Waiting)}
-        found |= {fact.who.rank for fact in self.all(lf.Failed) if fact.nature in _WAITED}
+        found = {fact.who.rank for fact in self.all[lf.Waiting]}
+        found |= {fact.who.rank for fact in self.all[lf.Failed] if fact.nature in _WAITED}
         for fact in self.facts:
             found |= set(fact.ranks) if isinstance(fact, lf.Inside) else set()
             found |= set(fact.waiters) if isinstance(fact, lf.Absent) else set()
@@ -293,7 +296,7 @@ class RunState:
     def refusals(self) -> list[tuple[lf.Refused, list[int]]]:
         """Return what a look could not use, each once, with the ranks for which it is the same."""
         nobody, nowhere = lf.Who(), lf.Spot(source="")
-        alike = grouped((replace(fact, who=nobody, spot=nowhere), fact.who.rank) for fact in self.all(lf.Refused))
+        alike = grouped((replace(fact, who=nobody, spot=nowhere), fact.who.rank) for fact in self.all[lf.Refused])
         return [(fact, sorted({rank for rank in ranks if rank is not None})) for fact, ranks in alike.items()]
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
@@ -301,7 +304,7 @@ class RunState:
         return tuple(sorted({self.hosts[rank] for rank in ranks if self.hosts.get(rank)}))
 
     def host_of(self, who: lf.Who) -> str:
-        """Return the name of somebody's host, else its address; empty if neither is known."""
+        """Return the name of a process's host, else its address; empty if neither is known."""
         named = {fact.who.host for fact in self.facts if who.address and fact.who.address == who.address}
         named.discard("")
         return who.host or (named.pop() if len(named) == 1 else who.address)
@@ -318,16 +321,16 @@ class RunState:
 
     @property
     def moves(self) -> bool:
-        """Two samples show progress. What a log says of steps ends with the log."""
-        return any(not fact.logged for fact in self.all(lf.Moving))
+        """Two samples show progress. Step counts in a log end with the log."""
+        return any(not fact.logged for fact in self.all[lf.Moving])
 
     @property
     def went_wrong(self) -> bool:
-        """Something tells of a failure, a wait or a difference."""
+        """A fact reports a failure, a wait or a difference."""
         bad = (lf.Failed, lf.Exited, lf.Waiting, lf.Stopped, *_OF_OTHERS)
-        if any(isinstance(fact, lf.Link) for fact in self.facts) and not self.all(lf.Finished):
+        if any(isinstance(fact, lf.Link) for fact in self.facts) and not self.all[lf.Finished]:
             return True  # connections also close where a job ends well, but then it says so
-        return any(fact.fatal for fact in self.all(lf.Trouble)) or any(isinstance(fact, bad) for fact in self.facts)
+        return any(fact.fatal for fact in self.all[lf.Trouble]) or any(isinstance(fact, bad) for fact in self.facts)
 
 
 def build_run_state(logs: lf.Logs) -> RunState:
@@ -376,7 +379,7 @@ _Name = tuple[str, object]
 
 @dataclass(slots=True, kw_only=True)
 class Root:
-    """A failure that a rank, or a host, had by itself. Several facts may speak of it."""
+    """A failure that originated on a rank or host. Several facts may describe it."""
 
     ranks: set[int] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
@@ -416,7 +419,7 @@ class Root:
 
     @property
     def is_vague(self) -> bool:
-        """The error is unknown, or may be the report of any other."""
+        """The error is unknown, or may only report another one."""
         known = find_known(f"{self.failed[0].type}: {self.failed[0].message}") if self.failed else None
         return known is None or known.vague
 
@@ -433,9 +436,9 @@ class Root:
 def find_roots(state: RunState) -> list[Root]:
     """Return the failures that refer to no other rank, the earliest first as far as that is known."""
     roots: dict[object, Root] = defaultdict(Root)
-    timeouts = [fact for fact in state.all(lf.Waiting) if fact.timed_out]
-    victims = {fact.who for fact in state.all(lf.Failed) if fact.nature in _WAITED}
-    for failed in state.all(lf.Failed):
+    timeouts = [fact for fact in state.all[lf.Waiting] if fact.timed_out]
+    victims = {fact.who for fact in state.all[lf.Failed] if fact.nature in _WAITED}
+    for failed in state.all[lf.Failed]:
         if failed.nature is not lf.Nature.OWN:
             continue
         unnamed, rank = failed.alone and failed.who.rank is None, failed.who.rank
@@ -445,11 +448,11 @@ def find_roots(state: RunState) -> list[Root]:
         known = find_known(f"{failed.type}: {failed.message}") if told else None
         if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
             roots[_key(failed)].name(failed.who).failed.append(failed)
-    for exited in state.all(lf.Exited):
+    for exited in state.all[lf.Exited]:
         if _is_own_exit(state, exited):
             roots[_key(exited)].name(exited.who).exited.append(exited)
     _attach_bare(roots)
-    for trouble in state.all(lf.Trouble):
+    for trouble in state.all[lf.Trouble]:
         if trouble.fatal:
             _add_trouble(roots, trouble, state)
     found = [root for root in roots.values() if root.facts]
@@ -465,7 +468,7 @@ def find_roots(state: RunState) -> list[Root]:
     def place(root: Root) -> tuple[float, ...]:
         """Return the place by time on one clock, else as the launcher says, else by lines of one file.
 
-        Of errors whose lines stand alone, a known one of a known rank comes first.
+        Among errors with standalone lines, a known one of a known rank sorts first.
         """
         fact = root.facts[0]
         return (
@@ -493,7 +496,7 @@ def find_roots(state: RunState) -> list[Root]:
 
 
 def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
-    """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
+    """Merge the environment faults that every process reports into one fault without a rank or host."""
     merged: dict[tuple[str, ...], Root] = {}
     for root in roots:
         key = tuple(sorted({trouble.kind for trouble in root.troubles if trouble.kind in _ALIKE}))
@@ -520,10 +523,10 @@ def precedes(one: lf.Fact, other: lf.Fact) -> bool | None:
 
 
 def _is_own_exit(state: RunState, exited: lf.Exited) -> bool:
-    """Return whether a bad end is no consequence of another rank's failure, and no order from outside."""
+    """Return whether a bad end is neither a consequence of another rank's failure nor ordered from outside."""
     if exited.memory:
         return True
-    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all(lf.Stopped)):
+    if exited.by_launcher or exited.signal == "SIGTERM" or (exited.signal == "SIGKILL" and state.all[lf.Stopped]):
         return False
     rank = exited.who.rank
     natures = {error.nature for error in state.of(rank, lf.Failed)} if rank is not None else set()
@@ -564,7 +567,7 @@ def _attach_bare(roots: dict[object, Root]) -> None:
 
 
 def _add_trouble(roots: dict[object, Root], trouble: lf.Trouble, state: RunState) -> None:
-    """Add a fault of a machine to the failure that it explains, else as a failure of its own."""
+    """Add a machine fault to the failure that it explains, else as a separate failure."""
     key = _key(trouble)
     if isinstance(key, int) and key in roots:
         roots[key].troubles.append(trouble)
@@ -609,7 +612,7 @@ class Lost:
 
 
 def lost_by(state: RunState) -> Lost | None:
-    """Return whom more victims name than any other, or None if that is nobody, or a victim."""
+    """Return the process that most victims name, or None if there is none or it is a victim."""
     votes: dict[_Name, dict[object, lf.Fact]] = defaultdict(dict)
     complaining = [fact.who for fact in _victims(state)]
     victims: set[_Name] = {("rank", who.rank) for who in complaining}
@@ -632,7 +635,7 @@ def lost_by(state: RunState) -> Lost | None:
 
 
 def _silent(state: RunState) -> Lost | None:
-    """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
+    """Return the only rank that was seen and reports no problem, where several others lost a rank."""
     if any(isinstance(fact, lf.Waiting) and fact.timed_out for fact in state.facts):
         return None
     victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}

@@ -33,9 +33,9 @@ _RAS = "run `ncclras -v` twice, half a minute apart, while the job hangs (since 
 _OTHER_NODES = "run `ddpdoctor attach --folder DIR` on the nodes of {those}, then `ddpdoctor analyze` with all folders"
 SAMPLE_AGAIN = "check again in a minute with `ddpdoctor attach` or py-spy: a rank that is just slow has moved by then"
 _PENDING = (
-    "over NCCL no stack shows which call a rank waits for in item() or synchronize(): next time use `ddpdoctor wrap`, "
-    "or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000 (torch 2.15: and "
-    "TORCH_DIST_USE_NCCL2=0), so that `ddpdoctor attach` can ask torch; or analyze what torch dumps at its time limit"
+    "with NCCL, stacks do not show which call a rank waits for in item() or synchronize(): next time use "
+    "`ddpdoctor wrap`, or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000 (torch 2.15: "
+    "and TORCH_DIST_USE_NCCL2=0), so that `ddpdoctor attach` can ask torch; or analyze the dumps of torch's timeout"
 )
 _RUNNING = "if the job is still running, run `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
 _WORKERS = "also take the stacks of the workers, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
@@ -94,7 +94,7 @@ _STOPS = {
     ),
     "SIGINT": (
         "SIGINT (Ctrl-C)",
-        "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
+        "if it was stopped because it hung, next time run `ddpdoctor attach` before stopping it",
     ),
 }
 _STATES = {
@@ -104,48 +104,48 @@ _STATES = {
 }  # fmt: skip
 _FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
 _LET_IT_END = (
-    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
-    "limit: `init_process_group(timeout=timedelta(hours=2))`"
+    "do this work once before the job (prepare the data set, fill the cache), or split it across all ranks; else raise "
+    "the limit: `init_process_group(timeout=timedelta(hours=2))`"
 )
 
 
 def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
-    if state.all(lf.Moving) and not state.went_wrong:
+    if state.all[lf.Moving] and not state.went_wrong:
         return (_RUNNING,)  # nothing but how it went on is lacking
-    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all(lf.Failed)]
+    known = [find_known(f"{failure.type}: {failure.message}") for failure in state.all[lf.Failed]]
     found = [error.fix for error in known if error is not None and error.nature == "follows"]
     found = list(dict.fromkeys([*found, *(refused.remedy for refused, _ in state.refusals() if refused.remedy)]))
-    looked = bool(state.all(lf.ProcessState))
+    looked = bool(state.all[lf.ProcessState])
     unseen = state.unseen
     lost = lost_by(state)
     if lost is not None and lost.rank not in state.seen:
         found.append(_LOST.format(who=f"rank {lost.rank}" if lost.rank is not None else lost.host))
-    whole = any(fact.complete for fact in state.all(lf.Inside))
+    whole = any(fact.complete for fact in state.all[lf.Inside])
     if unseen:
         found.append((_OTHER_NODES if looked else _OTHERS).format(those=f"the other ranks ({rank_list(unseen)})"))
     elif state.world is None and not whole:
         found.append(_OTHERS.format(those="all other ranks"))
-    limits = [fact for fact in state.all(lf.Waiting) if fact.timed_out]
+    limits = [fact for fact in state.all[lf.Waiting] if fact.timed_out]
     numbered = [fact for fact in limits if fact.operation.seq is not None]
     lacking = (
-        (whole or ((state.waiting or state.all(lf.Link)) and not unseen), _INSIDE),
-        (any(fact.kind in _OF_RAS for fact in state.all(lf.Hint)), _RAS),
+        (whole or ((state.waiting or state.all[lf.Link]) and not unseen), _INSIDE),
+        (any(fact.kind in _OF_RAS for fact in state.all[lf.Hint]), _RAS),
         (limits and not state.run.dumps, _DUMPS),
         (numbered and not any(fact.operation.group_words for fact in numbered), _NEWER),
         (numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered), _FIRST),
-        (any(fact.doing is lf.Doing.DATA for fact in state.all(lf.Stacked)), _WORKERS),
-        (state.all(lf.Exited), _STDERR),
-        (state.all(lf.Exited), KILLED),
-        (state.all(lf.Stacked) and (whole or not looked), _STACKS),
-        (not looked and not limits and not state.all(lf.Stacked), _RUNNING),
+        (any(fact.doing is lf.Doing.DATA for fact in state.all[lf.Stacked]), _WORKERS),
+        (state.all[lf.Exited], _STDERR),
+        (state.all[lf.Exited], KILLED),
+        (state.all[lf.Stacked] and (whole or not looked), _STACKS),
+        (not looked and not limits and not state.all[lf.Stacked], _RUNNING),
     )
     found += [text for lacks, text in lacking if lacks]
     return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
 
 
 def quote(fact: lf.Fact) -> str:
-    """Return where a fact stands and what it says: "job.log:12: ..."."""
+    """Return a fact's place and text: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
     return f"{fact.spot.source}{line}" + (f": {FINGERPRINTS.sub('', fact.said)}" if fact.said else "")
 
@@ -183,7 +183,7 @@ def problem(state: RunState, summary: str, said: Iterable[str], *, ranks: Iterab
 
 
 class Absence:
-    """Ranks that did not come to where others wait, as ``absent`` says."""
+    """Ranks that did not reach where others wait, according to ``absent``."""
 
     def __init__(self, state: RunState, ranks: list[int], absent: Sequence[lf.Absent], *, doubted: bool) -> None:
         self.state, self.ranks, self.absent = state, ranks, absent
@@ -229,21 +229,21 @@ class Absence:
         if self.where and self.kind == "stuck":
             at = f"{verb(ranks, 'it is', 'they are')} {place_words(self.where[0])}, and "
         elif (busy := self.busy) is not None:
-            at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
+            at = f'its last output is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
         did, perhaps = {
             "early-exit": ("exited before", "may have exited before"),
             "missing": ("never joined", "may not have joined"),
         }.get(self.kind, ("did not call", "may not have called"))
         if self.late:
-            did, perhaps = "came too late to", "may have come too late to"
-            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
+            did, perhaps = "arrived too late for", "may have arrived too late for"
+            wait = f"{rank_list(waiters) if waiters else 'other ranks'} had timed out waiting"
         target = "init_process_group" if self.absent[0].in_init else self.absent[0].operation.words()
         if self.sure is Confidence.LOW:
             return f"{who} {perhaps} {target}; {at}{wait}"
         return f"{who} {did} {target}; {at}{wait} for {them}"
 
     def _evidence(self, weaker: Sequence[lf.Absent]) -> Iterator[str]:
-        """Yield what the ranks do, what says so, at which lines the others wait, and how far the ranks had come."""
+        """Yield what the ranks do, its source, the lines where the others wait, and how far the ranks got."""
         state, samples = self.state, self.samples
         for rank in self.ranks:
             if (sample := samples.get(rank)) is not None:
@@ -256,18 +256,18 @@ class Absence:
         yield from quotes(self.absent)
         yield from quotes([self.busy] if self.busy is not None else [])
         yield from (f"a weaker source disagrees: {said}" for said in quotes(weaker))
-        yield from quotes(fact for fact in state.all(lf.Waiting) if fact.who.rank in self.waiters)
-        enqueued = {fact.who.rank: fact.frames for fact in state.all(lf.Waiting) if fact.frames}
+        yield from quotes(fact for fact in state.all[lf.Waiting] if fact.who.rank in self.waiters)
+        enqueued = {fact.who.rank: fact.frames for fact in state.all[lf.Waiting] if fact.frames}
         stacks = {rank: samples[rank].frames if rank in samples else enqueued.get(rank, ()) for rank in self.waiters}
         lines = grouped((place_words(innermost(frames)), rank) for rank, frames in stacks.items() if frames)
         for place, those in lines.items():
             yield f"{rank_list(those)} {verb(those, 'waits', 'wait')} {place}"
         reached = []
         done: dict[tuple[int | None, str], int] = {}
-        for fact in state.all(lf.Reached):
+        for fact in state.all[lf.Reached]:
             key = (fact.who.rank, fact.group_words)
             done[key] = max(done.get(key, 0), fact.completed or 0)
-        for fact in state.all(lf.Reached):
+        for fact in state.all[lf.Reached]:
             if fact.who.rank in self.ranks and fact.enqueued is not None:
                 if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
                     continue  # another source says that the rank has completed it
@@ -284,7 +284,7 @@ class Absence:
             return _LET_IT_END
         if self.late and not self.where:
             return (
-                f"find out what {who} did before that call; if it may take so long, raise the limit: "
+                f"find out what {who} did before that call; if that has to take so long, raise the limit: "
                 "`init_process_group(timeout=timedelta(hours=2))`"
             )
         if self.workers and (frame := innermost(self.workers[0].frames)) is not None:
@@ -341,7 +341,7 @@ def _killed_words(root: Root, who: str) -> str:
     by = f" by {', '.join(signals)}" if signals else ""
     why = "; it ran out of memory" if root.memory else _FULL if signals == ["SIGBUS"] else ""
     if not root.is_plain:
-        why = f"; {_VICTIM}: torch's watchdog ends a rank this way that waited too long"
+        why = f"; {_VICTIM}: torch's watchdog ends ranks that waited too long this way"
     trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
     return f"{who} {'were' if len(root.ranks) > 1 else 'was'} killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
@@ -358,7 +358,7 @@ def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence
 
 
 def _unsure_words(state: RunState, root: Root) -> list[str]:
-    """Say what the number of a rank was taken from, and what the line of an error by itself does not show."""
+    """Report where a rank's number comes from, and what an error line alone does not show."""
     number = state.numbered_by if root.ranks else ""
     holds = "each task is one rank" if "task" in number else "all ranks are on one host"
     taken = [f"the rank was taken from {number}, which is right only if {holds}"] if number else []
@@ -394,8 +394,8 @@ def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
         lf.Nature.TIMED_OUT: "timed out while waiting",
         lf.Nature.STOPPED: "was told to stop",
     }
-    told = [(words[fact.nature], fact.who.rank) for fact in state.all(lf.Failed) if fact.nature in words]
-    told += [(words[lf.Nature.TIMED_OUT], limit.who.rank) for limit in state.all(lf.Waiting) if limit.timed_out]
+    told = [(words[fact.nature], fact.who.rank) for fact in state.all[lf.Failed] if fact.nature in words]
+    told += [(words[lf.Nature.TIMED_OUT], limit.who.rank) for limit in state.all[lf.Waiting] if limit.timed_out]
     spared = set(blamed)
     victims = grouped((did, rank) for did, rank in told if rank is not None and rank not in spared)
     return [f"{rank_list(ranks)} {did} as a consequence" for did, ranks in victims.items()]
@@ -451,7 +451,7 @@ def mismatch(state: RunState, differ: Sequence[lf.Differ]) -> Problem:
 def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
     """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined.
 
-    Of one call of a rank the source that says the most counts: a dump, not the watchdog's line.
+    For one call of a rank, the most detailed source counts: a dump, not the watchdog's line.
     """
     made: dict[tuple[int | None, str, int | None], str] = {}
     for fact in differ:
@@ -529,7 +529,7 @@ def stopped(state: RunState, facts: Sequence[lf.Stopped]) -> Problem:
 
 def inside(state: RunState, facts: Sequence[lf.Inside]) -> Problem:
     one = facts[0]
-    limits = quotes(fact for fact in state.all(lf.Waiting) if fact.timed_out)
+    limits = quotes(fact for fact in state.all[lf.Waiting] if fact.timed_out)
     said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
     summary = (
         f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
@@ -539,7 +539,7 @@ def inside(state: RunState, facts: Sequence[lf.Inside]) -> Problem:
 
 
 def steps_words(state: RunState) -> list[str]:
-    logged = [fact for fact in state.all(lf.Moving) if fact.step is not None]
+    logged = [fact for fact in state.all[lf.Moving] if fact.step is not None]
     if not logged:
         return []
     last = max(logged, key=lambda fact: fact.step or 0)

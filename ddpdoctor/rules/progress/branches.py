@@ -1,4 +1,4 @@
-"""Which lines of the user's file decide whether a rank comes to a call, and which way a rank went around one."""
+"""Which lines of the user's code decide whether a rank reaches a call, and how a rank bypassed one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_RECORDS = 256  # our choice: how many of a rank's latest records are search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detour:
-    """One way to go around a call."""
+    """One way to bypass a call."""
 
     condition: int  # the line of the condition, the handler or the loop
     jump: int | None = None  # the line of the `continue`, `break` or `return` under it
@@ -44,7 +44,7 @@ class Detour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a rank did around a call that it left out, as lines of the call's function; None if it was elsewhere."""
+    """What a rank did around a call that it skipped, as lines of the call's function; None if it was elsewhere."""
 
     left_out: int
     before: int | None  # its last line before the call was due
@@ -151,7 +151,7 @@ def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Det
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turning:
-    """How the rank to blame parted from the others."""
+    """How the blamed rank diverged from the others."""
 
     parting: Parting
     detours: tuple[Detour, ...]  # the ways in its code around what it left out; empty if its source is not known
@@ -211,7 +211,7 @@ class Turning:
             if self.reduced_nothing:
                 return "use no_sync() in the same steps on all ranks: count the micro-batches the same way"
             return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
-        equally = f"all ranks go through the loop at line {loop.line} equally often"
+        equally = f"all ranks run the loop at line {loop.line} equally often"
         if self.parting.is_extra:
             rest = "look for a call of that line under a condition that differs between ranks"
             return f"let {equally}; if they do, {rest}"
@@ -231,7 +231,7 @@ class Turning:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The condition that led the rank to blame to a call that no other rank has made."""
+    """The condition that led the blamed rank to a call that no other rank has made."""
 
     line: Frame
 
@@ -245,7 +245,7 @@ class Guard:
 
 
 def find_way(flows: Flows, states: States, conflict: Conflict, other: TimelineEntry) -> Turning | Guard | None:
-    """Return how the first rank to blame parted from another rank, or came to a call of its own."""
+    """Return how the first blamed rank diverged from another rank, or reached a call that only it makes."""
     mine = conflict.departing[0]
     state, peer = states[mine.rank], states[other.rank]
     turning = find_turning(flows, state, peer, conflict.group.name, conflict.seq, (mine, other))
@@ -257,7 +257,7 @@ def find_way(flows: Flows, states: States, conflict: Conflict, other: TimelineEn
 
 
 def find_turning(flows: Flows, mine: RankState, other: RankState, group: str, seq: int, parts: Parts) -> Turning | None:
-    """Return how a rank that is to blame parted from another, or None if only the call itself is known."""
+    """Return how a blamed rank diverged from another, or None if only the call itself is known."""
     # ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     own, usual = parts
     parting = find_parting(mine, other, group, seq)
@@ -310,7 +310,7 @@ def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
 
 
 def _look_up(flows: Flows, parting: Parting, states: tuple[RankState, RankState], parts: Parts) -> Turning:
-    """Look for ways around the call in its own function; if there are none, in the functions that called it."""
+    """Look for ways to bypass the call in its own function; if there are none, in the functions that called it."""
     now, theirs = (stack_of(state.rank) for state in states)
     if not now and parts[0] is not None and parts[0].site is not None:
         now = (parts[0].site,)
@@ -360,7 +360,7 @@ def _same_function(one: Frame, other: Frame) -> bool:
 
 
 def find_guard(flows: Flows, caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool) -> Frame | None:
-    """Return the line of the condition around a rank's call, if another rank went around it, else None."""
+    """Return the line of the condition around a rank's call, if another rank bypassed it, else None."""
     # ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
     # it may also have left by a `return` above the call; if there is one, the result is None.
     lines = [frame for frame in others if frame is not None]
@@ -410,7 +410,7 @@ def blame_guarded(parts: Sequence[TimelineEntry], states: States, flows: Flows) 
 
 
 def call_frames(rank: Rank, site: Frame | None) -> tuple[Frame, ...]:
-    """Return the stack of a rank's call; its line alone if it has gone on: calls on a device return at once."""
+    """Return the stack of a rank's call; only its line if it has moved on: calls on a device do not block."""
     stack = stack_of(rank)
     inside = site is None or any((frame.file, frame.line) == (site.file, site.line) for frame in stack)
     return stack if inside or site is None else (site,)
@@ -463,7 +463,7 @@ def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[i
 
 
 def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Flows) -> Blame | None:
-    """Blame the callers if each rank that left came further in the script or went around a condition."""
+    """Blame the callers if each rank that left got further in the script or bypassed a condition."""
     # If no source was read, it is enough that each of them destroyed the group.
     ranks = tuple(state.rank.rank for state in callers)
     stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]

@@ -1,7 +1,7 @@
-"""What the members of a group called under each number, where they differ, and who of them is to blame.
+"""What the members of a group called under each number, where they differ, and which of them are to blame.
 
 The minority is to blame, else the rank whose call does not fit its own history. The difference may show only later: a
-rank that skips one backward goes on to its next forward. An equal collective from another line shifts all later ones.
+rank that skips one backward continues to its next forward. An equal collective from another line shifts all later ones.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class GroupCalls:
 
 
 def key_of(kind: CallKind) -> Hashable:
-    """Return the operation and the line, of which call patterns are made; for a backward the line does not count."""
+    """Return the operation and the line, which call patterns consist of; for a backward the line does not count."""
     site = kind.site
     return (kind.op, None if kind.op in NATIVE_PHASES or site is None else (site.file, site.line))
 
@@ -221,7 +221,7 @@ def _agree(mine: Hashable, other: Hashable, partners: Mapping[Hashable, Hashable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """How one rank and another went on after the last thing they both did."""
+    """How one rank and another continued after the last thing they both did."""
 
     before: CallKind | None  # the last thing that both did
     instead_of: CallKind  # what the other rank did next
@@ -246,7 +246,7 @@ class _Act:
 
 
 def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
-    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group."""
+    """Return where ``one`` diverged from ``other``, at or before the collective ``seq`` of a group."""
     # Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another
     # line.
     mine, others = _acts(one, group), _acts(other, group)
@@ -307,7 +307,7 @@ def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """Who is to blame, how sure that is, and why."""
+    """The ranks to blame, how sure that is, and why."""
 
     ranks: tuple[int, ...]
     confidence: Confidence
@@ -341,7 +341,7 @@ def find_blame(
         lowest = min(scores.values())
         ranks = tuple(rank for rank, score in scores.items() if score == lowest)
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls")
-    reason = "there is no majority, and the earlier calls do not show which side is wrong"
+    reason = "no majority, and the earlier calls do not show which side is wrong"
     return Blame(ranks=tuple(part.rank for part in parts), confidence=Confidence.LOW, reason=reason)
 
 
@@ -369,7 +369,7 @@ def expected_next(history: Sequence[Hashable]) -> dict[Hashable, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Different calls in one group under one number, and who is to blame for it."""
+    """Different calls in one group under one number, and the ranks to blame for it."""
 
     group: wt.Group
     seq: int

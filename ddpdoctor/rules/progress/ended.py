@@ -1,4 +1,4 @@
-"""DD603, DD604, DD605, DD609 and DD612: a rank has ended or should have, well or badly, and holds the others up."""
+"""DD603, DD604, DD605, DD609 and DD612: a rank has ended or should have, cleanly or not, and blocks the others."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
         return
     size, used = format_memory(space.limit_bytes), format_memory(space.used_bytes)
     if refused or _is_full(space):
-        state = "it was full" if _is_full(space) else "there was no space for the request"
+        state = "it was full" if _is_full(space) else "the request did not fit"
         yield Clue(
             said=f"/dev/shm had {used} of {size} in use: {state}",  # noqa: S108 - a name in a sentence
             fix=f"{SHM_FIX}, or use fewer loader workers",
@@ -191,11 +191,7 @@ def check_early_exit(job: JobState) -> Answer:
         summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *([turning.words(say.who(job, blamed))] if turning is not None else ()),
-            *[
-                f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} left by an exit call in the script's handler of "
-                f"{name}"
-                for name, ranks in by_signal.items()
-            ],
+            *[f"{rank_list(ranks)} called exit in the script's {name} handler" for name, ranks in by_signal.items()],
             *say.others(job, blamed),
             *say.progress_words(job, blamed),
             *say.cascade_words(job.failures, blamed),
@@ -313,7 +309,7 @@ def _driver_clues(job: JobState, root: st.Failure) -> tuple[Clue, ...]:
         of_gpu = of_device and severity is not Severity.INFO and pid not in others
         if xid.age_s is None or xid.age_s > ran_s or not (pid == rank.pid or of_gpu):
             continue
-        whose = "of this process" if pid == rank.pid else "of no process" if pid is None else f"of process {pid}"
+        whose = "of this process" if pid == rank.pid else "without a process" if pid is None else f"of process {pid}"
         is_own = severity is not Severity.INFO and pid in (rank.pid, None)
         said = f"the kernel's log has Xid {xid.code} {whose}, at the GPU {xid.bus_id}: {meaning}"
         found[said] = Clue(said=said, fix=fix.replace("{index}", xid.bus_id) if is_own else "")
@@ -382,7 +378,7 @@ def _signal_words(root: st.Failure) -> list[str]:
 def _fix(root: st.Failure, place: Place | None, followed: AbstractSet[int]) -> str:
     if root.then is not None:
         return (
-            f"fix the error {st.place_words(place)}; call no collective in a finally, an except or at exit: let the "
+            f"fix the error {st.place_words(place)}; do not call collectives in finally, in except or at exit: let the "
             "process end with its error, and the launcher stops the others"
         )
     if not root.by_signal:
@@ -405,7 +401,7 @@ def _fix(root: st.Failure, place: Place | None, followed: AbstractSet[int]) -> s
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The script has finished, but its process does not exit")
 def check_exit_hang(job: JobState) -> Answer:
-    """Report a rank whose script has ended but whose process lives on."""
+    """Report a rank whose script has finished but whose process keeps running."""
     if job.failures:
         return skipped(Cause.FAILURE.value)
     ended = [n for n in job.living if job.states[n].doing is st.Activity.SHUTTING_DOWN and n not in job.early]
@@ -457,7 +453,7 @@ def check_exit_hang(job: JobState) -> Answer:
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
-    """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well."""
+    """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had finished without an error."""
     aborted = [job.ranks[n] for n in sorted(job.states) if st.aborted_at_exit(job.ranks[n]) and n not in job.early]
     alike = grouped(((rank.signal or "a signal", rank.fatal_place), rank.rank) for rank in aborted)
     status = job.facts.launcher_status
@@ -468,7 +464,7 @@ def check_exit_abort(job: JobState) -> Answer:
         if line is not None:
             seen = f"the stack dump shows it {st.place_words(line)}"
         elif signal != "SIGABRT":
-            seen = f"native code has failed, or it is a dump of the abort that is {seen}"
+            seen = f"native code crashed, or the dump of an abort did: {seen}"
         problems.append(Problem(
             ranks=tuple(ranks),
             where=tuple(place for n in ranks for place in st.places(n, [line])),

@@ -1,4 +1,4 @@
-"""All that the rules look at: nodes, ranks, waits, conflicts and failures of a job, and what its trouble is."""
+"""All that the rules judge: nodes, ranks, waits, conflicts and failures of a job, and its kind of trouble."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def others_of(facts: Job) -> tuple[NodeSeen, ...]:
 
 
 def never_came(facts: Job) -> tuple[NodeSeen, ...]:
-    """Return the members that have not come, or none if all nodes have met: then a silent one was only not seen."""
+    """Return the members that never joined, or none if all nodes have: then a silent one was just not seen."""
     # A launcher that joins nodes starts no rank before that, and ``init_process_group`` returns on no rank before that.
     by_launcher = facts.members is not None and not facts.members.of_ranks
     if any(rank.initialized for rank in facts.ranks) or (by_launcher and bool(facts.ranks)):
@@ -143,7 +143,7 @@ class JobState:
         return self.facts.nnodes <= 1 and not self.facts.may_run_elsewhere
 
     def stands_still(self, blamed: Iterable[int]) -> bool:
-        """Return whether the job cannot go on: each living rank waits, makes no progress, or is to blame."""
+        """Return whether the job cannot continue: each living rank waits, makes no progress, or is to blame."""
         at_rest = self.quiet | set(self.waits.waiters) | set(blamed)
         return set(self.living) <= at_rest
 
@@ -169,12 +169,12 @@ class JobState:
 
     @property
     def may_have_come(self) -> bool:
-        """Whether what every waiting rank waits for may have come, so that its device works on something of its own."""
+        """Whether each waiting rank may already have what it waits for, so that its device runs other work."""
         calls = [self.states[n].call for n in self.waits.waiters]
         return bool(calls) and all(call and call.device_state is DeviceState.UNTOLD for call in calls)
 
     def waited_long(self) -> bool:
-        """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
+        """Return whether a rank has waited long enough for blame, if waiting counts here."""
         waited_ns = (self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters)
         return bool(self.failures) or max(waited_ns, default=0) >= self.patience_ns
 
@@ -303,7 +303,7 @@ def _early(states: Mapping[int, st.RankState], waits: Waits, failures: tuple[st.
 
 
 def _backwards(rank: Rank) -> tuple[int, int]:
-    """Return how far a rank has come: its optimizer steps, and if there are none, the backwards still recorded."""
+    """Return the progress of a rank: its optimizer steps, and if there are none, the backwards still recorded."""
     counts = rank.recent_calls.counts
     ended = sum(count for kind, count in counts.items() if kind.op == "backward" and not kind.failed)
     return (rank.steps, ended if rank.steps == 0 else 0)
@@ -339,7 +339,7 @@ def _cause(job: JobState) -> Cause:
 
 
 def asked_if(*causes: Cause) -> Callable[[Callable[[JobState], Answer]], Callable[[JobState], Answer]]:
-    """Ask a rule only about jobs in these kinds of trouble. Of others its check says what trouble they are in."""
+    """Run a rule only on jobs in these kinds of trouble. For others, its check names their trouble."""
 
     def limited(check: Callable[[JobState], Answer]) -> Callable[[JobState], Answer]:
         @wraps(check)

@@ -268,7 +268,7 @@ def _hook_of(job: JobState, part: TimelineEntry) -> bool:
 
 
 def _inside_words(job: JobState, conflict: Conflict, shown: TimelineEntry | None) -> list[str]:
-    """Return where a library took other ways on the ranks, if all of them are at one line of the script."""
+    """Return where ranks took different paths in a library, if all of them are at one line of the script."""
     departing, sites = conflict.departing, {part.site for part in conflict.parts}
     if len(sites) > 1 or None in sites or shown is None or len({part.kind.op for part in conflict.parts}) == 1:
         return []

@@ -244,7 +244,7 @@ def stack_of(rank: Rank) -> tuple[Frame, ...]:
 
 
 def is_over(rank: Rank) -> bool:
-    """Return whether the rank's process ended by itself or by somebody outside, not by the job's own teardown."""
+    """Return whether the rank's process ended by itself or from outside, rather than by the job's teardown."""
     return rank.life in (Life.EXITED, Life.SIGNALED, Life.GONE) and not rank.after_stop
 
 
@@ -278,7 +278,7 @@ def settle(rank: Rank) -> Rank:
 
 
 def has_failed(rank: Rank, stopping_since_ns: int | None) -> bool:
-    """Return whether the rank ended badly by itself; what a stop of the job does to it is no failure."""
+    """Return whether the rank failed by itself; what a stop of the job does to it does not count."""
     error = final_error(rank)
     if is_over(rank):
         return True
@@ -503,7 +503,7 @@ def _waited_s(rank: Rank, call: Call) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The end of a rank that did not end well."""
+    """The end of a rank that failed."""
 
     rank: Rank
     time_ns: int
@@ -523,7 +523,7 @@ class Failure:
 
     @property
     def by_itself(self) -> bool:
-        """Whether it failed outside all calls that need others, and not because of another rank's error."""
+        """Whether it failed outside all calls that need others, without an error of another rank behind it."""
         of_ranks = self.error.of_ranks if self.error is not None else ()
         return self.call is None and (not of_ranks or self.rank.rank in of_ranks) and not self.by_own_limit
 
@@ -590,7 +590,7 @@ def failure_line(failure: Failure) -> Frame | None:
 
 
 def first_line_of(failure: Failure) -> Frame | None:
-    """Return the line of the error that a failure followed from: of its cause, or of what worked for the rank."""
+    """Return the line of the error that a failure followed from: of its cause, or of its helper."""
     helper = error_of_helper(failure)
     if helper is not None:
         return innermost_user(helper.error.frames)
@@ -599,7 +599,7 @@ def first_line_of(failure: Failure) -> Frame | None:
 
 
 def error_of_helper(failure: Failure) -> HelperError | None:
-    """Return the error of the child whose bad end the rank reports, or of the thread that then ended the rank."""
+    """Return the error of the child whose failure the rank reports, or of the thread that then ended the rank."""
     # It is None if the rank reports something else. Of several, it is the one that failed first by itself.
     error = failure.error
     if failure.call is not None or failure.by_signal or failure.by_own_limit:

@@ -228,7 +228,7 @@ class SlowReason(NamedTuple):
 
 
 def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> SlowReason | None:
-    """Return why a rank costs the others ``cost_ms`` a step, or None if what was recorded does not tell."""
+    """Return why a rank costs the others ``cost_ms`` a step, or None if the records do not show it."""
     own = rank.speed
     theirs = [other.speed for other in others if other.speed is not None]
     if own is None or not own.kept.numbers or not theirs:
@@ -299,7 +299,7 @@ def _core_ms(speed: Speed) -> tuple[float, float]:
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")
 @asked_if(Cause.NONE)
 def check_straggler(job: JobState) -> Answer:
-    """Report a rank that comes last to nearly every step and costs the others a fifth of it."""
+    """Report a rank that is last in nearly every step and costs the others a fifth of it."""
     pacings = find_pacings(job.facts)
     seen = [late for late in map(find_late, pacings) if late is not None]
     stepped = [rank.step_times for rank in job.facts.ranks if rank.step_times is not None]
@@ -337,7 +337,7 @@ def check_straggler(job: JobState) -> Answer:
         return judged(findings)
     if contested:
         return unknown(
-            "all ranks wait for cores that other programs use, so a different rank is late at different times"
+            "all ranks wait for cores that other programs use, so different ranks are late at different times"
         )
     numbers = sorted(number for late in bound for number in late.pacing.paces)
     return skipped(f"the loader workers of {rank_list(numbers)} are always busy, so no single rank is slow")

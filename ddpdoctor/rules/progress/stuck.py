@@ -1,4 +1,4 @@
-"""DD601, DD605 to DD607: ranks that others wait for: stuck, frozen, lost, never started, or in search of the store."""
+"""DD601, DD605 to DD607: ranks that others wait for: stuck, frozen, lost, never started, or looking for the store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NOT_REACHED = {
 
 
 def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks of nodes: those they reported, else by their numbers, else all that nobody has seen."""
+    """Return the ranks of nodes: those they reported, else by their numbers, else all unseen ones."""
     # A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
     found: set[int] = set()
     each = facts.local_ranks_expected
@@ -338,7 +338,7 @@ ALONE_PATIENCE = 4
 
 
 def left_file_problem(job: JobState) -> Problem | None:
-    """Report ranks that meet in a file with the addresses of an earlier job's ranks, or return None if none do."""
+    """Report ranks that use a store file with the addresses of an earlier job's ranks, or return None if none do."""
     # It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
     meetings = {n: meeting for n in sorted(job.states) if (meeting := job.ranks[n].meeting) is not None}
     if not meetings or not job.sees_all or any(job.ranks[n].steps for n in job.states):
@@ -360,14 +360,14 @@ def left_file_problem(job: JobState) -> Problem | None:
         job,
         blamed,
         where=where,
-        summary=f"{say.who(job, blamed)} {verb(blamed, 'meets', 'meet')} in {path}{at}, which existed before the start "
-        "and holds the addresses of an earlier job",
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'uses', 'use')} store file {path}{at}, which existed before the "
+        "start and holds the addresses of an earlier job",
         evidence=(
-            "the file was not empty when the first rank opened it; torch removes it only after a job that ends well",
+            "the file was not empty when the first rank opened it; torch removes it only after a clean exit",
             *say.all_classes(job, blamed),
             *say.cascade_words(job.failures, (), also=""),
         ),
-        fix=f"remove {path} before each start, give each start a file of its own, or call init_process_group() "
+        fix=f"remove {path} before each start, use a new file for each start, or call init_process_group() "
         "without init_method under torchrun",
         step=None,
     )
@@ -427,7 +427,7 @@ def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
     if causes.blocked is not None and causes.blocked.remote is not None and causes.blocked.remote.endswith(end):
         who = causes.listener
         server = f"process {who.pid} ({who.command})" if who is not None else "the process that accepted the connection"
-        return [f"{server} accepted the connection on port {store.port}, but it is no torch store"]
+        return [f"{server} accepted the connection on port {store.port}, but it is not a torch store"]
     if connections is not None and any(one.endswith(end) for one in connections.unanswered):
         return [f"{store.host}:{store.port} does not respond: packets are dropped, or the host does not exist"]
     if _nobody_listens(store, causes):
@@ -566,11 +566,11 @@ def _all_stuck(job: JobState) -> Answer:
 
 
 def _unread_words(ranks: Iterable[Rank]) -> str:
-    """Return of which ranks torch did not say what they wait for on their devices: they may wait for each other."""
+    """Name the ranks whose pending device work torch did not report: they may wait for each other."""
     unread = [rank.rank for rank in ranks if rank.device_unread]
     if not unread:
         return ""
-    return f"torch did not say what {rank_list(unread)} {verb(unread, 'has', 'have')} pending on the device"
+    return f"torch did not report what {rank_list(unread)} {verb(unread, 'has', 'have')} pending on the device"
 
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
@@ -604,7 +604,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     if idle:
         seen.append(
             f"the default CUDA streams of {rank_list(idle)} have nothing left to do; under DETAIL this torch does not "
-            "tell which NCCL calls have completed on other streams: --debug-level OFF tells"
+            "report which NCCL calls have completed on other streams: --debug-level OFF does"
         )
     seen += [*limits, *say.cascade_words(job.failures, blamed)]
     if not waiters:

@@ -35,12 +35,12 @@ TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 _UNKNOWN = {
     DeviceState.UNKNOWN: f"it is unknown whether the kernels of {{who}} have started: set {TIMING} to find out",
     DeviceState.UNTIMED: "it is unknown whether the kernels of {who} have started: nccl2, which is NCCL's backend in "
-    f"torch 2.15, does not tell; set TORCH_DIST_USE_NCCL2=0 and {TIMING} to find out",
-    DeviceState.UNTOLD: "the devices of {who} still have work; under DETAIL this torch does not tell whether that is "
-    "this call or a kernel after it: --debug-level OFF tells",
-    DeviceState.GIVEN_UP: "{who} went on to the next call when the limit of this one had passed, and then a thread "
-    "without Python ended a process by SIGABRT, as torch's watchdog does; under DETAIL this torch writes no dump of "
-    "the pending calls: --debug-level OFF makes it do so",
+    f"torch 2.15, does not report it; set TORCH_DIST_USE_NCCL2=0 and {TIMING} to find out",
+    DeviceState.UNTOLD: "the devices of {who} still have work; under DETAIL this torch does not report whether "
+    "that is this call or a kernel after it: --debug-level OFF does",
+    DeviceState.GIVEN_UP: "{who} continued to the next call when the timeout of this one had passed, and then a "
+    "thread without Python ended a process with SIGABRT, as torch's watchdog does; under DETAIL this torch does not "
+    "dump the pending calls: --debug-level OFF does",
 }
 MOST_NAMED = 6  # most links of a circle, and most circles, that a sentence names
 MOST_GROUPS = 4  # most groups that a summary names
@@ -70,7 +70,7 @@ _STEPS = {
     ("gloo", False): "1. packet filters, including on loopback (nft list ruleset; iptables-save); 2. the interface "
     "that the connections use (ip -s link show); 3. GLOO_SOCKET_IFNAME",
     ("gloo", True): "1. the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name); 2. firewalls "
-    "between the hosts, for all ports and not only MASTER_PORT; 3. MTU: small messages pass, large ones do not (ping "
+    "between the hosts, for all ports, not only MASTER_PORT; 3. MTU: small messages pass, large ones do not (ping "
     "-M do -s 8972 HOST); 4. the link (ip -s link show)",
     ("nccl", False): "1. GPU errors (dmesg | grep Xid); 2. copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the "
     "IOMMU blocks them; 3. shared memory: NCCL_SHM_DISABLE=1; 4. NVLink and the fabric manager (nvidia-smi nvlink -s)",
@@ -81,7 +81,7 @@ _STEPS = {
 
 
 def closed(job: JobState) -> tuple[int, ...] | None:
-    """Return the waiting ranks if none waits for anybody outside and nothing else explains the wait, else None."""
+    """Return the waiting ranks if none waits for an outside rank and nothing else explains the wait, else None."""
     waits = job.waits
     if job.cause is not Cause.HANG or not waits.waiters or waits.blockers or (waits.absent and job.sees_all):
         return None
@@ -90,7 +90,7 @@ def closed(job: JobState) -> tuple[int, ...] | None:
 
 
 def stalled_in(job: JobState) -> tuple[wt.CallPosition, ...]:
-    """Return the pending collectives that all ranks of their group have come to: the earliest one of each group."""
+    """Return the pending collectives that all ranks of their group have reached: the earliest one of each group."""
     # A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     positions = sorted(job.positions.items())
     by_group = grouped((one.group, number) for number, one in positions if number in one.group.members)
@@ -121,7 +121,7 @@ def _device_states(job: JobState, stalled: Iterable[wt.CallPosition]) -> dict[in
 
 
 def find_targets(job: JobState) -> Targets:
-    """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out."""
+    """Return for each waiting rank the ranks that its call lacks. Ranks that wait for unknown ranks are left out."""
     # If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one
     # set.
     edges = wt.wait_edges(job.states, job.positions)
@@ -299,9 +299,9 @@ def _connections(job: JobState) -> dict[int, Connections]:
     return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
 
-@rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, and it does not complete")
+@rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, but it does not complete")
 def check_transport(job: JobState) -> Answer:
-    """Report a collective that all ranks have come to but that does not end."""
+    """Report a collective that all ranks have reached but that does not complete."""
     waiters = closed(job)
     if waiters is None:
         return skipped("a rank that waits for no other rank is holding up the job, or no rank is waiting")

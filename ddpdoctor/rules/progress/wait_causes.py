@@ -1,4 +1,4 @@
-"""What a rank without progress waits for or works at: a limit, a person, a compiler, a lock, a child, a network."""
+"""What a rank without progress waits for or works on: a limit, a person, a compiler, a lock, a child, a network."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def is_left_behind(causes: ProcessCauses | None) -> bool:
 
 
 def is_surely_left(causes: ProcessCauses | None) -> bool:
-    """Return whether surely nobody will remove that file: its maker would hold it open or be named in it."""
+    """Return whether surely no process will remove that file: its owner would have it open or be named in it."""
     file = causes.lock_file if causes is not None else None
     known = file is not None and (file.kind is LockKind.MARKER or file.named_lives is False)
     return known and file is not None and not file.shared and is_left_behind(causes)
@@ -359,7 +359,7 @@ def is_held_outside(job: JobState, rank: Rank) -> bool:
 
 
 def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
-    """Judge a wait for a file to go away: who made it, if known, and whether anybody is there to remove it."""
+    """Judge a wait for a file's removal: its owner, if known, and whether any process is left to remove it."""
     waits = f"waits for lock file {file.path} to be removed"
     owner = file.holders[0] if file.holders else None
     if owner is not None:
@@ -452,7 +452,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
 
 
 def compiles(state: st.RankState) -> bool:
-    """Return whether a rank compiles or builds an extension and uses CPU: that takes long but comes to an end."""
+    """Return whether a rank compiles or builds an extension and uses CPU: that is slow but ends."""
     causes = state.rank.causes
     busy = causes.busy_cores if causes is not None else state.rank.cpu_share
     inside = any(True for _ in _compile_clue(state.frames, ()))
@@ -479,7 +479,7 @@ def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue
         yield Clue(said=f"waits for input in a debugger or console ({st.file_name(asks.file)})", fix=fix)
     elif blocked is not None and blocked.alone_on_fd0:
         where = f" ({blocked.file})" if blocked.file else ""
-        typed = "remove input() or the read of sys.stdin: nobody can type into a rank"
+        typed = "remove input() or the read of sys.stdin: a rank gets no keyboard input"
         yield Clue(f"waits for input on stdin{where}", typed)
 
 

@@ -1,4 +1,4 @@
-"""Process groups, how far each member has come in them, and who waits for whom.
+"""Process groups, how far each member has come in them, and which ranks wait for which.
 
 Ranks and pending collectives are nodes, so the cost grows with the ranks, not their pairs.
 """
@@ -247,7 +247,7 @@ def find_circles(states: States, positions: Positions) -> tuple[WaitCircle, ...]
 
 
 def wait_edges(states: States, positions: Positions) -> Edges:
-    """Return the links from each waiting rank to its pending call, and from each call to whom it lacks."""
+    """Return the links from each waiting rank to its pending call, and from each call to the ranks it lacks."""
     # A call may also lead to an earlier call of its group, which then comes before it in the mapping.
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
     by_group = grouped((position.group, position.seq) for position in positions.values())
@@ -318,7 +318,7 @@ def _components(edges: Edges) -> list[set[Hashable]]:
 
 
 def way_back(start: Node, edges: Mapping[Node, Iterable[Node]]) -> list[Node]:
-    """Return the nodes of a shortest way from a node back to itself, beginning with it; none if there is no way."""
+    """Return the nodes of a shortest circle through a node, beginning with it; none if there is none."""
     came_from: dict[Node, Node] = {}
     queue = [start]
     for node in queue:

@@ -95,7 +95,7 @@ def others(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 
 def waiters_words(job: JobState, blamed: Sequence[int], whom: str = "") -> str:
-    """Return "ranks 0 and 2 are waiting for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
+    """Return "ranks 0 and 2 are waiting for it in all_reduce", by mesh dimension, or nothing if no rank waits."""
     waiters = [n for n in job.waits.waiters if n not in set(blamed)]
     if not waiters:
         return ""
@@ -204,7 +204,7 @@ def how_words(failure: st.Failure) -> str:
         text = st.FINGERPRINTS.sub("", st.first_line(failure.error.message))
         return f"{failure.error.type}: {text}" if text else failure.error.type
     if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
-        return f"{rank.signal} after torch's timeout, as the NCCL watchdog does it"
+        return f"{rank.signal} after torch's timeout, as the NCCL watchdog does"
     if rank.life is Life.SIGNALED:
         return rank.signal or "a signal"
     return f"exit status {rank.exit_code}" if rank.exit_code is not None else "unknown reason"
@@ -230,7 +230,7 @@ def calls_apart(sides: Iterable[tuple[str, str]]) -> str:
 
 
 def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: Any) -> Problem:
-    """Return a problem of ranks, with their hosts and their step; ``fields`` are the others of ``Problem``."""
+    """Return a problem of ranks, with their hosts and their step; ``fields`` are the other fields of ``Problem``."""
     if "step" not in fields:  # the optimizer step that they were in, counted from 0, if any were seen
         steps = [job.ranks[n].steps for n in ranks if n in job.states]
         fields["step"] = min(steps) if any(steps) else None

@@ -165,7 +165,7 @@ HOW = {
     Contact.NO_ANSWER: "no response, packets are dropped",
     Contact.REFUSED: "refused, although the port is open: a firewall answers with a reset",
     Contact.RESET: "the connection is closed",
-    Contact.UNREACHABLE: "rejected with an error: a firewall prohibits it, or there is no route",
+    Contact.UNREACHABLE: "rejected with an error: a firewall prohibits it, or no route exists",
 }
 
 
@@ -319,7 +319,7 @@ def lost_share(pair: NodePair) -> float | None:
 def is_lossy(pair: NodePair) -> bool:
     """Return whether a pair loses more than a healthy network does.
 
-    If most resent segments had arrived, the way back loses packets, or a host is slow to acknowledge.
+    If most resent segments had arrived, the return path loses packets, or a host is slow to acknowledge.
     """
     share, large = lost_share(pair), pair.large
     if share is None or large is None or large.retransmitted is None:
@@ -462,7 +462,7 @@ def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
 def _where(meeting: Meeting, blame: BadPairs) -> str:
     first = meeting.name(blame.nodes[0])
     words = {
-        PairSide.ALL: f"between {name_list(meeting.names(blame.nodes))} in all directions",
+        PairSide.ALL: f"between {name_list(meeting.names(blame.nodes))} in every direction",
         PairSide.CUT_OFF: f"to and from {first}",
         PairSide.INBOUND: f"to {first} (inbound)",
         PairSide.OUTBOUND: f"from {first} (outbound)",

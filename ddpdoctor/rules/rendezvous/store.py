@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WORDS = {
     Contact.REFUSED: "is refused",
     Contact.RESET: "is accepted and then closed",
-    Contact.UNREACHABLE: "is rejected with an error: a firewall prohibits it, or there is no route",
+    Contact.UNREACHABLE: "is rejected with an error: a firewall prohibits it, or no route exists",
     Contact.NO_ANSWER: "gets no response: packets are dropped, or the host is down",
     Contact.NO_STORE: "reaches a program that is not a torch store",
     Contact.UNRESOLVED: "is not possible: the name does not resolve",
@@ -188,7 +188,7 @@ STAGES = {
     after=("mtu",), group=CheckGroup.NETWORK,
 )  # fmt: skip
 def check_start_trial(meeting: Meeting) -> Answer:
-    """Report that `init_process_group` and an all-reduce fail between the nodes although all they need works."""
+    """Report that `init_process_group` and an all-reduce fail between the nodes although everything they need works."""
     trials = meeting.rendezvous.trials
     if not trials:
         return skipped("no start was tested")

@@ -1,4 +1,4 @@
-"""DD803 to DD808 and DD813: what the ranks send each other in a step, and how to send less or at a better time."""
+"""DD803 to DD808 and DD813: what the ranks send each other in a step, and how to send less or overlap it better."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def contested(state: SpeedState, gradients: BucketGradients | None) -> str:
 
 
 def overlap_of(state: SpeedState) -> float | None:
-    """Return the share of the reduction that runs while backward computes, 0 to 1; None if it cannot be told.
+    """Return the share of the reduction that overlaps with backward, 0 to 1; None if it is unknown.
 
-    The run says how long the reduction outlasts backward. How long it takes in all follows from the network with which
-    a simulation of DDP's buckets gives the backward that was seen. There is none where backward hides all of it. The
-    medians of a run stand for its steps, so the result is about right and no more. DDP's own counter of overlap is not
-    used: it is the time from the first bucket to the end of backward, also while nothing is sent.
+    The run shows how long the reduction outlasts backward. Its total time follows from the network with which a
+    simulation of DDP's buckets reproduces the measured backward. No network is found if backward hides all of it. The
+    medians of a run stand for its steps, so the result is only approximate. DDP's own counter of overlap is not used:
+    it is the time from the first bucket to the end of backward, even while nothing is sent.
     """
     gradients = gradients_of(state)
     if gradients is None:
@@ -97,7 +97,7 @@ def overlap_of(state: SpeedState) -> float | None:
     after=("bucket-size", "accumulation-sync"),
 )  # fmt: skip
 def check_communication(state: SpeedState) -> Answer:
-    """Report a job whose reductions take long, whatever the buckets."""
+    """Report a job whose reductions take long with any bucket size."""
     counts = [median(rank.reductions) for rank in state.steps.ranks.values()]
     exposed_ms = state.steps.transfer_ms["exposed"]
     transfer_ms = min(mean(exposed_ms), median(exposed_ms or (0.0,)))  # a few steps of a busy machine do not count
@@ -139,7 +139,7 @@ def check_communication(state: SpeedState) -> Answer:
     "Another DDP bucket size would overlap more of the reduction with backward",
 )  # fmt: skip
 def check_buckets(state: SpeedState) -> Answer:
-    """Report buckets that are so large or so small that gradients are reduced after backward and not during it."""
+    """Report buckets that are so large or so small that gradients are reduced after backward instead of during it."""
     transfer_ms = mean(state.steps.transfer_ms["exposed"])
     share = state.share(transfer_ms)
     models = reduced_models(state)
@@ -302,7 +302,7 @@ def _line_of_each_step(rank: Rank) -> tuple[str, Frame] | None:
 
 @rule("DD813", "hand-made-reduce", Severity.WARNING, "The script reduces gradients tensor by tensor, without DDP")
 def check_hand_made(state: SpeedState) -> Answer:
-    """Report a script that gives its gradients to all_reduce one by one."""
+    """Report a script that passes its gradients to all_reduce one by one."""
     reduced = {rank.rank: rank.speed.hand_reduced for rank in state.ranks if rank.speed and rank.speed.hand_reduced}
     if not reduced:
         return passed("the script does not call all_reduce on single gradients")

@@ -73,7 +73,7 @@ def check_input(state: SpeedState) -> Answer:
 def predict_workers(state: SpeedState, count: int | None = None) -> PredictedStep | None:
     """Return the step with as many loader workers as keep up with it, or None if the ranks do not wait for data.
 
-    A step with W workers takes what else it has to do, or the time of a batch divided by W, whichever is longer.
+    A step with W workers takes the time of its other work, or that of a batch divided by W, whichever is longer.
     ``count`` gives another number of workers.
     """
     if not state.steps.ranks:
@@ -92,7 +92,7 @@ def predict_workers(state: SpeedState, count: int | None = None) -> PredictedSte
 
 
 def are_starved(state: SpeedState) -> bool:
-    """Return whether the workers of all ranks are at work all the time."""
+    """Return whether the workers of all ranks are always busy."""
     for rank in state.ranks:
         made = rank.fetch_times
         if made is None or made.batches < MIN_STEPS or not made.workers:
@@ -122,13 +122,13 @@ class _Loading:
         return max(1, ceil(self.make_ms / max(self.rest_ms, 1e-3)))
 
     def saved_ms(self, workers: int, waited_ms: float) -> float:
-        """Return what so many workers save of a step in which a rank waits for data as long as that."""
+        """Return what this many workers save of a step in which a rank waits this long for data."""
         after = max(self.rest_ms, self.make_ms / max(workers, self.workers))
         saved = max(0.0, self.wall_ms - after)
         return saved if self.workers else min(waited_ms, saved)
 
     def lacks_cores(self, workers: int) -> str:
-        """Return that so many workers would need more cores than there are, or ""."""
+        """Return the reason if this many workers would need more cores than there are, or ""."""
         needed = workers * self.ranks_of_host * self.cpu_share
         if self.cpu_share < COMPUTES or not self.cores or needed <= self.cores:
             return ""

@@ -1,6 +1,6 @@
-"""What a setting is predicted to do to the step, from what the run recorded. A trial (`tune`) says what it really does.
+"""What a setting is predicted to do to the step, from what the run recorded. A trial (`tune`) measures it.
 
-A setting is named as a trial names it: "bucket_cap=BYTES", "accumulate=STEPS", "no_sync", "bf16_reduction",
+A setting has the name that a trial gives it: "bucket_cap=BYTES", "accumulate=STEPS", "no_sync", "bf16_reduction",
 "buffers_off", "find_unused_off", "unreduced".
 """
 
@@ -87,7 +87,7 @@ class PredictionBasis:
 def basis_of(
     ranks: Sequence[Rank], step_ms: float, curves: MeasuredCurves | None = None, reductions: int = 1
 ) -> PredictionBasis:
-    """Return what predictions go from: ``curves``, if given, replace the bandwidth solved from the run."""
+    """Return what predictions are based on: ``curves``, if given, replace the bandwidth solved from the run."""
     times = [rank.gradient_times[0] for rank in ranks if len(rank.gradient_times) == 1]
     gradients = gather(times) if times and len(times) == len(ranks) else None
     networks: tuple[LinkModel, ...] = networks_of(gradients) if gradients is not None else ()
@@ -109,7 +109,7 @@ def basis_of(
 
 
 def job_basis(state: SpeedState, curves: MeasuredCurves | None = None) -> PredictionBasis:
-    """Return what predictions go from, by the job's budget."""
+    """Return what predictions are based on, by the job's budget."""
     per_step = min((int(median(rank.reductions)) for rank in state.steps.ranks.values()), default=1)
     basis = basis_of(state.ranks, state.budget.wall_ms, curves, reductions=max(1, per_step))
     return replace(
@@ -223,7 +223,7 @@ def predict_sizes(
 ) -> tuple[PredictedSize, ...]:
     """Return the step for each larger number of ranks, with the batch per rank of the measured job. Never a finding.
 
-    Empty if nothing tells how fast the network is.
+    Empty if the speed of the network is unknown.
     """
     gradients = basis.gradients
     networks = [cost for cost in basis.networks if isinstance(cost, ReductionCost)]

@@ -1,4 +1,4 @@
-"""DD802, DD809 to DD812, DD814 and DD815: what a rank does with its time that makes the others, or its GPU, wait."""
+"""DD802, DD809 to DD812, DD814 and DD815: what a rank spends time on while the others, or its GPU, wait."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LEAST_SHARE = 0.3  # Of the step that forward and backward must take. Our choice
 
 @rule("DD802", "imbalance", Severity.WARNING, "A different rank is the slowest in each step", after=("rank-zero-work",))
 def check_imbalance(state: SpeedState) -> Answer:
-    """Report ranks that wait for each other in many steps, each time for another one."""
+    """Report ranks that wait for each other in many steps, each time for a different one."""
     steps, walls = state.steps, state.steps.walls_ms
     if len(steps.ranks) < 2:
         return skipped("there is only one rank")
@@ -139,7 +139,7 @@ def _find_stalls(steps: JobSteps, total_ms: float) -> _Stalls | None:
     """Return the slow steps, and what ranks did in them beyond the usual.
 
     A step in which the model takes longer, as for a larger input or on a machine that is busy for a while, has no work
-    beside training. What the model takes longer is inferred from backward, in which a script has no other work.
+    beside training. How much longer is inferred from backward, in which a script has no other work.
     """
     walls = steps.walls_ms
     usual_ms = median(walls)
@@ -171,7 +171,7 @@ def _find_stalls(steps: JobSteps, total_ms: float) -> _Stalls | None:
 
 @rule("DD809", "rank-zero-work", Severity.WARNING, "One rank does extra work in some steps, and the others wait for it")
 def check_rank_work(state: SpeedState) -> Answer:
-    """Report a rank that does something of its own every few steps while all others wait for it."""
+    """Report a rank that does extra work every few steps while all others wait for it."""
     stalls = _stalls(state)
     if stalls is None:
         return passed("no steps are repeatedly much longer than the others")

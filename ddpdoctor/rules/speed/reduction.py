@@ -1,8 +1,8 @@
 """How long DDP's reduction of gradients takes: with the buckets of a run or others, on other networks, on more ranks.
 
 A bucket leaves when its last gradient is ready and the bucket before it is done, and takes ``latency + size /
-bandwidth``. Gloo runs two buckets at once, which share the line: one queue is close enough. The result says about how
-much another setting saves. A trial says how much it really is.
+bandwidth``. Gloo runs two buckets concurrently, which share the link: one queue is close enough. The result is an
+estimate of what another setting saves. A trial measures it.
 
 More ranks than were run: a ring takes ``2 (N - 1) a + 2 (N - 1) / N * S / B`` (Patarasuk and Yuan, 2009; NVIDIA/nccl,
 src/graph/tuning.cc), a tree ``2 ceil(log2 N) a`` and about twice the time of its bytes. Waiting grows with the slowest
@@ -239,7 +239,7 @@ def predict_cap(gradients: BucketGradients, networks: Sequence[LinkModel], cap_b
 def best_cap(
     gradients: BucketGradients, networks: Sequence[LinkModel], caps_bytes: Sequence[int] = CAPS_BYTES
 ) -> tuple[int, Saved]:
-    """Return the cap that saves most, and what it saves. Of caps nearly as good, it is closest to the default."""
+    """Return the cap that saves most, and what it saves. Among nearly equal caps, it is the closest to the default."""
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
     most_ms = max(mid_ms for _, (_, mid_ms, _) in predictions)
     good = [prediction for prediction in predictions if prediction[1][1] >= most_ms - NEARLY * gradients.end_ms]
@@ -280,7 +280,7 @@ def ring_cost(network: ReductionCost, measured: int, ranks: int) -> ReductionCos
 
 
 def tree_cost(network: ReductionCost, measured: int, ranks: int) -> ReductionCost:
-    """Return the cost of a bucket on a tree. The measured job is taken for a ring."""
+    """Return the cost of a bucket on a tree. The measured job is assumed to be a ring."""
     hop_ms = network.latency_ms / (2 * (measured - 1))
     return ReductionCost(
         latency_ms=2 * ceil(log2(ranks)) * hop_ms,

@@ -1,12 +1,12 @@
-"""What the rules of speed are asked about: the steps of a job's ranks side by side, and where the time of a step goes.
+"""What the rules of speed judge: the steps of a job's ranks side by side, and where the time of a step goes.
 
-No common clock is needed. All ranks end a collective together, and the last one to come waits for nobody. So the
+No common clock is needed. All ranks end a collective together, and the last one to arrive does not wait. So the
 shortest time that any rank spends in it is the transfer, and what a rank spends beyond that is waiting.
 
-On GPUs, CUDA events measure one step in twenty. DDP's timers say how long the reduction ran after backward's
-computation, in other iterations than these steps, so each step is given the median of its rank. What the GPU does
-before forward is idleness, or copies of the input; it is split between data loading and other host code as the host's
-time is.
+On GPUs, CUDA events measure one step in twenty. DDP's timers show how long the reduction ran after backward's
+computation, in other iterations than these steps, so each step gets the median of its rank. Before forward the GPU is
+idle or copies the input; that time is split between data loading and other host code in proportion to the host's
+time.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSteps:
-    """The steps that all ranks of a group have: an even sample of the run, without warm-up and without looks."""
+    """The steps that all ranks of a group have: an even sample of the run, without warm-up and ddpdoctor's sampling."""
 
     numbers: tuple[int, ...]
     ranks: Mapping[int, RankSteps]
@@ -175,7 +175,7 @@ class SpeedState:
         return f"a step takes {ms(wall)}, less than {limit}" if wall < MIN_STEP_MS else ""
 
     def too_little(self, share: float, seen: str, least: float = SHARE) -> Answer | None:
-        """Return the answer about a cost that is too small to report, or in a job too small to judge; None: go on."""
+        """Return the answer about a cost that is too small to report, or a job too small to judge; None: continue."""
         if share < least:
             return passed(seen)
         small = self.is_small()
@@ -219,7 +219,7 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
 def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | None:
     """Return the common steps of ranks, or None if there are too few.
 
-    With ``longest`` they include the longest steps of the run besides the even sample.
+    With ``longest`` they include the longest steps of the run in addition to the even sample.
     """
     tables = {
         rank: {n: i for i, n in enumerate(speed.kept.numbers) if longest or speed.kept.is_even[i]}
@@ -297,7 +297,7 @@ def _side_by_side(
     numbers: Sequence[int], ranks: Mapping[int, RankSteps], transfer: Mapping[str, tuple[float, ...]],
     speeds: Mapping[int, Speed],
 ) -> JobSteps:  # fmt: skip
-    """Return steps with what each rank waits for others: what it spends beyond the transfer."""
+    """Return steps with the time that each rank waits for others: what it spends beyond the transfer."""
     least = tuple(map(sum, zip(*(transfer[part] for part in SHARED_PARTS), strict=True)))
     waits = {}
     for rank, one in ranks.items():

@@ -1,4 +1,4 @@
-"""A trial of settings: which are tried, what each is predicted to change and changes, and one conclusion (DD817)."""
+"""A trial of settings: which are tried, the predicted and the measured effect of each, and one conclusion (DD817)."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ OPTIONS = ("--hang-timeout", "8", "--on-hang", "kill")
 HEAD = """\
 # Field reports
 
-Jobs rebuilt from public reports of distributed training that hung, crashed or drifted, or that people feared did, and
-what ddpdoctor answered. Each is a short script of our own for CPUs and Gloo, written from the description in the issue.
-It lies in `tests/bench/reports/jobs.py` and says in its header what the answer has to be: the kind, the ranks, and in
-most the line. A job that is healthy must run to its end without a finding above info.
+Jobs rebuilt from public reports of distributed training that hung, crashed or drifted, or seemed to, and what ddpdoctor
+reported. We wrote each as a short script for CPUs and Gloo, from the description in the issue. The scripts are in
+`tests/bench/reports/jobs.py`. The header of each has the expected answer: the kind, the ranks, and usually the line. A
+healthy job must run to its end without a finding above info.
 
 Made by `python -m tests.bench.reports` on {date}, with ddpdoctor {ddpdoctor} and torch {torch}, on a busy machine with
-{cpus} CPUs. Seconds are those of the whole job, with the start of torch.
+{cpus} CPUs. Seconds are for the whole job, including the start of torch.
 
 | report | what went wrong there | what ddpdoctor answered | seconds | right |
 |---|---|---|---|---|"""

@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 # job: datasets_5360
 # https://github.com/huggingface/datasets/issues/5360
-# report: an IterableDataset that nobody shards gives all ranks the same samples
+# report: an unsharded IterableDataset gives all ranks the same samples
 # truth: {"code": "duplicate-data", "ranks": [0, 1]}
 class Stream(IterableDataset):
     def __iter__(self):
@@ -136,7 +136,7 @@ for epoch in range(6):
 
 # job: llama2c_522
 # https://github.com/karpathy/llama2.c/issues/522
-# report: no DistributedSampler under DDP: each rank draws with a seed of its own, which is fine
+# report: no DistributedSampler under DDP: each rank draws with its own seed, which is fine
 # truth: {"code": "clean", "ranks": []}
 class Chunks(IterableDataset):
     def __iter__(self):
@@ -279,7 +279,7 @@ dist.destroy_process_group()
 
 # job: pytorch_126275
 # https://github.com/pytorch/pytorch/issues/126275
-# report: torch warns that nobody called destroy_process_group: the job is done all the same
+# report: torch warns that destroy_process_group was not called, but the job is done
 # truth: {"code": "clean", "ranks": []}
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
@@ -331,7 +331,7 @@ dist.destroy_process_group()
 
 # job: pytorch_31771
 # https://github.com/pytorch/pytorch/issues/31771
-# report: DistributedSampler gives the same order in every epoch: nobody called set_epoch
+# report: DistributedSampler gives the same order in every epoch: set_epoch was not called
 # truth: {"code": "no-set-epoch", "ranks": [0, 1]}
 dist.init_process_group("gloo")
 data = TensorDataset(torch.arange(64.0).view(-1, 1))

@@ -175,7 +175,7 @@ def limits(**changes):
 
 H100 = "NVIDIA H100 80GB HBM3"
 ZEROS = {"link_downed": 0, "symbol_error": 0}
-NO_RDMA = Unread(why=Why.ABSENT, reason="there is no RDMA device")
+NO_RDMA = Unread(why=Why.ABSENT, reason="no RDMA device found")
 
 
 def pci_device(bus_id, **changes):

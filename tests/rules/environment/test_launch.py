@@ -42,7 +42,7 @@ def test_many_different_values_are_counted():
     given = {"PET_NNODES": "3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "node0:29400"}
     nodes = [node(f"node{n}", index=n, processes=[process(n, PET_RDZV_ID=str(n), **given)]) for n in range(100)]
     (finding,) = ask("rdzv-id-same", fleet(*nodes, launcher=Launcher.SLURM, world_size=100)).findings
-    start = "PET_RDZV_ID has 100 different values, such as 0 on node0, 1 on node1: these nodes never meet"
+    start = "PET_RDZV_ID has 100 different values, such as 0 on node0, 1 on node1: these nodes never connect"
     assert finding.summary.startswith(start)
 
 

@@ -111,7 +111,7 @@ def test_without_the_right_to_trace_nobody_is_named_and_the_way_to_it_is_told(tm
     report = json.loads(done.stdout)
     evidence = report["data"]["evidence"]
     assert (done.returncode, report["verdict"]) == (4, None)
-    assert evidence["unclear"] == "there is no sign of progress, and no stack of a rank was seen"
+    assert evidence["unclear"] == "no sign of progress, and no stack of a rank was seen"
     (step,) = evidence["collect"]
     assert "SYS_PTRACE" in step
     assert [rank["state"] for rank in report["ranks"]] == ["sleeps", "sleeps"]

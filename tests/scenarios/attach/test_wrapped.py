@@ -12,7 +12,7 @@ from tests.scenarios.running import doctor, has_called, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 UNDER_WRAP = "the job runs under `ddpdoctor wrap`; its run folder is {run}"
-OWN = "the verdict is from the records of `ddpdoctor wrap`, which runs the job"
+OWN = "the verdict comes from the records of the `ddpdoctor wrap` that runs the job"
 
 
 @contextlib.contextmanager

@@ -102,9 +102,7 @@ def test_pairs_for_which_there_is_no_time():
     assert 2 <= len(pairs) < 10
     assert not any(pair["alone"] for pair in pairs)
     (note,) = (note for note in ran.report["data"]["notes"] if note.startswith("--pairs"))
-    assert (
-        f"{len(pairs)} of 10 pairs of ranks, for more of which a budget of 0.2 s has no time, several at once" in note
-    )
+    assert f"{len(pairs)} of 10 pairs of ranks (a budget of 0.2 s allows no more), several in parallel" in note
 
 
 # What is said beside the numbers of the machine that it really runs on.

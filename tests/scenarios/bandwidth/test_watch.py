@@ -216,7 +216,7 @@ def test_a_rank_in_which_no_python_runs_ends_itself_and_says_where_it_stood(star
 
     line = next(n for n, text in enumerate(RANK.read_text().splitlines(), 1) if text.endswith("# HOLDS THE GIL"))
     assert statuses == [REPORTED, 1]
-    assert "ddpdoctor: rank 1 ended itself: no Python could run in it any more" in said
+    assert "ddpdoctor: rank 1 ended itself: it could no longer run Python" in said
     assert f'watched_rank.py", line {line} in act' in said
     assert "Timeout (" not in said
 

@@ -71,7 +71,7 @@ def test_gpus_are_counted_and_a_driver_that_cannot_be_asked_is_not_taken_for_non
             ("", {}), ("", {"CUDA_VISIBLE_DEVICES": "1"}), ("lost", {}), ("unloaded", {}), ("mismatch", {})
         )
     ]  # fmt: skip
-    unknown = GpuCount(unknown="NVML gave no answer: it says LIB_RM_VERSION_MISMATCH")
+    unknown = GpuCount(unknown="NVML returned no answer: it says LIB_RM_VERSION_MISMATCH")
     assert counts == [*(GpuCount(count=count) for count in (2, 1, 2, 0)), unknown]
 
 

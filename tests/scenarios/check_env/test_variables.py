@@ -142,4 +142,4 @@ def test_a_machine_without_rdma_is_well_whatever_its_limits_and_variables_say():
     seen = check_env(*RDMA_CHECKS, before=("prlimit", "--memlock=65536:65536"), **LEFTOVERS)
     assert seen.findings == []
     reasons = {kind: check["reason"] for kind, check in seen.checks.items()}
-    assert reasons == dict.fromkeys(RDMA_CHECKS, "there is no RDMA device")
+    assert reasons == dict.fromkeys(RDMA_CHECKS, "no RDMA device found")

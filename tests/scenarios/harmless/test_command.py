@@ -77,7 +77,7 @@ def test_a_job_that_removes_the_run_folder_ends_as_it_would(tmp_path: Path) -> N
     done = job((*WRAP, *outputs, "--exit-status-of-verdict", "--log-findings"), *job_of_two, cwd=work)
     assert done.returncode == 1, done.stderr.decode()
     assert b"Traceback" not in done.stderr.split(b"\n")[-2:]
-    assert done.stderr.count(b"there is no report") == 1
+    assert done.stderr.count(b"no report: the run folder") == 1
     assert b"internal error" not in done.stderr
 
 

@@ -72,7 +72,7 @@ def test_a_healthy_job_is_silent_and_keeps_its_environment(tmp_path: Path, fault
 
     assert (status, stdout, report["job"]["status"], report["verdict"]) == (0, "left\nleft\n", "finished", None)
     said = [line for line in stderr.splitlines() if "ddpdoctor" in line]
-    assert said == ["ddpdoctor: this process is watched already; ddpdoctor.watch does nothing here"]
+    assert said == ["ddpdoctor: this process is already watched; ddpdoctor.watch does nothing here"]
 
 
 def test_ctrl_c_is_no_finding_and_leaves_no_process(tmp_path: Path) -> None:

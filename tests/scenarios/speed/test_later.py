@@ -111,7 +111,7 @@ def test_a_measured_curve_is_used_in_place_of_the_run(slow: Path, bench: Path) -
 def test_what_is_no_curve_is_refused(slow: Path, bench: Path) -> None:
     for arguments, says in (
         ((str(slow), "--curve", str(slow)), "is not a report of allreduce-bench"),
-        ((str(slow), "--curve", "/nowhere"), "there is no /nowhere"),
+        ((str(slow), "--curve", "/nowhere"), "/nowhere does not exist"),
         ((str(bench), "--curve", str(bench)), "run"),
     ):
         ran = doctor("report", *arguments)

@@ -262,7 +262,7 @@ def test_each_node_has_its_folder_and_those_that_sent_nothing_are_told_with_the_
 
 
 def test_if_no_node_sent_anything_that_is_an_error_and_no_folder_is_left(tmp_path):
-    with pytest.raises(UserError, match="none of 2 nodes sent what it saw") as told:
+    with pytest.raises(UserError, match="none of 2 nodes sent results") as told:
         ask_nodes(WAY, {"n1": fails("no way"), "n2": fails("no way")}, tmp_path)
     assert (told.value.help, told.value.status) == ("n1 and n2: no way; see n1", 2)
     assert not list(tmp_path.iterdir())

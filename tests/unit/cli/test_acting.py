@@ -307,7 +307,7 @@ def test_a_collector_that_refuses_is_named_without_secrets(monkeypatch, capfd):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{receiver.base}/s3cret")
         said = OtlpSender("a", "1").send(read_samples(NOW, None, **MEASURED))
     address = receiver.base.partition("//")[2]
-    assert said == f"--otlp: metrics could not be sent to {address}; ddpdoctor goes on trying"
+    assert said == f"--otlp: metrics could not be sent to {address}; ddpdoctor keeps trying"
     assert capfd.readouterr() == ("", "")
 
 

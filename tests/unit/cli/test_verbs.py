@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.report import Options, read_run, run
-from ddpdoctor.cli.running import JobReports, keep_errors, notes_of, outcome_report
+from ddpdoctor.cli.running import JobReports, keep_errors, outcome_report
 from ddpdoctor.cli.wrap import Options as WrapOptions
 from ddpdoctor.cli.wrap import prepare
-from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.report import make_report
-from ddpdoctor.launch.command_line import split_command
-from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment, has_gpu_driver
+from ddpdoctor.launch import placement
+from ddpdoctor.launch.command_line import SplitCommand, split_command
+from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment, notes_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity
@@ -103,10 +103,10 @@ def test_what_is_no_other_run_or_has_no_budget_is_refused(tmp_path):
     bench.write_text(render_json(benches.everything()))
     few = {"reason": "19 steps are too few: at least 20 are needed"}
     for other, said in (
-        (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "there is no"),
+        (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "does not exist"),
         (bench, "it is not a run of `ddpdoctor wrap`"),
         (save(tmp_path / "few", few), "few.*has no time budget: 19 steps are too few"),
-        (save(tmp_path / "no_blocks", without_blocks()), "no_blocks.*does not say how much its steps vary"),
+        (save(tmp_path / "no_blocks", without_blocks()), "no_blocks.*has no variation of its steps"),
         (save(tmp_path / "odd", {"budget": {"phases": 3}}), "odd.*the time budget in the report cannot be read"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said) as refused:
@@ -209,11 +209,11 @@ def test_without_a_browser_the_page_is_named(saved, tmp_path, monkeypatch, capsy
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     assert run(Options(run_dir=saved, output=tmp_path / "page.html", opens=True)) == 0
-    assert f"no browser could be opened here; the page is {tmp_path}/page.html" in capsys.readouterr().err
+    assert f"no browser could be opened; the page is {tmp_path}/page.html" in capsys.readouterr().err
 
 
 def test_only_a_page_can_be_opened(saved):
-    with pytest.raises(UserError, match="--open shows a page, and --format json is none"):
+    with pytest.raises(UserError, match="--open needs a page, which --format json is not"):
         run(Options(run_dir=saved, format="json", opens=True))
 
 
@@ -226,12 +226,8 @@ def environment_of(level):
 
 
 def environment_with(row):
-    level, is_command = row
-    made = debug_environment(environment_of("before"), level, is_command=is_command)
-    if level == "AUTO" and is_command:
-        assert made == ({} if has_gpu_driver(System()) else environment_of("DETAIL"))
-        return "that of DETAIL where there is no GPU"
-    return made
+    level, is_command, has_gpu = row
+    return debug_environment(environment_of("before"), level, is_command=is_command, has_gpu=has_gpu)
 
 
 def chosen_level(row):
@@ -243,12 +239,17 @@ def chosen_level(row):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def notes_before(row):
+    note, chosen, environment = row
+    options = placement.WrapOptions(
+        split=SplitCommand(script="train.py"), on_hang="auto", report_dir=Path("r"), report_file=Path("r/report.json"),
+        command=(), placement=placement.Placement(note=note), **{"hang_timeout_s": 300.0, **chosen},
+    )  # fmt: skip
+    return list(notes_of(options, environment_of(environment)))
+
+
 test_words = words(
-    __name__,
-    choose_debug_level=chosen_level,
-    debug_note=lambda row: notes_of(row[0], 300.0, environment_of(row[1]))[0],
-    patience_note=lambda seconds: notes_of(None, int(seconds), {})[1],
-    debug_environment=environment_with,
+    __name__, choose_debug_level=chosen_level, notes_before=notes_before, debug_environment=environment_with
 )
 
 

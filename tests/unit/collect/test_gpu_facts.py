@@ -159,7 +159,7 @@ def test_no_driver_is_absence_and_starts_no_child():
     assert not is_nvidia_here(system)
     with pytest.raises(NotRead) as missing:
         read_gpus(system, PLAN_NVML)
-    assert missing.value.unread.reason == "there is no NVIDIA driver here"
+    assert missing.value.unread.reason == "no NVIDIA driver found"
     with pytest.raises(NotRead) as missing:
         read("nvlink8", "not-loaded")
     assert missing.value.unread.why is Why.ABSENT

@@ -102,7 +102,7 @@ def test_a_real_port_and_its_real_owner():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = read_network(System(env={"MASTER_PORT": str(port)}), PLAN).master_port
-    assert found == Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
+    assert found == Unread(why=Why.NEEDLESS, reason="this command listens on it, to collect the facts of all nodes")
 
 
 PLAN_RDMA = ReadingPlan(sections=frozenset({"rdma"}))

@@ -28,7 +28,7 @@ from ddpdoctor.collect.run import (
 from ddpdoctor.collect.run_files import WorkerStart, parse_watch, read_entries, save
 from ddpdoctor.collect.run_ranks import find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
-from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, Followed, ask_for_evidence
+from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, Followed, ask_for_evidence
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import RECORD_NAME, NodeSeen, NodesSeen, Presence, RecordPlace, Run
@@ -38,7 +38,7 @@ from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, CONTROL_DUMPED, R
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 from tests.golden import Cases, table, words
 from tests.scenarios.running import wait_for
-from tests.synthetic import SITUATIONS, Job, S, write_folder, write_gathered
+from tests.synthetic import SITUATIONS, Job, S, new_taker, write_folder, write_gathered
 
 # A launcher is seen by what it alone sets; variables that anybody may set are no launch.
 
@@ -274,7 +274,7 @@ def test_a_damaged_note_costs_only_what_it_says_and_a_damaged_folder_is_refused(
 
 
 def test_evidence_is_asked_for_once_and_answered_once(tmp_path):
-    taker = EvidenceTaker(tmp_path)
+    taker = new_taker(tmp_path)
     assert taker.dump_asked() == 0
     came = []
     asking = threading.Thread(target=lambda: came.append(ask_for_evidence(tmp_path, 100, lambda: True)))
@@ -288,7 +288,7 @@ def test_evidence_is_asked_for_once_and_answered_once(tmp_path):
 @pytest.mark.parametrize(("limit_s", "answered"), [(PATIENT_LIMIT_S, True), (ANSWER_LIMIT_S, False)])
 def test_a_recorder_whose_heartbeat_is_late_is_waited_for_where_there_is_time(tmp_path, monkeypatch, limit_s, answered):
     """On a busy machine a heartbeat can be two seconds late, and the line at fault came with the answer."""
-    taker, own = EvidenceTaker(tmp_path), proc.read_process(os.getpid())
+    taker, own = new_taker(tmp_path), proc.read_process(os.getpid())
     late = Followed(pid=own.pid, ticks=own.start_ticks, role=ROLE_RANK, ring=None, heartbeat_changed_ns=8 * S_PAST)
     answer = tmp_path / "evidence" / f"{own.pid}-{own.start_ticks}-1.json"
     monkeypatch.setattr(time, "monotonic_ns", lambda: 10 * S_PAST)
@@ -298,7 +298,7 @@ def test_a_recorder_whose_heartbeat_is_late_is_waited_for_where_there_is_time(tm
 
 
 def test_nobody_answers_for_a_watcher_that_is_gone_or_too_slow(tmp_path):
-    EvidenceTaker(tmp_path)
+    new_taker(tmp_path)
     assert not ask_for_evidence(tmp_path, 100, lambda: False)
     assert not ask_for_evidence(tmp_path, 0.1, lambda: True)
 

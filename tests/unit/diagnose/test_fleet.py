@@ -97,8 +97,8 @@ def sent(message):
 
 
 UNHEARD = {
-    "no message came from rank 2 within 5 s": None,
-    "rank 2 (n2, process 77) started and did not answer within 5 s": say_hello,
+    "no message from rank 2 within 5 s": None,
+    "rank 2 (n2, process 77) started but did not answer within 5 s": say_hello,
     "one process sent something that is not a message of ddpdoctor": sent(b"rubbish"),
     "one process sent rank: it is missing": sent({}),
     "one process sent rank: a whole number was expected, and it is a text": sent({**FACTS, "rank": "2"}),
@@ -253,8 +253,8 @@ def seen_of(fleet):
 
 def test_who_is_missing_is_named_as_far_as_known():
     assert describe_missing([1, 4, 5, 6], {4: Hello(host="b", pid=77)}, 30.0) == (
-        "rank 4 (b, process 77) started and did not answer within 30 s",
-        "no message came from ranks 1, 5, 6 within 30 s",
+        "rank 4 (b, process 77) started but did not answer within 30 s",
+        "no message from ranks 1, 5, 6 within 30 s",
     )
 
 

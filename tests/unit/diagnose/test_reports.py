@@ -152,7 +152,7 @@ def test_a_whole_report_is_hidden_also_the_hosts_of_ranks_that_did_not_answer():
         evidence=("n[1-2]", "boss.cluster is 10.0.0.9"), fix="edit /etc/hosts of n2",
     )  # fmt: skip
     check = Check(id="hostname-loopback", outcome=Outcome.FAILED, hosts=("n1",), seen="n1")
-    gathering = ["rank 1 (silent7, process 77) started and did not answer within 30 s"]
+    gathering = ["rank 1 (silent7, process 77) started but did not answer within 30 s"]
     seen = replace(
         report(found, checks=(check,), hosts=["n1"], gathering=gathering),
         command=("ddpdoctor", "check-env", "--master-addr", "n2"),
@@ -204,7 +204,7 @@ def test_each_round_has_the_scripts_settings_twice_and_each_other_one_once_and_a
         assert sorted(setting for one, setting in order if one == number) == sorted((BASE, AGAIN, *PLAN.settings))
     assert describe_plan(PLAN, 4) == (
         "the ranks wait. Tried by restarts: num_workers=2, OMP_NUM_THREADS=1, in 4 rounds: 16 launches, about 3 min "
-        "in all"
+        "in total"
     )
 
 

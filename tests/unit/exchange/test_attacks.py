@@ -288,7 +288,7 @@ def test_a_list_of_keys_without_end_is_given_up(monkeypatch, pair):
     ours, theirs = pair
     key = struct.pack("=Q", 50_000) + bytes(50_000)
     threading.Thread(target=lambda: theirs.sendall(struct.pack("=Q", 100) + 3 * key), daemon=True).start()
-    with pytest.raises(StoreError, match="do not come to an end"):
+    with pytest.raises(StoreError, match="do not end"):
         StoreReader(ours).list_keys()
 
 

@@ -110,7 +110,7 @@ def test_the_way_that_is_wanted_first_is_taken_where_all_get_through_and_the_los
     assert (found.way, found.store.add("n", 1)) == ("own port", 1)
     assert find_meeting([*ways.values()][::-1], TOKEN, LIMIT_S).way == "folder"
     assert wait_until(lambda: "ddpdoctor-find" not in {one.name for one in threading.enumerate()}, LIMIT_S)
-    with pytest.raises(NoMeeting, match="no way is known"):
+    with pytest.raises(NoMeeting, match="no known way"):
         find_meeting([], TOKEN, 0.1)
 
 

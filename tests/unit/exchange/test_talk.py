@@ -186,7 +186,7 @@ def test_gather_goes_on_while_more_come(talk):
 
 def test_all_have_what_rank_0_decided_the_first_alarm_counts_and_questions_are_none(talk):
     assert talk.agree(Said, "a", Said(text="x"), 1) == talk.agree(Said, "a", None, 1) == Said(text="x")
-    with pytest.raises(StoreError, match=r"no message came from rank 0 within 0\.1 s"):
+    with pytest.raises(StoreError, match=r"no message from rank 0 within 0\.1 s"):
         talk.agree(Said, "b", None, 0.1)
     assert talk.ask() == 1
     assert talk.news() == (False, 1)

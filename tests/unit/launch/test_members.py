@@ -18,7 +18,8 @@ from ddpdoctor.collect.run_files import load
 from ddpdoctor.collect.system import System
 from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard
-from ddpdoctor.launch import node_messages
+from ddpdoctor.launch import node_messages, starting
+from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.first_node import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
 from ddpdoctor.launch.hang import note_reached, places_to_try, try_places
 from ddpdoctor.launch.node_messages import (
@@ -35,9 +36,9 @@ from ddpdoctor.launch.node_messages import (
     write_board,
     write_pulse,
 )
-from ddpdoctor.launch.placement import Placement
+from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.run_folder import Starter, make_member_folder
-from ddpdoctor.launch.starting import nccl_log_environment
+from ddpdoctor.launch.starting import nccl_log_environment, start_launcher
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
@@ -351,6 +352,22 @@ def test_it_writes_warnings_to_the_run_folder(device, tmp_path):
     found = nccl_log_environment({}, run, machine(tmp_path / "root", {}, device))
     assert found == {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{tmp_path}/run%%1/nccl/%h.%p.log"}
     assert (run / "nccl").is_dir()
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_warnings_are_asked_for_only_where_a_gpu_is(tmp_path, monkeypatch, has_gpu):
+    drivers = (tmp_path / "nvidiactl", tmp_path / "kfd")
+    monkeypatch.setattr(starting, "GPU_DRIVERS", drivers)
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    if has_gpu:
+        drivers[1].touch()
+    options = WrapOptions(
+        split=SplitCommand(script="sh", script_args=("-c", f"echo $NCCL_DEBUG > {tmp_path}/said"), is_command=True),
+        hang_timeout_s=1.0, on_hang="auto", report_dir=tmp_path, report_file=tmp_path / "report.json",
+        placement=Placement(style=Style.COMMAND), command=(),
+    )  # fmt: skip
+    assert start_launcher(options, tmp_path, {}, lambda: None).wait() == 0
+    assert (tmp_path / "said").read_text().strip() == ("WARN" if has_gpu else "")
 
 
 def chosen_by_user(row):

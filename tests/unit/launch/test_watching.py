@@ -14,7 +14,7 @@ import pytest
 
 from ddpdoctor.collect.proc import Process
 from ddpdoctor.collect.run_files import read_watch
-from ddpdoctor.launch.evidence import EvidenceTaker, Followed
+from ddpdoctor.launch.evidence import Followed
 from ddpdoctor.launch.node_messages import NodeProgress
 from ddpdoctor.launch.own_ranks import choose_status, describe_lost
 from ddpdoctor.launch.replica_exchange import LiveComparison
@@ -24,12 +24,13 @@ from ddpdoctor.model.facts import Helper
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
 from tests.golden import words
+from tests.synthetic import new_taker
 
 # Rings that are kept before a signal asks.
 
 
 def test_a_kept_ring_is_the_ring_without_what_was_never_written(tmp_path: Path) -> None:
-    taker = EvidenceTaker(tmp_path)
+    taker = new_taker(tmp_path)
     ring = Ring(str(tmp_path / "rings"), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     ring.note({"k": "process"})
     for seq in range(100):
@@ -97,7 +98,7 @@ def test_a_launcher_that_answers_still_waits_and_one_that_computes_is_at_work(tm
     command = [sys.executable, "-c", WAITS_OR_WORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
         watch = JobWatch(
-            EvidenceTaker(tmp_path), LIMIT_S, time.monotonic_ns() - hour_ns, LiveComparison(tmp_path, 50, ()),
+            new_taker(tmp_path), LIMIT_S, time.monotonic_ns() - hour_ns, LiveComparison(tmp_path, 50, ()),
             launcher.pid,
         )  # fmt: skip
         assert launcher.stdin is not None
@@ -120,7 +121,7 @@ WATCH_TIMEOUT_S = 10.0
 
 def test_the_batches_of_a_worker_are_those_of_the_rank_whose_fork_server_ends_with_it(tmp_path: Path):
     (tmp_path / "rings").mkdir()
-    watch = JobWatch(EvidenceTaker(tmp_path), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
+    watch = JobWatch(new_taker(tmp_path), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
     rank, server, worker = 2**22 + 1, 2**22 + 2, 2**22 + 3
     roles = {rank: ring_layout.ROLE_RANK, server: ring_layout.ROLE_CHILD, worker: ring_layout.ROLE_CHILD}
     for pid, role in roles.items():
@@ -137,7 +138,7 @@ def test_the_batches_of_a_worker_are_those_of_the_rank_whose_fork_server_ends_wi
 
 def test_the_errors_of_a_ranks_ended_children_are_kept_the_first_and_the_last(tmp_path: Path):
     (tmp_path / "rings").mkdir()
-    watch = JobWatch(EvidenceTaker(tmp_path), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
+    watch = JobWatch(new_taker(tmp_path), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
     rank = 2**22 + 1
     for pid in range(rank, rank + 12):
         role = ring_layout.ROLE_RANK if pid == rank else ring_layout.ROLE_CHILD
@@ -227,7 +228,7 @@ def killed_for_memory(request, given):
     patch, folder, counts = request.getfixturevalue("monkeypatch"), request.getfixturevalue("tmp_path"), [0, kills]
     patch.setattr("ddpdoctor.launch.watch.read_kernel_oom_pids", lambda: pids and frozenset(pids))
     patch.setattr("ddpdoctor.launch.watch.read_oom_kills", lambda: counts.pop(0))
-    watch = JobWatch(EvidenceTaker(folder), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(folder, 50, ()))
+    watch = JobWatch(new_taker(folder), WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(folder, 50, ()))
     ring = mmap.mmap(-1, 1)
     watch.followed[7] = Followed(pid=7, ticks=1, role=ring_layout.ROLE_RANK, ring=ring, ended_ns=ended_ns)
     watch.save(ended=True, launcher_status=0)

@@ -43,12 +43,12 @@ def logs(tmp_path: Path) -> Path:
     return tmp_path / "logs"
 
 
-NOWHERE, OUT = "a link that leads nowhere", "a link that leads out of the folder"
+NOWHERE, OUT = "a broken link", "a link to outside the folder"
 ODD = [
     (lambda odd: odd.symlink_to("odd"), NOWHERE), (lambda odd: odd.symlink_to("/etc/passwd"), OUT),
     (lambda odd: odd.symlink_to("other") or odd.with_name("other").symlink_to("odd"), NOWHERE),
     (lambda odd: odd.symlink_to("/dev/zero"), OUT), (lambda odd: odd.symlink_to("x" * 300), "File name too long"),
-    (os.mkfifo, "no regular file"), (lambda odd: odd.write_bytes(b"\x1f\x8b\x08\x00 and no more of it"), "damaged: "),
+    (os.mkfifo, "not a regular file"), (lambda odd: odd.write_bytes(b"\x1f\x8b\x08\x00 and no more of it"), "damaged: "),
 ]  # fmt: skip
 
 
@@ -87,8 +87,8 @@ def test_folders_may_be_nested_deeper_than_python_calls_itself(logs) -> None:
 
 
 def test_devices_and_files_of_the_kernel_are_not_opened(logs) -> None:
-    kernel = "a file of the kernel"
-    for path, reason in {"/dev/zero": "no regular file", "/proc/kmsg": kernel, "/proc/self/mem": kernel}.items():
+    kernel = "a kernel file"
+    for path, reason in {"/dev/zero": "not a regular file", "/proc/kmsg": kernel, "/proc/self/mem": kernel}.items():
         assert failed(path, logs) == [1]
         assert problems(path, logs)[path.rpartition("/")[2]].startswith(reason)
 

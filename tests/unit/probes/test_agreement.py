@@ -101,7 +101,7 @@ def test_every_setting_is_compared_and_called_as_the_option_is(settings, verb):
 def test_those_that_did_not_come_and_wrong_command_lines_are_reported():
     """With its rank, unless all have it."""
     error = refusal([proposal(0), proposal(3)], world_size=5)
-    assert (error.problem, error.status) == ("ranks 1, 2, 4 did not come within 60 s", 4)
+    assert (error.problem, error.status) == ("ranks 1, 2, 4 did not connect within 60 s", 4)
     messages = {
         ("bad", "bad"): "bad", ("bad", ""): "rank 0: bad", ("", "bad", "bad"): "ranks 1 and 2: bad",
         ("", "bad", "worse"): "rank 1: bad", ("bad",): "bad",

@@ -172,7 +172,7 @@ def test_nothing_of_a_file_is_run_and_the_refusal_is_explained(tmp_path):
     assert not trace.exists()
     assert "weights_only" in caught.value.message
     assert str(bad) in caught.value.message
-    assert "Nothing of it was run" in caught.value.message
+    assert "None of it was run" in caught.value.message
     assert "state_dict()" in caught.value.help
 
 

@@ -213,7 +213,7 @@ NOT_FOUND = {
     "users_module": ("which is not package.module:function", "imported from here"),
     "users_module.py:make": ("which is not package.module:function", "users_module:make"),
     "./src/train.py": ("which is no", "src.train:function"),
-    "no_such_module:make": ("there is no module no_such_module", "Modules are searched"),
+    "no_such_module:make": ("no module named no_such_module", "Modules are searched"),
     "users_module:mak": ("users_module has no mak", "Did you mean make?"),
     "users_module:Maker.mak": ("users_module.Maker has no mak", "Did you mean make?"),
     "users_module:number": ("is an int, not a function", "package.module:function"),

@@ -157,8 +157,8 @@ def test_parameters_without_values_yet_are_left_out():
 def test_parameters_that_were_built_unlike_are_named():
     built = [digest_rows(model_rows(nn.Linear(1, 1), What.PARAMETER, What.BUFFER)) for _ in range(2)]
     assert describe_built(built) == (
-        "built with one seed, 2 parameters had other values on other ranks, as weight (rank 0 and rank 1); DDP's "
-        "constructor gave all rank 0's"
+        "built with one seed, 2 parameters differed between ranks, such as weight (rank 0 and rank 1); DDP's "
+        "constructor gave all ranks those of rank 0"
     )
 
 
@@ -410,7 +410,7 @@ def test_shards_are_left_out_and_said_to_be():
     result = ddpdoctor.check_consistency(model, gradients=False)
     assert (result.compared, result.left_out) == (
         0,
-        ("2 tensors of which a rank has a shard or no data, or sparse and not added up",),
+        ("2 tensors with only a shard or no data on a rank, or sparse and uncoalesced",),
     )
 
 

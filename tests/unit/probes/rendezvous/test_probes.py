@@ -177,7 +177,7 @@ def test_nobody_speaks_for_others():
     honest = run_nodes(publications)[0]
     Conversation(store).send("pairs/0/2", PairResults(pairs=tuple(p for p in honest if p.source == 1)))
     found = run_nodes(publications, store, without={1, 2}, limits=MeshLimits(total_s=0.3))[0]
-    assert {pair.skipped for pair in found if pair.source == 1} == {"the source did not report what it saw"}
+    assert {pair.skipped for pair in found if pair.source == 1} == {"the source did not report its results"}
 
 
 def test_ports_that_are_none():
@@ -269,7 +269,7 @@ STALLED = LostTime(limit_s=8.0, spent_s=9.0)
     [
         (None, (FOREVER, STALLED), Contact.CONNECTED, SOURCE_FAILS),
         (STALLED, (FOREVER,), Contact.CONNECTED, TARGET_FAILS),
-        (None, (0.0,), None, "the time for the mesh was over"),
+        (None, (0.0,), None, "the time for the mesh ran out"),
     ],
 )  # fmt: skip
 def test_where_enough_payloads_have_stalled_or_no_time_is_left_none_is_sent(at_target, of_source, contact, skipped):
