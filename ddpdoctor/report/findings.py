@@ -48,6 +48,8 @@ OUTCOME_TONES = {
 # Outcomes of checks without an answer. They must not read like "passed".
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
 LABEL_WIDTH = 8
+# Names in a verdict that may be those of calls on its line. Other names are words too: in "step 11", step is no call.
+_CALLED = re.compile(r"\b(?:\w+_\w+|backward|barrier|broadcast|reduce|gather|scatter|send|recv|item)\b")
 _CALL = re.compile(r"\b[\w.]*\w(?=\s*\()")
 
 
@@ -77,13 +79,12 @@ def severity_word(severity: Severity) -> str:
 def verdict_section(report: Report, verdict: Finding) -> Section:
     """Return what backs the verdict of a job. The problem itself is the headline of the report."""
     title = f"{title_of(verdict)} ({sureness_of(verdict)})"
-    step = [] if verdict.step is None else [f"step {verdict.step}"]
-    tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
-    more = (", ".join(step + tensor),) if step or tensor else ()
-    where, *facts = finding_facts(verdict, more, explain=True)
+    known = {"step": verdict.step, "tensor": verdict.tensor}
+    inside = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+    where, *facts = finding_facts(verdict, (inside,) if inside else (), explain=True)
     source = read_picture(SourceExcerpt, report.data.get("source"))
     if source is not None and (source.file, source.blamed) in [(place.file, place.line) for place in verdict.where[:1]]:
-        where = replace(where, code=draw_source(source, 1, re.findall(r"\w+", verdict.summary)))
+        where = replace(where, code=draw_source(source, 1, _CALLED.findall(verdict.summary)))
     return (Heading(title, tone=TONES[verdict.severity]), FactList((where, *facts), width=LABEL_WIDTH))
 
 

@@ -285,7 +285,9 @@ def status_words(report: Report, restarts: int) -> str:
     """Say how the job ended, and how many findings there are without a verdict."""
     words = []
     if report.job is not None:
-        words.append(report.job.status.value)
+        crashed = report.verdict is not None and report.verdict.kind == "crash"
+        was_ended = crashed and report.job.status in {JobStatus.HUNG, JobStatus.INTERRUPTED}
+        words.append(report.job.status.value + (" after the crash" if was_ended else ""))
         words += [] if report.job.world_size is None else [count_of(report.job.world_size, "rank")]
         words += [f"exit status {report.job.exit_status}"] if report.job.exit_status else []
     words += [f"after {count_of(restarts, 'restart')}"] if restarts > 0 else []

@@ -584,9 +584,8 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
     after = [p for p in mine if raised_at is None or (p.file, p.line) != (raised_at.file, raised_at.line)]
-    first = next(iter(after or mine), None)
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
-    place = place_words(first)
+    place = place_words(next(iter(after or mine), None))
     at = f" {place}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
     causes = job.ranks[blamed[0]].causes
@@ -598,6 +597,9 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{does}{left}"
+    # The error of a thread or child comes before the wait that follows from it
+    if len(blamed) == 1 and not busy and (crashed := next(why.lost_helpers(job.states[blamed[0]]), None)) is not None:
+        summary = f"on {say.who(job, blamed)}, {crashed.said}; it {before}{does}{left}"
     seen = [*say.all_classes(job, blamed), *say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     idle = () if waiters else tuple(n for n in blamed if job.ranks[n].device_idle)

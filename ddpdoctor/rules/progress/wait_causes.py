@@ -420,7 +420,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     state, rank = job.states[number], job.ranks[number]
     causes, frames = rank.causes, state.frames
     if causes is None:
-        return (*_compile_clue(frames, ()), *_lost_helpers(state))
+        return (*_compile_clue(frames, ()), *lost_helpers(state))
     busy, blocked, function = busy_at(job, number), causes.blocked, causes.kernel_function
     spins = ": it is computing, or spinning in a loop that waits" if busy is not None and busy.may_spin else ""
     found = [
@@ -428,7 +428,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         *_compile_clue(frames, causes.commands),
         *((Clue(said=f"{busy.said}{spins}", fix=busy_fix(job)),) if busy is not None else ()),
         *lock_clues(job, state, causes),
-        *(_lost_helpers(state) if busy is None else ()),
+        *(lost_helpers(state) if busy is None else ()),
         *_lost_children(state, causes),
         *(_command(frames, causes) if busy is None and causes.commands else ()),
     ]
@@ -459,7 +459,7 @@ def compiles(state: st.RankState) -> bool:
     return inside and busy is not None and busy >= BUSY_CORES
 
 
-def _lost_helpers(state: st.RankState) -> Iterator[Clue]:
+def lost_helpers(state: st.RankState) -> Iterator[Clue]:
     for error in last_helper_errors(state)[:MOST_CHILDREN]:
         who, fix = _HELPERS[error.who]
         name = f" {error.name}" if error.who is Helper.CHILD else ""

@@ -224,6 +224,7 @@ def a_verdict_has_its_line_below_it_with_a_mark_under_the_call():
     )
     drawn = {"80": frame(framed(*LINES), 80), "a pipe": frame(framed(*LINES)), "40": frame(framed(*LINES), 40)}
     drawn |= {call: frame(framed(call, first=33, summary="backward")) for call in calls}
+    drawn["a word of the verdict"] = frame(framed("model(x).mean(); optimizer.step()", first=33, summary="in step 11"))
     drawn["a tab and an escape"] = frame(framed("\tf(\x1b[31m)", first=33))
     drawn["another line"] = frame(framed(*LINES, blamed=34))
     drawn["another file"] = frame(framed(*LINES, file="/home/me/other.py"))
@@ -385,6 +386,20 @@ def beside(one, **more):
     """Return the lines of a bench that the results of a healthy one have not."""
     common = set(draw(benches.report()).splitlines()[3:])
     return "\n".join(line for line in draw(one, **more).splitlines() if line not in common)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (JobStatus.HUNG, "crash", "hung after the crash, 5 ranks, exit status 1"),
+        (JobStatus.INTERRUPTED, "crash", "interrupted after the crash, 5 ranks, exit status 1"),
+        (JobStatus.FAILED, "crash", "failed, 5 ranks, exit status 1"),
+        (JobStatus.HUNG, "stuck", "hung, 5 ranks, exit status 1"),
+    ],
+)
+def test_how_a_job_ended_does_not_hide_that_it_crashed_first(status, kind, words):
+    one = report(status, replace(STUCK, kind=kind, summary="Rank 3 raised KeyError."), exit_status=1)
+    assert draw_job(one).startswith(f"ddpdoctor: Rank 3 raised KeyError.\n  {words}; report in")
 
 
 AMBER = "\x1b[1;33mddpdoctor: "
