@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import read_cwd, save_page, save_report, say, show_defect, show_error, show_report, write
@@ -140,6 +140,7 @@ class JobReports:
     goes_on: str  # stands below the report of a hang
     act: Act | None = None
     started: Callable[[Path], None] = lambda _: None
+    said: list[Finding] = field(default_factory=list)  # what was printed of it before its end
 
     @property
     def page(self) -> Path | None:
@@ -164,7 +165,8 @@ class JobReports:
         # known only at the end.
         for finding in found[:1]:
             problem = f"{title_of(finding)}: {finding.summary}"
-            say(sys.stderr, f"{problem}; training continues, and the report at the end is final")
+            say(sys.stderr, f"interim: {problem}; training continues, and the report at the end is final")
+            self.said.append(finding)
         return frozenset(finding.code for finding in found)
 
     def show(self, outcome: JobOutcome) -> None:
@@ -195,18 +197,16 @@ class JobReports:
 
             job, crashed = report.job, any(check.outcome is Outcome.CRASHED for check in report.checks)
             is_well = job is not None and job.status is JobStatus.FINISHED and not (job.exit_status or report.findings)
-            if (
-                is_well
-                and not crashed
-                and len(read_attempts(report)) < 2
-                and not options.speed
-                and options.format == "text"
-            ):
+            is_plain = options.format == "text" and not options.speed and len(read_attempts(report)) < 2
+            if is_well and is_plain and not crashed:
                 equal = (replica_words(report) or "").startswith("replicas equal")
                 what = "no problem, replicas equal" if equal else "no problem found"
                 say(sys.stderr, f"{what}: {clean(str(place), read_cwd())}")
             else:
                 show_report(shown, options.format, sys.stderr, place)
+        for finding in self.said:
+            if finding.code not in {one.code for one in report.findings}:
+                say(sys.stderr, f"final: {title_of(finding)}, reported while the job ran, does not hold at the end")
         if self.act is not None and outcome.judged_at is None:
             self.act(report, options.report_file)
 

@@ -306,7 +306,7 @@ def test_nan_is_said_once_while_the_job_runs(tmp_path):
     ran = run("nonfinite_input", tmp_path / "run", *options, ranks=2, args=("80",))
     said = [line for line in ran.stderr.splitlines() if "training continues" in line]
     assert len(said) == 1, ran.stderr
-    assert said[0].startswith("ddpdoctor: DD504 nonfinite-grad, rank 0")
+    assert said[0].startswith("ddpdoctor: interim: DD504 nonfinite-grad, rank 0")
     assert ran.report["verdict"]["code"] == "DD504"
 
 

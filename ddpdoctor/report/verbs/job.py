@@ -285,9 +285,9 @@ def status_words(report: Report, restarts: int) -> str:
     """Say how the job ended, and how many findings there are without a verdict."""
     words = []
     if report.job is not None:
-        crashed = report.verdict is not None and report.verdict.kind == "crash"
-        was_ended = crashed and report.job.status in {JobStatus.HUNG, JobStatus.INTERRUPTED}
-        words.append(report.job.status.value + (" after the crash" if was_ended else ""))
+        after = "after the crash" if report.verdict is not None and report.verdict.kind == "crash" else ""
+        more = {JobStatus.HUNG: after, JobStatus.INTERRUPTED: after, JobStatus.RUNNING: "(interim report)"}
+        words.append(f"{report.job.status.value} {more.get(report.job.status, '')}".rstrip())
         words += [] if report.job.world_size is None else [count_of(report.job.world_size, "rank")]
         words += [f"exit status {report.job.exit_status}"] if report.job.exit_status else []
     words += [f"after {count_of(restarts, 'restart')}"] if restarts > 0 else []
