@@ -246,6 +246,16 @@ def test_on_a_phone_the_graph_is_stacked_and_an_option_is_on_one_line(browser, s
     ]
 
 
+def test_on_a_phone_what_a_check_saw_is_below_its_name(browser, save):
+    seen = "what a check saw, in as many words as it takes to fill more than one line of a phone"
+    checks = tuple(replace(check, seen=seen) for check in pages.CHECKS)
+    browser.open(save(report=replace(pages.report(), checks=checks)), 400)
+    cell = browser.one("[data-rows=checks-rows] td:last-child")
+    assert cell.text == seen
+    assert cell.rect["x"] >= 0
+    assert cell.rect["x"] + cell.rect["width"] <= 400
+
+
 def test_hovering_and_keys_say_what_a_rank_did(browser, save):
     browser.open(save())
     plot = browser.one(".plot")

@@ -53,7 +53,8 @@ MAX_CHARACTERS = 31  # what fits a line of a box
 TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
 ABSENT = -1
 HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
-OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w./=-]*\w")  # such as --hang-timeout, in a text that is already escaped
+# In a text that is already escaped: a command between backticks, or an option such as --hang-timeout
+OPTION = re.compile(r"`[^`\n]+`|(?<![\w-])--?[A-Za-z][\w./=-]*\w")
 # The macro of a block that needs no more than itself
 MACROS = {
     bl.Heading: "heading", bl.Text: "text", bl.Items: "items", bl.FactList: "facts", bl.Table: "table",
@@ -498,7 +499,7 @@ def make_environment(folder: Path | None = None) -> Environment:
         return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value, folder)
 
     def whole(text: str) -> Markup:
-        """Show a text with all its paths, and keep each option on one line."""
+        """Show a text with all its paths, and keep each option or quoted command on one line."""
         return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(clean(text)))))  # noqa: S704 - escaped before
 
     def by_group(columns: tuple[bl.Column, ...]) -> list[tuple[str, int]]:

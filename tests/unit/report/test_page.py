@@ -250,11 +250,10 @@ def test_a_check_with_a_finding_has_the_word_of_the_finding(monkeypatch):
 
 
 def test_options_in_a_fix_are_kept_whole(monkeypatch):
-    verdict = replace(pages.STUCK, fix="raise --hang-timeout, or -n <2> of a well-known a-b")
+    verdict = replace(pages.STUCK, fix="raise --hang-timeout, or -n <2> of a well-known a-b, or run `ddpdoctor demo`")
     text = page_of(monkeypatch, verdict=verdict)
-    option = '<span class="option">{}</span>'
-    fix = f"raise {option.format('--hang-timeout')}, or -n &lt;2&gt; of a well-known a-b"
-    assert f"data-copied>{fix}</p>" in text
+    option, command = (f'<span class="option">{words}</span>' for words in ("--hang-timeout", "`ddpdoctor demo`"))
+    assert f"data-copied>raise {option}, or -n &lt;2&gt; of a well-known a-b, or run {command}</p>" in text
 
 
 def test_embedded_data_cannot_end_its_element_and_reads_back():
