@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.steps import PhaseRow
     from ddpdoctor.model.tuning import RunSpeed
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
@@ -44,7 +43,7 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     phases = []
     for row in budget.phases:
-        if is_shown(row, budget):
+        if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms:
             share, worst = f"{row.critical_ms / budget.wall_ms:.1%}", f"{number(row.worst_ms)} (rank {row.worst_rank})"
             phases.append((row.phase, number(row.critical_ms), share, number(row.median_ms), worst))
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
@@ -85,10 +84,6 @@ def speed_data(report: Report) -> dict[str, Any]:
     return plain if isinstance(plain, dict) else {}
 
 
-def is_shown(row: PhaseRow, budget: Budget) -> bool:
-    return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
-
-
 def network_words(use: NetworkUse | None) -> str | None:
     """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
     if use is None or use.limit_gb_s is None:
@@ -123,7 +118,7 @@ def speed_bars(report: Report) -> Iterator[bl.Bars]:
     """Yield the time of a step on each rank by phase, if that is known. Of many ranks, the busiest are shown."""
     budget, phases = read_picture(Budget, speed_data(report).get("budget")), {}
     if budget is not None:
-        rows = [row for row in budget.phases if is_shown(row, budget)]
+        rows = [row for row in budget.phases if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms]
         phases = {row.phase: dict(zip(budget.ranks, row.ranks_ms, strict=False)) for row in rows}
     if not any(phases.values()):  # an older run, or too few steps for a budget
         paces = read_paces(report)
@@ -158,16 +153,16 @@ def comparison_content(report: Report) -> bl.Content:
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
     every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
-    fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
-    cells: list[tuple[str, ...]] = []
-    tones: dict[int, bl.Tone] = {}
+    shown, tones = [], dict[int, bl.Tone]()
     for at, (name, time) in enumerate(rows):
+        way, tone = ("shorter", bl.Tone.GOOD) if time.change_ms < 0 else ("longer", bl.Tone.WARNING)
         span = f"{_signed(time.low_ms)} to {_signed(time.high_ms)}"
-        changed = ("shorter" if time.change_ms < 0 else "longer") if time.is_change else ""
-        cells.append((name, number(time.first_ms), number(time.second_ms), _signed(time.change_ms), span, changed))
-        tones |= {at: bl.Tone.GOOD if time.change_ms < 0 else bl.Tone.WARNING} if time.is_change else {}
+        times = (number(time.first_ms), number(time.second_ms), _signed(time.change_ms), span)
+        shown.append((name, *times, way if time.is_change else ""))
+        tones |= {at: tone} if time.is_change else {}
     heads = ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed")
-    table = bl.table_of(heads, cells, left={"phase", "changed"}, tones=tones)
+    table = bl.table_of(heads, shown, left={"phase", "changed"}, tones=tones)
+    fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
     title = "what else differs" if texts else "no other setting that was recorded differs"
     return bl.Content(

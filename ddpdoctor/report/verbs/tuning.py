@@ -40,12 +40,13 @@ def tune_pictures(rows: Sequence[TriedSetting]) -> Iterator[Grid]:
     if not spans:
         return
     most = max(abs(span.ratio - 1) for span in spans)
-    cells = ((_change_cell(row.predicted, "", most), _change_cell(row.measured, row.reason, most)) for row in rows)
     yield Grid(
         title="change of the step by setting (minus: shorter)",
         rows=tuple(row.title for row in rows),
         columns=("predicted", "measured"),
-        cells=tuple(cells),
+        cells=tuple(
+            (_change_cell(row.predicted, "", most), _change_cell(row.measured, row.reason, most)) for row in rows
+        ),
         row_name="setting",
         column_name="change",
         legend=("The darker, the larger the change.",),
