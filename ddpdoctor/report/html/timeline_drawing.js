@@ -46,7 +46,7 @@ class TimelineDrawing {
       if (kind === "wait") parts.push(page.makeSvg("rect", { class: "wait-hatch", width: 16, height: 12 }));
       return page.make("li", {}, swatch(...parts), ` ${kind}`);
     });
-    for (const [what, label] of [[".event-mark.fault", "the fault"], [".event-mark:not(.fault)", "what happened"]]) {
+    for (const [what, label] of [[".event-mark.fault", "the fault"], [".event-mark:not(.fault)", "other event"]]) {
       if (!this.ticks.querySelector(what)) continue;
       const mark = page.makeSvg("path", { class: what.includes("not") ? "event-mark" : "event-mark fault", d: "M2 1H14L8 11z" });
       entries.push(page.make("li", {}, swatch(mark), ` ${label}`));

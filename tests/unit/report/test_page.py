@@ -245,6 +245,11 @@ def test_a_check_with_a_finding_has_the_word_of_the_finding(monkeypatch):
     assert "<details><summary>The 1 that were skipped</summary>" in text
 
 
+def test_findings_are_other_ones_only_beside_a_verdict(monkeypatch):
+    assert "Other findings" in page_of(monkeypatch)
+    assert "Other findings" not in page_of(monkeypatch, verdict=None)
+
+
 def test_options_in_a_fix_are_kept_whole(monkeypatch):
     verdict = replace(pages.STUCK, fix="raise --hang-timeout, or -n <2> of a well-known a-b, or run `ddpdoctor demo`")
     text = page_of(monkeypatch, verdict=verdict)
