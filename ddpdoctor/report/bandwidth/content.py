@@ -276,21 +276,15 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> bl.Section:
 
 def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> bl.Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
-    lines = tuple(
-        bl.ChartLine(
-            name=name_series(case),
-            points=tuple(
-                (measured.size_bytes, measured.busbw_gb_s)
-                for row in case.rows
-                if (measured := row.get(case.modes[-1]))
-                if measured.busbw_gb_s and math.isfinite(measured.busbw_gb_s)
-            ),
-        )
-        for case in series
-    )
+    lines = []
+    for case in series:
+        results = [row[case.modes[-1]] for row in case.rows if case.modes[-1] in row]
+        points = [(result.size_bytes, result.busbw_gb_s or 0.0) for result in results]
+        known = tuple((size, busbw) for size, busbw in points if busbw and math.isfinite(busbw))
+        lines.append(bl.ChartLine(name=name_series(case), points=known))
     references = list_references(bench)
     reference = reference_line(references[0], lines) if len(references) == 1 else None
-    return bl.Series(title="busbw in GB/s over size", lines=lines, reference=reference)
+    return bl.Series(title="busbw in GB/s over size", lines=tuple(lines), reference=reference)
 
 
 def _reason_sections(bench: Bandwidth) -> tuple[bl.Section, ...]:

@@ -260,20 +260,17 @@ def matrix_section(matrix: Matrix) -> bl.Section:
     places = range(len(matrix.ends))
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
     cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
-    columns = [
+    columns = [bl.Column("", ends, align="left")]
+    for at, head in enumerate(matrix.heads):
         # The blank takes the place of the mark, so that headers align with the digits.
-        bl.Column(
-            f"{head} ", tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
-        )
-        for at, head in enumerate(matrix.heads)
-    ]
+        texts = (cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
+        columns.append(bl.Column(f"{head} ", tuple(texts)))
     legend: list[str] = []
     if lowest is not None:
         one_end, other_end = (matrix.ends[at] for at in lowest)
         pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
         legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    columns.insert(0, bl.Column("", ends, align="left"))
     tones = dict.fromkeys(matrix.blamed, bl.Tone.STRONG)
     return (title, bl.Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 
