@@ -71,22 +71,17 @@ def finish(
         if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
             say(sys.stderr, f"{outcome.run_dir} is full. The record of this run is in {outcome.folder}")
 
-    def fail() -> None:
-        if outcome.failure is not None:
-            raise outcome.failure
-
     def show_launcher_log() -> None:
         """Show what torchrun printed about the end of a job that failed without a verdict."""
         errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
         if outcome.exit_status and not errors - set(outcome.end.ignore):
             write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
-    return after_the_job(replace(outcome, failure=None), fail, show_launcher_log, show, say_where)
+    return after_the_job(replace(outcome, failure=None), show_launcher_log, show, say_where, failure=outcome.failure)
 
 
-def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
+def after_the_job(outcome: JobOutcome, *steps: Callable[[], None], failure: Exception | None = None) -> JobOutcome:
     """Take some steps even if some fail; report the first failure unless one was reported, and keep it."""
-    failure = None
     for step in steps:
         try:
             step()
@@ -125,10 +120,8 @@ def outcome_report(outcome: JobOutcome) -> Report:
 def keep_errors(report: Report) -> Report | None:
     """Keep only the errors of a report. Return None if there are none."""
     errors = tuple(finding for finding in report.findings if finding.severity is Severity.ERROR)
-    if not errors:
-        return None
     verdict = report.verdict if report.verdict in errors else None
-    return replace(report, findings=errors, verdict=verdict)
+    return replace(report, findings=errors, verdict=verdict) if errors else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

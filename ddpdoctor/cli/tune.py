@@ -64,15 +64,13 @@ def launch_quietly(prepared: WrapOptions, make_report: MakeReport) -> JobOutcome
 @contextmanager
 def with_threads(count: str) -> Iterator[None]:
     """Give ranks a number of threads. The launcher inherits it."""
-    before = os.environ.get(THREADS)
+    before = {name: value for name, value in os.environ.items() if name == THREADS}
     os.environ[THREADS] = count
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[THREADS]
-        else:
-            os.environ[THREADS] = before
+        del os.environ[THREADS]
+        os.environ.update(before)
 
 
 class Restarts:

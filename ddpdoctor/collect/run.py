@@ -117,9 +117,8 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
         ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
         world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
         # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
-        levels = [
-            str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")
-        ]
+        begun = [note for note in notes if note.get("k") == "initialized"]
+        levels = [str(note["debug_level"]) for note in begun if note.get("debug_level")]
         chosen = run.debug_level or "OFF"
         writers = []
         for one in (contents[source.pid] for source in sources if source.pid in contents):
@@ -133,7 +132,8 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
             launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
             interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
             debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
-            torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
+            backend=str(begun[-1].get("backend") or "") if begun else "",
+            host_causes=watch.host_causes, machine=folder.machine,
             control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
             speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
         )  # fmt: skip

@@ -378,6 +378,7 @@ def _build(
         "run": {
             "hang_timeout_s": run.hang_timeout_s,
             "torch_version": run.torch_version,
+            "backend": job.backend,
             "environment": run.environment,
             "debug_level": job.debug_level,
         },

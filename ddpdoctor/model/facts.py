@@ -802,7 +802,7 @@ class Job:
     may_run_elsewhere: bool = False  # some ranks may run on other hosts, where they are not visible
     debug_level: str = "OFF"
     entry: str = "wrap"  # what started the watch, as ``Run.entry``
-    torch_version: str | None = None
+    backend: str = ""  # as torch names that of the default group: "cpu:gloo,cuda:nccl". Empty before it is made.
     host_causes: HostCauses | None = None  # the memory that its processes share on this host
     machine: Node | None = None  # this host's network and GPUs, read if a collective did not complete
     control_flow: tuple[ControlFlow, ...] = ()  # read if ranks took different branches

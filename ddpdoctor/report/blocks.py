@@ -198,8 +198,19 @@ class Grid:
     legend: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Stacked bars with one scale: what a step of each rank consists of. Documents draw them; text has a table."""
+
+    title: str
+    parts: tuple[str, ...]
+    rows: tuple[tuple[str, bool, tuple[float, ...]], ...]  # name, whether a finding names it, and a value for each part
+    unit: str
+    legend: tuple[str, ...] = ()
+
+
 # Blocks that formats of plain text draw in little, or leave out. The first three are what a report holds of them.
-Picture = Timeline | RankWaits | SourceExcerpt | Tree | Grid
+Picture = Timeline | RankWaits | SourceExcerpt | Tree | Grid | Bars
 Block = Heading | Text | Items | FactList | Table | Series | Places | Picture
 Section = tuple[Block, ...]  # Blocks that belong together. Formats separate sections.
 

@@ -8,8 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from rich.cells import cell_len
+from unicodedata import east_asian_width
 
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
@@ -104,7 +103,8 @@ def draw_source(source: SourceExcerpt, around: int, calls: Collection[str] = ())
             blank = len(line) - len(line.lstrip())
             likely = named or (found if len(found) == 1 else [])
             start, end = likely[0].span() if likely else (blank, blank + 1)
-            drawn.append(f"{' ' * digits} | {' ' * cell_len(line[:start])}{'^' * (end - start)}")
+            before = "".join("  " if east_asian_width(char) in "WF" else " " for char in line[:start])
+            drawn.append(f"{' ' * digits} | {before}{'^' * (end - start)}")
     return tuple(drawn)
 
 

@@ -61,9 +61,8 @@ def read_bandwidth(report: Report) -> Bandwidth:
     try:
         return decode(Bandwidth, report.data)
     except WrongValue as error:
-        raise UserError(
-            f"the report cannot be read: data.{error}", help="The file is damaged: measure again."
-        ) from error
+        problem = f"the report cannot be read: data.{error}"
+        raise UserError(problem, help="The file is damaged: measure again.") from error
 
 
 def format_us(time_us: float) -> str:
@@ -133,11 +132,8 @@ class Plotted:
 def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
     """List the lines of each series, throughput first. A baseline follows its line."""
     every = sort_series(bench.results)
-    lines = [
-        (series, mode)
-        for series in every
-        for mode in reversed(series.modes if len(every) <= MAX_BOTH_MODES else series.modes[-1:])
-    ]
+    both = len(every) <= MAX_BOTH_MODES
+    lines = [(series, mode) for series in every for mode in reversed(series.modes if both else series.modes[-1:])]
     # Each line is named by the parts in which lines differ, and a single one by its mode.
     parts = [(series.collective.value, series.dtype, mode.value) for series, mode in lines]
     differing = [at for at, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1] or [-1]
@@ -252,20 +248,17 @@ def matrix_section(matrix: Matrix) -> bl.Section:
     places = range(len(matrix.ends))
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
     cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
-    columns = [
+    columns = [bl.Column("", ends, align="left")]
+    for at, head in enumerate(matrix.heads):
         # The blank takes the place of the mark, so that headers align with the digits.
-        bl.Column(
-            f"{head} ", tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
-        )
-        for at, head in enumerate(matrix.heads)
-    ]
+        texts = (cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
+        columns.append(bl.Column(f"{head} ", tuple(texts)))
     legend: list[str] = []
     if lowest is not None:
         one_end, other_end = (matrix.ends[at] for at in lowest)
         pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
         legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    columns.insert(0, bl.Column("", ends, align="left"))
     tones = dict.fromkeys(matrix.blamed, bl.Tone.STRONG)
     return (title, bl.Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 

@@ -142,10 +142,8 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
     paths = [str(file.get("path")) for file in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
-    held = [
-        [part for part in parts if isinstance(part, str)] if isinstance(parts := file.get("parts"), list) else []
-        for file in files
-    ]
+    parts = [file.get("parts") for file in files]
+    held = [[part for part in own if isinstance(part, str)] if isinstance(own, list) else [] for own in parts]
     kinds = [part.value for part in StatePart if any(part.value in own for own in held)]
     yes, no = GridCell("yes", tone=Tone.GOOD), GridCell("no", tone=Tone.NOTE)
     rows: dict[str, dict[int, GridCell]] = {"read": {}, "checksums": {}, "NaN and infinity": {}, "tensors": {}}
@@ -278,9 +276,7 @@ def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count
         row[at] = GridCell(str(both[at][at]), tone=Tone.STRONG, about=about)
         cells.append(tuple(row))
     legend = (LEGEND, *not_shown(count - len(ranks), "rank"))
-    return Grid(
-        title=title, rows=names, columns=names, cells=tuple(cells), row_name="rank", column_name="rank", legend=legend
-    )
+    return Grid(title, names, names, tuple(cells), "rank", "rank", legend)
 
 
 def shares_content(report: Report) -> Content:

@@ -17,7 +17,7 @@ from ddpdoctor.model.words import count_of, format_numbers, grouped, majority_of
 from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
-from ddpdoctor.report.verbs.speed import speed_headline, speed_pictures, speed_sections
+from ddpdoctor.report.verbs.speed import STRAGGLER, speed_bars, speed_data, speed_headline, speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -237,6 +237,9 @@ def job_content(report: Report) -> bl.Content:
     if attempts:
         attempt_sections.append((bl.Heading(f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
     sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
+    # The time of a step is a picture if no section has it
+    asks = speed_data(report).get("asked") or any(finding.code == STRAGGLER for finding in report.findings)
+    has_bars = any(isinstance(block, bl.Bars) for section in sections for block in section)
     return bl.Content(
         headline=_headline(report, restarts),
         tone=bl.Tone.PLAIN if ended_badly else speed_headline(report)[1],
@@ -249,7 +252,7 @@ def job_content(report: Report) -> bl.Content:
             *job_pictures(report),
             *consistency_pictures(read_picture(Consistency, report.data.get("consistency")), report.findings),
             *loader_pictures(report),
-            *(() if ended_badly else speed_pictures(report)),
+            *(speed_bars(report) if asks and not ended_badly and not has_bars else ()),
         ),
     )
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import Budget, NetworkUse
 from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
-from ddpdoctor.model.words import count_of, format_about, format_numbers
+from ddpdoctor.model.words import count_of, format_about
 from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RunSpeed
@@ -60,6 +60,7 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
     shown: bl.Section = (
         bl.Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
+        *speed_bars(report),
         bl.table_of(("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")), phases),
         *(bl.Text(line, indent=2) for line in (*lines, network) if line),
     )
@@ -123,68 +124,49 @@ def ms(value: float) -> str:
 
 STRAGGLER = "DD610"
 SPEED = "DD8"
-NAMED = f"{bl.MARK}a rank that a finding about speed names"
-# Names of the medians that a report has of each rank. The first four are without waiting.
+MAX_BARS = 24  # our choice: more bars cannot be compared by eye
+WAITING = "waiting for ranks"  # also the name of this phase in a budget
+# Names of the medians that a report has of each rank. All but the last are without waiting.
 PHASES = {
     "before_forward_ms": "before forward",
     "forward_ms": "forward",
     "between_ms": "between forward and backward",
     "backward_ms": "backward",
-    "waited_ms": "waits for other ranks",
-    "step_ms": "the whole step",
+    "waited_ms": WAITING,
 }
 
 
-def speed_pictures(report: Report) -> Iterator[bl.Grid]:
-    """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
-    asked = bool(speed_data(report).get("asked"))
-    budget = read_picture(Budget, speed_data(report).get("budget")) if asked else None
-    wall_ms = 0.0 if budget is None else budget.wall_ms
-    rows = () if budget is None else budget.phases
-    if phases := [row for row in rows if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * wall_ms]:
-
-        def cell(time_ms: float, whose: str = "") -> bl.GridCell:
-            about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
-            return bl.GridCell(number(time_ms), about=about, level=bl.linear_level(time_ms, wall_ms))
-
-        names, ranks = tuple(row.phase for row in phases), ("critical rank", "median rank", "worst rank")
-        worst = [cell(row.worst_ms, f" on rank {row.worst_rank}") for row in phases]
-        cells = tuple(
-            (cell(row.critical_ms), cell(row.median_ms), last) for row, last in zip(phases, worst, strict=True)
-        )
-        legend = ("The darker, the more of the step.",)
-        yield bl.Grid("time of a step by phase, in ms", names, ranks, cells, "phase", "rank", legend)
-    if asked or any(finding.code == STRAGGLER for finding in report.findings):
-        yield from _pace_pictures(report)
+def speed_bars(report: Report) -> Iterator[bl.Bars]:
+    """Yield the time of a step on each rank by phase, if that is known. Of many ranks, the busiest are shown."""
+    budget, phases = read_picture(Budget, speed_data(report).get("budget")), {}
+    if budget is not None:
+        rows = [row for row in budget.phases if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms]
+        phases = {row.phase: dict(zip(budget.ranks, row.ranks_ms, strict=False)) for row in rows}
+    if not any(phases.values()):  # an older run, or too few steps for a budget
+        paces = read_paces(report)
+        phases = {label: {rank: pace[key] for rank, pace in paces.items()} for key, label in PHASES.items()}
+    slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
+    named = {rank for finding in slow for rank in finding.ranks}
+    ranks = set[int]().union(*phases.values())
+    busy = {rank: sum(times.get(rank, 0) for name, times in phases.items() if name != WAITING) for rank in ranks}
+    shown = sorted(sorted(ranks, key=lambda rank: (rank not in named, -busy[rank]))[:MAX_BARS])
+    if shown:
+        values = {rank: tuple(times.get(rank, 0) for times in phases.values()) for rank in shown}
+        bars = tuple((f"rank {rank}", rank in named, values[rank]) for rank in shown)
+        legend = bl.not_shown(len(ranks) - len(shown), "rank")
+        yield bl.Bars(title="usual step by rank", unit="ms", parts=tuple(phases), rows=bars, legend=legend)
 
 
-def _pace_pictures(report: Report) -> Iterator[bl.Grid]:
-    """Yield the grid of phases by ranks. Of many ranks, those that compute for longest."""
-    # A row that lacks one, as in a damaged report, is left out.
+def read_paces(report: Report) -> dict[int, Mapping[str, float]]:
+    """Return the usual step of each rank. A row that lacks a time, as in a damaged report, is left out."""
     rows = report.data.get("steps")
     paces: dict[int, Mapping[str, float]] = {}
     for row in rows if isinstance(rows, list) else ():
         rank: Any = row.get("rank") if isinstance(row, dict) else None
-        values = [row.get(key) for key in PHASES] if type(rank) is int else [None]
+        values = [row.get(key) for key in ("step_ms", *PHASES)] if type(rank) is int else [None]
         if all(type(value) in {int, float} and math.isfinite(value) for value in values):  # type: ignore[arg-type]
             paces[rank] = row
-    if len(paces) < 2:
-        return
-    slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
-    shown = {rank: paces[rank] for rank in sorted(slowest[: bl.MAX_COLUMNS])}
-    slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
-    named = {rank for finding in slow for rank in finding.ranks}
-    longest = max(pace["step_ms"] for pace in shown.values())
-
-    def name(ranks: Sequence[int]) -> str:
-        return (bl.MARK if named.intersection(ranks) else "") + format_numbers(ranks)
-
-    def cell(value: float) -> bl.GridCell:
-        return bl.GridCell(number(value), about=ms(value), level=bl.linear_level(value, longest))
-
-    by_phase = [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()]
-    legend = (*((NAMED,) if named & shown.keys() else ()), *bl.not_shown(len(paces) - len(shown), "rank"))
-    yield bl.grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
+    return paces
 
 
 def comparison_content(report: Report) -> bl.Content:

@@ -84,10 +84,8 @@ def trial_content(report: Report) -> bl.Content:
                 how = f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
                 how += f"{first.row.name}{part}: {sides}"
             facts.append(bl.FactEntry(words, (how,), tone=bl.Tone.PLAIN))
-    sections: list[bl.Section] = []
-    if trial.consistency is not None:
-        title = f"after each of {count_of(trial.settings.steps, 'step')}"
-        sections.append((bl.Heading(title), bl.FactList(tuple(facts))))
+    title = bl.Heading(f"after each of {count_of(trial.settings.steps, 'step')}")
+    sections: list[bl.Section] = [(title, bl.FactList(tuple(facts)))] if trial.consistency is not None else []
     if reference is not None and reference.steps:
         step = max(reference.steps, key=lambda one: max(map(error_ratio, one.tensors), default=0.0))
         samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""

@@ -83,9 +83,7 @@ def _change(
 ) -> TimeChange:
     """Return the change between two means. Its interval is over the blocks of both runs."""
     before, after = blocks_ms
-    low, high = _interval(
-        lambda dice: mean(dice.choices(after, k=len(after))) - mean(dice.choices(before, k=len(before)))
-    )
+    low, high = _interval(lambda rng: mean(rng.choices(after, k=len(after))) - mean(rng.choices(before, k=len(before))))
     is_large = abs(means_ms[1] - means_ms[0]) >= LEAST_SHARE * wall_ms
     return TimeChange(
         first_ms=means_ms[0], second_ms=means_ms[1], low_ms=low, high_ms=high,

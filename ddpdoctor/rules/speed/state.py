@@ -325,7 +325,7 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
         on_critical = [columns_ms[rank][i] for i, rank in enumerate(steps.critical)]
         return PhaseRow(
             phase=phase, critical_ms=mean(on_critical), median_ms=median(means.values()), worst_ms=means[worst],
-            worst_rank=worst, blocks_ms=_blocks(on_critical),
+            worst_rank=worst, blocks_ms=_blocks(on_critical), ranks_ms=tuple(means.values()),
         )  # fmt: skip
 
     ranks, walls = steps.ranks, steps.walls_ms
@@ -349,6 +349,7 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
         own_ms=max(own, default=0.0),
         is_device=is_device,
         blocks_ms=_blocks(walls),
+        ranks=tuple(ranks),
     )
 
 

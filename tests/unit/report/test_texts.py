@@ -225,6 +225,7 @@ def a_verdict_has_its_line_below_it_with_a_mark_under_the_call():
     drawn = {"80": frame(framed(*LINES), 80), "a pipe": frame(framed(*LINES)), "40": frame(framed(*LINES), 40)}
     drawn |= {call: frame(framed(call, first=33, summary="backward")) for call in calls}
     drawn["a word of the verdict"] = frame(framed("model(x).mean(); optimizer.step()", first=33, summary="in step 11"))
+    drawn["wide letters"] = frame(framed('x["\u91cd"] = f(1)', first=33))
     drawn["a tab and an escape"] = frame(framed("\tf(\x1b[31m)", first=33))
     drawn["another line"] = frame(framed(*LINES, blamed=34))
     drawn["another file"] = frame(framed(*LINES, file="/home/me/other.py"))
