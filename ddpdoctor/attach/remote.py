@@ -138,38 +138,38 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
                 )  # fmt: skip
                 until_s = time.monotonic() + limit_s
                 running.append(_Asked(node=node, process=process, out=out, err=err, until_s=until_s))
-            ended = [one for one in running if one.has_ended()]
-            running = [one for one in running if one not in ended]
-            answers += [_read(one, way, folder, limit_s) for one in ended]
+            ended = [query for query in running if query.has_ended()]
+            running = [query for query in running if query not in ended]
+            answers += [_read(query, way, folder, limit_s) for query in ended]
             time.sleep(POLL_S)
     finally:
-        for one in running:
-            one.process.terminate()
+        for query in running:
+            query.process.terminate()
     return answers
 
 
-def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
-    own = re.sub(r"[^A-Za-z0-9._-]", "_", one.node)
-    with one.out, one.err:
-        one.out.seek(0)
-        arrived = receive_folder(one.out, folder / own)
-        one.err.seek(0)
-        said = one.err.read(2**20).decode(errors="replace")
+def _read(query: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
+    own = re.sub(r"[^A-Za-z0-9._-]", "_", query.node)
+    with query.out, query.err:
+        query.out.seek(0)
+        arrived = receive_folder(query.out, folder / own)
+        query.err.seek(0)
+        said = query.err.read(2**20).decode(errors="replace")
     if arrived.error:
         gone = arrived.error.startswith(NO_JOB)
         reason, remedy = (NO_RANK, SEE_LOG) if gone else (arrived.error, arrived.help)
-        return NodeAnswer(node=one.node, folder="", reason=reason, remedy=remedy)
+        return NodeAnswer(node=query.node, folder="", reason=reason, remedy=remedy)
     reason = ""
-    if not arrived.whole and one.is_late:
+    if not arrived.whole and query.is_late:
         part = f", after {count_of(arrived.files, 'file')}" if arrived.files else ""
         reason = f"no answer within {limit_s:.0f} s{part}"
     elif not arrived.whole:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         causes = [line for line in lines if not _CONSEQUENCES.search(line)]
-        last = (causes or lines or [f"it ended with status {one.process.returncode}"])[-1]
+        last = (causes or lines or [f"it ended with status {query.process.returncode}"])[-1]
         reason = hide_in_text(_OF_ONE_NODE.sub("", last))[:300]
     return NodeAnswer(
-        node=one.node, folder=own if arrived.files else "", reason=reason,
+        node=query.node, folder=own if arrived.files else "", reason=reason,
         remedy=next(do for words, do in way.remedies if any(word in reason for word in words)) if reason else "",
     )  # fmt: skip
 

@@ -95,7 +95,7 @@ def ask_server(server: str | int, *, want_stacks: bool) -> Answers:
     """Return the trace of the flight recorder, and the stacks if ``want_stacks``, which wait for the GIL."""
     try:
         handlers = parse_json(_request(server, "GET", ""))
-        name = next((one for one in TRACES if one in handlers), None)
+        name = next((handler for handler in TRACES if handler in handlers), None)
         trace = _request(server, "POST", name) if name else None
     except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         return Answers(refused=Refusal(source=SERVER, reason=f"torch's server in the rank did not answer: {error}"))
@@ -207,7 +207,7 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
             wanted = [key for key in keys if key.startswith(DEBUG_SERVERS) or key.endswith(_TRACES)][:MOST_VALUES]
             read = {key: reader.get(key) for key in wanted if _in_time(deadline)}
-        values = {key: hide_in_text(one.decode(errors="replace")) for key, one in read.items() if one is not None}
+        values = {key: hide_in_text(value.decode(errors="replace")) for key, value in read.items() if value is not None}
     except StoreError as error:
         reason = hide_in_text(f"the job's store at {host}:{port} cannot be read: {error}")
         remedy = "Run ddpdoctor attach on the machine, and in the container, of rank 0."

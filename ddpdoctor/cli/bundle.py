@@ -70,6 +70,6 @@ def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -
     lines += ["replaced in it", *(f"  {text}" for text in bundle.hidden), "not in it"]
     lines += [f"  {text}" for text in bundle.left_out]
     if path.is_dir():
-        others = sorted(one.name + ("/" if one.is_dir() else "") for one in path.iterdir() if one.name != "report.json")
+        others = sorted(child.name + "/" * child.is_dir() for child in path.iterdir() if child.name != "report.json")
         lines += [f"  {clean(name)}" for name in others]
     return "\n".join(lines) + "\n"

@@ -200,7 +200,7 @@ def run(options: Options) -> int:
             return None
         return read_plan(outcome.folder, options.only, time.monotonic() - began_s)
 
-    outcome = run_and_show(prepared, make_report=_report, is_last=lambda one: plan_after(one) is None)
+    outcome = run_and_show(prepared, make_report=_report, is_last=lambda job: plan_after(job) is None)
     if (plan := plan_after(outcome)) is not None:
         from ddpdoctor.diagnose.tuning import build_tune_report
 

@@ -226,7 +226,7 @@ class Verbs(OurWords, TyperGroup):
         write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
-        write_section(formatter, "Exit status", [(str(int(one)), meaning) for one, meaning in MEANINGS.items()])
+        write_section(formatter, "Exit status", [(str(int(status)), meaning) for status, meaning in MEANINGS.items()])
         write_examples(formatter, "")
 
 

@@ -307,11 +307,11 @@ class NodeIndex:
 
     def report(self) -> tuple[StreamRoot, ...]:
         reports = []
-        for one in (index for index in self.shared() if index.points):
-            root, random = one.root(one.since, one.upto)
-            ranks = tuple(sorted(one.ranks))
+        for index in (index for index in self.shared() if index.points):
+            root, random = index.root(index.since, index.upto)
+            ranks = tuple(sorted(index.ranks))
             reports.append(
-                StreamRoot(stream=one.name, ranks=ranks, since=one.since, upto=one.upto, root=root, random=random)
+                StreamRoot(stream=index.name, ranks=ranks, since=index.since, upto=index.upto, root=root, random=random)
             )
         return tuple(reports)
 

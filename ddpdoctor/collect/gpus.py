@@ -191,10 +191,10 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
             continue
         gpus = replace(gpus, devices=(*gpus.devices, read_gpu(nvml, handles[index], index, kin)))
     pairs = []
-    for (first, one), (second, other) in combinations(handles.items(), 2):
+    for (first, handle), (second, other) in combinations(handles.items(), 2):
         with contextlib.suppress(NvmlError):  # one of the two is lost; its own facts say so
-            ancestor = ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", one, other), "unknown")
-            status = _ask(nvml, "nvmlDeviceGetP2PStatus", one, other, P2P_READ)
+            ancestor = ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, other), "unknown")
+            status = _ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, P2P_READ)
             p2p = None if status is None else P2P.get(status, "unknown")
             pairs.append(GpuPair(first=first, second=second, ancestor=ancestor, p2p=p2p))
     gpus = replace(gpus, pairs=tuple(pairs))

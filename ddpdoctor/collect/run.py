@@ -121,9 +121,9 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
         levels = [str(note["debug_level"]) for note in begun if note.get("debug_level")]
         chosen = run.debug_level or "OFF"
         writers = []
-        for one in (contents[source.pid] for source in sources if source.pid in contents):
-            began_ns, ended_ns = one.cells["started_ns"], watch.processes.get(one.pid, run_files.UNSEEN).ended_ns
-            writers.append(Writer(pid=one.pid, ticks=one.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
+        for ring in (contents[source.pid] for source in sources if source.pid in contents):
+            began_ns, ended_ns = ring.cells["started_ns"], watch.processes.get(ring.pid, run_files.UNSEEN).ended_ns
+            writers.append(Writer(pid=ring.pid, ticks=ring.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
         return facts.Job(
             now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
             hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
@@ -350,16 +350,16 @@ def shift_times(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, facts.CallLog):
         return value.shifted(ahead_ns)
     if isinstance(value, tuple):
-        return tuple(shift_times(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
+        return tuple(shift_times(record, ahead_ns) for record in value) if value and type(value[0]) in TIMED else value
     new: dict[str, Any] = {}
     for name in (field.name for field in fields(value)):
         old = getattr(value, name)
         if not name.endswith("_ns"):
             new[name] = shift_times(old, ahead_ns) if type(old) in _HOLDERS else old
         elif isinstance(old, tuple):
-            new[name] = tuple(one - ahead_ns for one in old)
+            new[name] = tuple(time_ns - ahead_ns for time_ns in old)
         elif isinstance(old, array):
-            new[name] = array("q", [one - ahead_ns for one in old])
+            new[name] = array("q", [time_ns - ahead_ns for time_ns in old])
         else:  # None and 0 mean that it is not known
             new[name] = old and old - ahead_ns
         if new[name] is old:

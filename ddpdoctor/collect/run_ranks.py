@@ -104,7 +104,7 @@ def _of_agent(
             # below each other, it is the outermost.
             ranks = (c for c in outside if c.role == ring_layout.ROLE_RANK)
             mine = [c for c in ranks if _number(_environment(c), RANK_VARIABLES) == start.rank]
-            outermost = [c for c in mine if above[c.pid].isdisjoint(one.pid for one in mine)]
+            outermost = [c for c in mine if above[c.pid].isdisjoint(ring.pid for ring in mine)]
             own = max(outermost, key=lambda c: (_made_world(c), _began(c)), default=None)
         top = pid if own is None else own.pid
         below = [c for c in worlds if top in above[c.pid]]

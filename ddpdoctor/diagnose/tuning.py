@@ -123,7 +123,7 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
     result = tried.conclude(
         *trials,
         predictions={**ddp, **tried.predict_restarts(state, settings)},
-        frameworks=frozenset(name for one in known if one is not None for name in one.frameworks),
+        frameworks=frozenset(name for context in known if context is not None for name in context.frameworks),
         where=tuple(to_place(number, site) for number, site in sites if site is not None),
         loaders_at=tuple(to_place(number, site) for number, site in loaders if site is not None),
     )
@@ -185,7 +185,7 @@ def build_scaling_report(
     ]
     launches = tuple(launch for launch, _ in measured)
     rows = tried.measure_scaling(launches)
-    largest = max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
+    largest = max((run for run in launches if run.kind is LaunchKind.JOB), key=lambda run: run.ranks, default=None)
     folder = next((folder for launch, folder in measured if launch == largest), None)
     predicted: tuple[PredictedSize, ...] = ()
     reason = "no job of several ranks was measured"

@@ -131,7 +131,7 @@ def leave(folder: Path, process: Target, how: Leaving) -> None:
 def read_attendance(folder: Path) -> Attendance:
     came, words = _read(folder / PRESENT), _read(folder / LEFT)
     present = {process: number for process, number in came.items() if is_same(*process)}
-    known = {one.value for one in Leaving}
+    known = {leaving.value for leaving in Leaving}
     left = {process: Leaving(word) if word in known else Leaving.DONE for process, word in words.items()}
     return Attendance(present=present, left=left, gone=frozenset(came.keys() - present.keys() - left.keys()))
 

@@ -156,9 +156,9 @@ def condense(text: bytes) -> bytes:
 def condensed_triggers(triggers: frozenset[bytes]) -> tuple[bytes, ...]:
     """Return the fewest condensed strings of which each of these triggers contains one."""
     kept: list[bytes] = []
-    for one in sorted({condense(trigger) for trigger in triggers}, key=lambda one: (len(one), one)):
-        if not any(shorter in one for shorter in kept):
-            kept.append(one)
+    for trigger in sorted({condense(trigger) for trigger in triggers}, key=lambda trigger: (len(trigger), trigger)):
+        if not any(shorter in trigger for shorter in kept):
+            kept.append(trigger)
     return tuple(kept)
 
 
@@ -547,7 +547,7 @@ class LogSplitter:
             if pattern is None or pattern in self._candidates or len(self._candidates) >= _MOST_CANDIDATES:
                 continue
             self._candidates[pattern] = 0
-            full = sum(bool(one.strip()) for one in raws)
+            full = sum(bool(text.strip()) for text in raws)
             if self._count(re.compile(pattern), raws) >= max(3, 0.6 * full):
                 self._add(pattern, raws)
                 return
@@ -600,9 +600,9 @@ class LogSplitter:
                 first -= 1
             while last + 1 < len(raws) and (not raws[last + 1].strip() or raws[last + 1].startswith(indentation)):
                 last += 1
-            if "Traceback" in raw and any(_TABLE.match(one) for one in raws[first : last + 1]):
+            if "Traceback" in raw and any(_TABLE.match(row) for row in raws[first : last + 1]):
                 continue
-            raws[first : last + 1] = [one.removeprefix(indentation) for one in raws[first : last + 1]]
+            raws[first : last + 1] = [row.removeprefix(indentation) for row in raws[first : last + 1]]
             at = last + 1
             if at == len(raws):
                 self._indentation = indentation
@@ -658,7 +658,7 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
 
 def _common(margins: Sequence[str]) -> str:
     low, high = min(margins), max(margins)
-    same = (at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other)
+    same = (at for at, (letter, other) in enumerate(zip(low, high, strict=False)) if letter != other)
     return low[: next(same, len(low))]
 
 
@@ -699,7 +699,7 @@ def _pattern_of(prefix: str) -> str | None:
             spaces = len(words) - len(level)
             levels = [change(word) for word in _LEVEL_WORDS]
             if spaces > 1:
-                levels = [one.ljust(len(words)) for one in levels if len(one) < len(words)]
+                levels = [level.ljust(len(words)) for level in levels if len(level) < len(words)]
             parts.append(f"(?:{'|'.join(levels)})" + (" " if spaces == 1 else ""))
         elif kind == "word" and words.isspace() and token.end() == len(prefix):
             parts.append(f"(?:{re.escape(words)}|$)")

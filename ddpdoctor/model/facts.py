@@ -380,10 +380,10 @@ class Statement:
     def holds(self, line: int) -> bool:
         return self.line <= line <= self.last_line
 
-    def holds_both(self, one: int, other: int) -> bool:
+    def holds_both(self, line: int, other: int) -> bool:
         """Return whether two lines are in the same branch of the statement: a rank at one has not gone around it."""
         end = self.last_line if self.body_last_line is None else self.body_last_line
-        return self.holds(one) and self.holds(other) and (one <= end) == (other <= end)
+        return self.holds(line) and self.holds(other) and (line <= end) == (other <= end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ def run_rank(
             own, maps = _inspect(wanted, launch, ranks)
             everyone = ranks.gather("drawn", own)
             # For how many passes all ranks send which samples they drew
-            count = min((len(one.passes) if one.compared else 0 for one in everyone or ()), default=0)
+            count = min((len(draws.passes) if draws.compared else 0 for draws in everyone or ()), default=0)
             parts = [
                 ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
                 for number, bits in enumerate(maps)
@@ -179,7 +179,7 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
         same.setdefault(part.bits, []).append(rank)
     # How many samples two ranks both drew, for all pairs of the first ranks
     paired = every[: min(MOST_OVERLAPS, isqrt(OVERLAP_BITS // max(samples, 1)))]
-    half = [[(one & other).bit_count() for other in paired[: at + 1]] for at, one in enumerate(paired)]
+    half = [[(bits & other).bit_count() for other in paired[: at + 1]] for at, bits in enumerate(paired)]
     places = range(len(paired))
     return Pass(
         number=number + 1, ranks=rows, unique=once.bit_count(), shared=twice.bit_count(),
@@ -197,7 +197,7 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
     several = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else ()
-    if not is_loader and any(isinstance(one, DataLoader) for one in several):
+    if not is_loader and any(isinstance(loader, DataLoader) for loader in several):
         raise UserError(
             f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
             help="Name a function that returns the DataLoader that training iterates.",

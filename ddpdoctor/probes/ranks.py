@@ -246,7 +246,7 @@ def run_agreed(
     if rank == 0:
         waits_s = min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s
         heard = {0: own, **conversation.gather(Proposal, "proposal", lambda: range(1, ranks.world_size), waits_s)}
-        verdict = judge([heard[one] for one in sorted(heard)], ranks.world_size, limit_s, check)
+        verdict = judge([heard[rank] for rank in sorted(heard)], ranks.world_size, limit_s, check)
     else:
         conversation.send(f"proposal/{rank}", own)
     # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
@@ -354,7 +354,7 @@ def _describe(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ",".join(_describe("", one) for one in value)
+        return ",".join(_describe("", part) for part in value)
     return str(value.value if isinstance(value, Enum) else value)
 
 

@@ -84,13 +84,13 @@ class StoreWatch:
                 self.attempts = more_telling(self.attempts, found)
 
 
-def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
+def more_telling(probe: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
     """Return the more telling of two probes, of equal ones the later, which is ``other``."""
 
     def order(attempts: tuple[Connecting, ...]) -> int:
         return min((_TELLING.index(attempt.contact) for attempt in attempts), default=len(_TELLING))
 
-    return min((other, one), key=order)
+    return min((other, probe), key=order)
 
 
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
@@ -127,8 +127,8 @@ def is_own(host: str, port: int) -> bool | None:
     for family, address in addresses:
         if address[0].startswith("127.") or address[0] in {"::1", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
             continue
-        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as one:
-            one.bind((address[0], 0, *address[2:]))
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((address[0], 0, *address[2:]))
             return True
     return False
 
@@ -320,7 +320,7 @@ def _stages(job: dict[str, Any]) -> Iterator[str]:
         sums.append((float(values.min()), float(values.max())))
     yield "result"
     wanted = world_size * (world_size + 1) / 2
-    if any(one != (wanted, wanted) for one in sums):
+    if any(total != (wanted, wanted) for total in sums):
         raise ValueError(f"the sum of 1 to {world_size} was {sums}")
     # Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done.
     joined.add("left", 1)

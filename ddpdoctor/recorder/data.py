@@ -272,7 +272,7 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
     if any(what == "dataset" for what, *_ in cuts) and not iterable:
         # The containers that the dataset holds, without its other attributes such as its rank.
         held = attributes(dataset).values()
-        entry["held"] = digest_of_dataset([one for one in held if type(one) in (list, range, dict) or leaf_of(one)])
+        entry["held"] = digest_of_dataset([part for part in held if type(part) in (list, range, dict) or leaf_of(part)])
     return entry
 
 
@@ -393,7 +393,7 @@ def epoch_of(loader: Any) -> Optional[int]:
         for number, known in _noted.items() if is_new else ():  # a loader uses it after all
             if known() is sharing and here.ring is not None:
                 here.ring.note({"k": "epoch_call", "n": number, "used": 1})
-    epochs = (_number(attributes(one), ("epoch",)) for one in ([sharing] if sharing is not None else chain))
+    epochs = (_number(attributes(link), ("epoch",)) for link in ([sharing] if sharing is not None else chain))
     return next((epoch for epoch in epochs if epoch is not None), None)
 
 
@@ -427,7 +427,7 @@ def _chain(loader: Any) -> Iterator[Any]:
 
 
 def _sharing(chain: Any) -> Any:
-    pairs = ((one, attributes(one)) for one in chain)
+    pairs = ((link, attributes(link)) for link in chain)
     knows = (o for o, given in pairs if _number(given, _REPLICAS) is not None and _number(given, _RANK) is not None)
     return next(knows, None)
 

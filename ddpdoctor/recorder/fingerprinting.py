@@ -431,7 +431,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     is_due, began_s = stepper.begins(), time.perf_counter()
     if is_due or stepper.seen != replicas.version():
         _find_models(stepper, optimizer)
-        stepper.more = stepper.more or [one for one in (of(optimizer) for of in more_of) if one is not None]
+        stepper.more = stepper.more or [inner for inner in (of(optimizer) for of in more_of) if inner is not None]
     for model in stepper.models:
         model.begins()
     # A closure will compute the gradients.

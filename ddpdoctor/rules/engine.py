@@ -122,7 +122,7 @@ def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
         findings += _draw_findings(rule, heard)
         came_out = [_outcome(rule, answer) for _, answer in heard]
         worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
-        those = [one for one, outcome in zip(heard, came_out, strict=True) if outcome is worst]
+        those = [pair for pair, outcome in zip(heard, came_out, strict=True) if outcome is worst]
         hosts = tuple(about.host for about, _ in those if isinstance(about, Node))
         seen = "; ".join(dict.fromkeys(answer.seen for _, answer in those if answer.seen))
         seen = seen if heard else "no node was seen"

@@ -425,7 +425,7 @@ def network_of(machine: nodes.Network | None, sources: tuple[str, ...]) -> str:
     for interface in machine.interfaces if machine is not None else ():
         for address in interface.addresses:
             network = ipaddress.ip_interface(address).network
-            if wanted and all(one in network for one in wanted):
+            if wanted and all(source in network for source in wanted):
                 return str(network)
     few = wanted and len(wanted) <= NAMED_SOURCES
     return ",".join(dict.fromkeys(map(str, wanted))) if few else UNKNOWN_NETWORK

@@ -67,12 +67,12 @@ def find_meant(name: str, known: Iterable[str]) -> str | None:
     return max(shorter, key=len) if shorter else min(longer, key=len, default=None)
 
 
-def _distance(one: str, other: str) -> int:
+def _distance(name: str, other: str) -> int:
     """Return the edit distance (Levenshtein); if it is above the limit, return any number above the limit."""
-    if abs(len(one) - len(other)) > MOST_EDITS:
+    if abs(len(name) - len(other)) > MOST_EDITS:
         return MOST_EDITS + 1
     row = list(range(len(other) + 1))
-    for i, left in enumerate(one, 1):
+    for i, left in enumerate(name, 1):
         diagonal, row[0] = row[0], i
         for j, right in enumerate(other, 1):
             diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (left != right))

@@ -243,7 +243,7 @@ class TimeSlot:
 def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:
     """Return the time for the first of the remaining steps, or None if not enough is left."""
     # Smaller sizes get the least number of calls first. The remaining time is divided equally.
-    fits = (one for one in MULTIPLES if sum(forecast.least_s(step, one) for step in steps) <= left_s)
+    fits = (multiple for multiple in MULTIPLES if sum(forecast.least_s(step, multiple) for step in steps) <= left_s)
     multiple, fitting = next(fits, 0), steps
     if not multiple:
         multiple = 1

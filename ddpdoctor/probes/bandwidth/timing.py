@@ -122,7 +122,7 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
     # If the device's clock and the host's disagree over all calls, one of them is wrong.
     on_device_us, on_host_us, note = max(map(sum, times_us)), max(map(sum, host_us)), ""
     if abs(on_host_us - on_device_us) > CLOCKS_DIFFER * on_host_us + SPAN_OVERHEAD_US * count:
-        counted, told = (f"{one / 1e3:.3g} ms" for one in (on_device_us, on_host_us))
+        counted, told = (f"{time_us / 1e3:.3g} ms" for time_us in (on_device_us, on_host_us))
         note = f"the device's clock counted {counted} for all timed calls, the host's {told}"
     return TimedCase(
         measurement=summarize(case, [row[0] for row in rows], times_us, calls, group.size, warm=not effort.cold),

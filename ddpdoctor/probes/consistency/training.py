@@ -68,7 +68,7 @@ class Training:
         module = self.built.module
         self._mark("DDP's constructor")
         self.ddp = wrap(module, self._device, unused=self._settings.unused)
-        self._reduced = {id(one) for _, one in _trained(module)}
+        self._reduced = {id(param) for _, param in _trained(module)}
 
         def before_ddp(ddp: Any, _: Any) -> None:
             self._will_sync = ddp.will_sync_module_buffers()
@@ -159,7 +159,7 @@ def wrap(module: Any, device: Any, *, unused: bool) -> Any:
 
 def _trained(module: Any) -> list[tuple[str, Any]]:
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    return [(name, one) for name, one in module.named_parameters() if one.requires_grad and name not in ignored]
+    return [(name, param) for name, param in module.named_parameters() if param.requires_grad and name not in ignored]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +229,11 @@ def quiet_dropout(module: Any) -> int:
     """Set the probability of every dropout layer to 0, and return how many there were."""
     # Attention and recurrent layers store it as ``dropout``. Functional dropout is not reached.
     found = 0
-    for one in module.modules():
-        name = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
-        share = getattr(one, name, None)
+    for layer in module.modules():
+        name = "p" if isinstance(layer, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
+        share = getattr(layer, name, None)
         if isinstance(share, float) and share > 0:
-            setattr(one, name, 0.0)
+            setattr(layer, name, 0.0)
             found += 1
     return found
 

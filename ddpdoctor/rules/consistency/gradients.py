@@ -43,8 +43,8 @@ def check_gradients(job: Job) -> Answer:
 
 def why_gradients_differ(sighting: drift.Sighting) -> drift.DriftCause:
     blame = drift.blame_of(sighting.difference.splits)
-    one = blame.is_known
-    who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
+    known = blame.is_known
+    who = f"{rank_list(blame.ranks)} changed them" if known else "they were changed"
     if sighting.replica.mesh_dims:
         return drift.DriftCause(
             name="apart in a mesh",
@@ -56,7 +56,7 @@ def why_gradients_differ(sighting: drift.Sighting) -> drift.DriftCause:
         )
     for cause in chain(_without_reduction(sighting), _after_reduction(sighting)):
         return cause
-    more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
+    more = "" if known else ", or added to by a second backward, such as that of a reentrant checkpoint"
     return drift.DriftCause(
         name="changed after the reduction",
         words=f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "

@@ -145,10 +145,10 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
             excused = True
         for stream in replica.streams:
             # Tensors count as compared if they were equal at all times, or at least before the first difference.
-            difference = next((one for one in stream.differences if one.what is what), None)
+            difference = next((difference for difference in stream.differences if difference.what is what), None)
             was_equal = difference is None or difference.last_equal is not None
             compared = compared or (what in stream.kinds and (was_equal or not excused))
-    found.sort(key=lambda one: one.sighting.step)
+    found.sort(key=lambda difference: difference.sighting.step)
     return Survey(found=tuple(found), compared=compared, excuses=tuple(dict.fromkeys(excuses)))
 
 

@@ -263,8 +263,8 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     for host in dict.fromkeys(node.host for node, _ in gpus):
         node = next(node for node, _ in gpus if node.host == host)
         low = [
-            gpu for one, gpu in gpus
-            if one.host == host and None not in {gpu.app_clock_sm_mhz, gpu.default_app_clock_sm_mhz}
+            gpu for node, gpu in gpus
+            if node.host == host and None not in {gpu.app_clock_sm_mhz, gpu.default_app_clock_sm_mhz}
             and (gpu.app_clock_sm_mhz or 0) < (gpu.default_app_clock_sm_mhz or 0)
         ]  # fmt: skip
         if low:

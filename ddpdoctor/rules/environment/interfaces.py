@@ -129,13 +129,13 @@ def check_mtu(fleet: Fleet) -> Answer:
     for library in VARIABLES:
         picks = ((node, pick) for name, node, _, pick in first_picks(chosen) if name == library)
         sizes = [(node, pick.interface) for node, pick in picks if not pick.ip.is_loopback]
-        seen += [f"{one.name} {one.mtu}" for _, one in sizes]
-        split = compare_nodes((node, one.mtu) for node, one in sizes)
+        seen += [f"{nic.name} {nic.mtu}" for _, nic in sizes]
+        split = compare_nodes((node, nic.mtu) for node, nic in sizes)
         if split is None:
             continue
         common = split.majority.value if split.majority is not None else min(side.value for side in split.minorities)
-        names = dict.fromkeys(one.name for _, one in sizes if one.mtu != common)
-        differing = [f"{node.host}: {one.name}, {one.mtu}" for node, one in sizes if node.host in split.hosts]
+        names = dict.fromkeys(nic.name for _, nic in sizes if nic.mtu != common)
+        differing = [f"{node.host}: {nic.name}, {nic.mtu}" for node, nic in sizes if node.host in split.hosts]
         summary = describe(split, "MTU") + ": packets that are too large for a node are dropped"
         fix = " && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs"
         problems.append(disagreement(split, summary, fix, evidence=tuple(differing[:8])))
@@ -215,7 +215,7 @@ def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:
         return f"{library} reads the space as part of the name"
     if setting.name == TENSORPIPE and "," in name:
         return "TensorPipe accepts one name, not a list"
-    longer = sorted(one for one in there if one.startswith(name))
+    longer = sorted(other for other in there if other.startswith(name))
     if longer:
         return f"{library} needs the full name, and {name} is only a prefix of {longer[0]}"
     return f"interface {name} does not exist"
@@ -328,7 +328,7 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
             versions = {ipaddress.ip_address(address.partition("%")[0]).version for address in addresses}
             families.append((node, known(node.network), versions))
     if families and not set.intersection(*(versions for _, _, versions in families)):
-        split = compare_nodes((node, " and ".join(f"IPv{one}" for one in sorted(those))) for node, _, those in families)
+        split = compare_nodes((node, " and ".join(f"IPv{kind}" for kind in sorted(seen))) for node, _, seen in families)
         if split is not None:
             fix = "set MASTER_ADDR to an address that all nodes can reach"
             yield disagreement(split, describe(split, "the master's name has"), fix)

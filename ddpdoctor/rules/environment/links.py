@@ -373,7 +373,7 @@ def check_numa(node: Node) -> Answer:
     ]
     problems = []
     if far:
-        names = [f"process {one.pid}" if one.rank is None else f"rank {one.rank}" for one, _ in far]
+        names = [f"process {process.pid}" if process.rank is None else f"rank {process.rank}" for process, _ in far]
         of_ranks = ranks_of(process for process, _ in far)
         unnumbered = [name for name, (process, _) in zip(names, far, strict=True) if process.rank is None]
         who = name_list([*([rank_list(of_ranks)] if of_ranks else []), *unnumbered])

@@ -99,7 +99,7 @@ def _hosts_line(fleet: Fleet, node: Node) -> str:
     if best is not None and len(fleet.nodes) > 1:
         address = f"$(ip -o address show {best} | awk '{{print $4}}' | cut -d/ -f1 | head -n 1)"
     elif network is not None and best is not None:
-        interface = next(one for one in network.interfaces if one.name == best)
+        interface = next(nic for nic in network.interfaces if nic.name == best)
         address = interface.addresses[0].partition("/")[0]
     return f'echo "{address} $(hostname)" | sudo tee -a /etc/hosts'
 

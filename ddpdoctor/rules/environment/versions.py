@@ -184,7 +184,7 @@ def _of_gpus(value: Callable[[Gpu], str | None]) -> Callable[[Node], str | None]
     def read(node: Node) -> str | None:
         gpus = known(node.gpus)
         found = {value(gpu) for gpu in gpus.devices} if gpus else set()
-        return " and ".join(sorted(one for one in found if one)) or None
+        return " and ".join(sorted(version for version in found if version)) or None
 
     return read
 
@@ -192,13 +192,13 @@ def _of_gpus(value: Callable[[Gpu], str | None]) -> Callable[[Node], str | None]
 _COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
     ("torch", torch_of, Severity.ERROR),
     ("NCCL", nccl_of, Severity.ERROR),
-    ("Python", of_software(lambda one: ".".join(one.python.split(".")[:2])), Severity.WARNING),
+    ("Python", of_software(lambda software: ".".join(software.python.split(".")[:2])), Severity.WARNING),
     ("NVIDIA driver", driver_of, Severity.WARNING),
     ("GPUs:", _of_gpus(lambda gpu: gpu.name), Severity.WARNING),
     ("VBIOS", _of_gpus(lambda gpu: gpu.vbios), Severity.WARNING),
-    ("kernel", of_software(lambda one: one.kernel), Severity.WARNING),
-    ("OFED", of_software(lambda one: one.ofed), Severity.WARNING),
-    ("container image", of_software(lambda one: one.image), Severity.WARNING),
+    ("kernel", of_software(lambda software: software.kernel), Severity.WARNING),
+    ("OFED", of_software(lambda software: software.ofed), Severity.WARNING),
+    ("container image", of_software(lambda software: software.image), Severity.WARNING),
 )
 
 
@@ -306,9 +306,9 @@ def check_hip_gpu_other(node: Node) -> Answer:
 VERSION_OF: dict[str, Callable[[Node], str | None]] = {
     "torch": torch_of,
     "nccl": nccl_of,
-    "python": of_software(lambda one: one.python),
+    "python": of_software(lambda software: software.python),
     "driver": driver_of,
-    "kernel": of_software(lambda one: one.kernel),
+    "kernel": of_software(lambda software: software.kernel),
 }
 
 

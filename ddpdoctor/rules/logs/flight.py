@@ -92,7 +92,7 @@ class Cluster:
         block, part = self.block(rank, number) or (), self.parts[rank]
         is_pending = part.done < len(part.seq) and part.seq[part.done] == number
         found = lf.Operation(
-            op=" and ".join(dict.fromkeys(one.op for one in block)), group=self.name, group_words=self.words,
+            op=" and ".join(dict.fromkeys(call.op for call in block)), group=self.name, group_words=self.words,
             seq=None if self.is_aligned else number,
             made_by="backward" if is_pending and part.pending_in_backward else "",
         )  # fmt: skip
@@ -159,8 +159,8 @@ def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
             continue
         there = cluster.dumps[peer]
         partner = _PARTNER[op], members.index(rank) if members else rank
-        pending = next((one for one in other.transfers if (one.op, one.peer) == partner), None)
-        any_source = any(one.op == partner[0] and one.peer is None for one in other.transfers)
+        pending = next((transfer for transfer in other.transfers if (transfer.op, transfer.peer) == partner), None)
+        any_source = any(transfer.op == partner[0] and transfer.peer is None for transfer in other.transfers)
         made = not dump.wrapped and not there.wrapped and other.made.get(partner, 0) >= transfer.nth
         if pending is None and not any_source and not made:
             yield _absent(peer, operation, (rank,), there, said)
@@ -185,7 +185,7 @@ def compare_flight(dumps: Sequence[lf.FlightDump], world: int | None) -> list[lf
     """Return which ranks are behind, differ or are inside, and what each rank waits in. One dump per rank."""
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
     clusters = clusters_of(by_rank)
-    timed_out = any(part.timed_out for one in clusters for part in one.parts.values())
+    timed_out = any(part.timed_out for cluster in clusters for part in cluster.parts.values())
     found: list[lf.Fact] = []
     for cluster in clusters:
         moved = None if timed_out or _first_different_number(cluster) is not None else _contradiction(cluster)
@@ -268,7 +268,7 @@ def _late(cluster: Cluster, number: int) -> list[lf.Absent]:
         for column in ("last_made_ns", "last_ended_ns")
     )
     common = set.intersection(*map(set, made.values()))
-    for seq in sorted(one for one in common if one <= number and one - 1 in common):
+    for seq in sorted(seq for seq in common if seq <= number and seq - 1 in common):
         after_s = {rank: (times[seq] - times[seq - 1]) / 1e9 for rank, times in made.items()}
         soonest_s = min(after_s.values())
         late = sorted(rank for rank in after_s if after_s[rank] - soonest_s > limit_s)
@@ -394,14 +394,14 @@ def _crossed(clusters: Sequence[Cluster], found: Sequence[lf.Fact]) -> lf.Circle
     """Return ranks that made the pending calls of two groups in different orders, if all members are inside both."""
     inside = {fact.operation.group for fact in found if isinstance(fact, lf.Inside)}
     whole = [cluster for cluster in clusters if cluster.name in inside]
-    for at, one in enumerate(whole):
+    for at, cluster in enumerate(whole):
         for other in whole[at + 1 :]:
-            both = [rank for rank in one.parts if rank in other.parts]
-            pending = {rank: (one.parts[rank].pending_ns, other.parts[rank].pending_ns) for rank in both}
+            both = [rank for rank in cluster.parts if rank in other.parts]
+            pending = {rank: (cluster.parts[rank].pending_ns, other.parts[rank].pending_ns) for rank in both}
             orders = {n: own < theirs for n, (own, theirs) in pending.items() if own is not None and theirs is not None}
             first = next((rank for rank, order in orders.items() if order), None)
             second = next((rank for rank, order in orders.items() if not order), None)
             if first is not None and second is not None:
-                links = ((first, one.pending(first), second), (second, other.pending(second), first))
-                return lf.Circle(links=links, spot=one.dumps[first].spot)
+                links = ((first, cluster.pending(first), second), (second, other.pending(second), first))
+                return lf.Circle(links=links, spot=cluster.dumps[first].spot)
     return None

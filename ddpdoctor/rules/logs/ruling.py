@@ -105,7 +105,7 @@ def decide(state: RunState) -> Ruling:
     own = (
         any(failure.operation is None and any(frame.user for frame in failure.frames) for failure in first) or not first
     )
-    older = roots and own and not any(precedes(one, fact) for one in differ for fact in roots[0].facts)
+    older = roots and own and not any(precedes(report, fact) for report in differ for fact in roots[0].facts)
     if differ and not older:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
@@ -138,11 +138,11 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     root, absent = roots[0] if roots else None, find_absent(state)
     alone = root is not None and root.is_alone
     if absent is not None:
-        one = absent.problem if absent.problem is not None and len(absent.problem.ranks) == 1 else None
-        if root is not None and alone and not root.is_vague and not root.ranks and one is not None:
-            root.ranks |= set(one.ranks)
+        absence = absent.problem if absent.problem is not None and len(absent.problem.ranks) == 1 else None
+        if root is not None and alone and not root.is_vague and not root.ranks and absence is not None:
+            root.ranks |= set(absence.ranks)
             problem = words.failure(state, root, roots[1:], killed=False)
-            waited = f"its line names no rank; {one.summary}"
+            waited = f"its line names no rank; {absence.summary}"
             yield Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
         yield absent
     if differ := [fact for fact in state.all[lf.Differ] if not fact.certain]:
@@ -194,7 +194,7 @@ def _reasons(state: RunState) -> Iterator[str]:
     ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
     failed = {fact.nature: fact for fact in reversed(state.all[lf.Failed])}
-    yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
+    yield from (said.format(words.quote(failed[nature])) for nature, said in _ONLY_SAID.items() if nature in failed)
     if state.all[lf.Link]:
         yield "the evidence only shows that the other side closed connections, not why"
     if state.all[lf.Exited]:
@@ -232,7 +232,7 @@ def check_sufficient(state: RunState) -> Answer:
     """Report that the given evidence does not show the cause, and what to collect."""
     ruling, lacking = state.ruling, state.logs.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
-    refused = (one.words(ranks) for one, ranks in state.refusals())
+    refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
     notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all[lf.Hint] if fact.words)]))
     read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

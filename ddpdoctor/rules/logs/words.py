@@ -335,14 +335,14 @@ def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
 
 def _killed_words(root: Root, who: str) -> str:
     signals = sorted({process.signal for process in root.exited if process.signal})
-    lost = next((one for one in root.troubles if one.kind == "node-failure"), None)
+    lost = next((trouble for trouble in root.troubles if trouble.kind == "node-failure"), None)
     if lost is not None:
         return f"{who}: {lost.problem}"
     by = f" by {', '.join(signals)}" if signals else ""
     why = "; it ran out of memory" if root.memory else _FULL if signals == ["SIGBUS"] else ""
     if not root.is_plain:
         why = f"; {_VICTIM}: torch's watchdog ends ranks that waited too long this way"
-    trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
+    trouble = next((cause.problem for cause in root.troubles if cause.kind != "oom"), "")
     return f"{who} {'were' if len(root.ranks) > 1 else 'was'} killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
 
@@ -465,7 +465,7 @@ def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
                 what = f"{what}{count}{shape}{dtype}{backward}"
             for rank in numbers or (None,):
                 key = (rank, operation.group_words or operation.group, operation.seq)
-                made[key] = max(made.get(key, ""), what, key=lambda one: (one.startswith("barrier"), len(one)))
+                made[key] = max(made.get(key, ""), what, key=lambda text: (text.startswith("barrier"), len(text)))
     ranks: dict[str, set[int]] = defaultdict(set)
     for (rank, *_), what in made.items():
         ranks[what] |= set() if rank is None else {rank}
@@ -475,7 +475,7 @@ def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
 def circle(state: RunState, circles: Sequence[lf.Circle]) -> Problem:
     links = circles[0].links
     ranks = tuple(sorted({rank for circle in circles for link in circle.links for rank in (link[0], link[2])}))
-    way = "; ".join(f"rank {one} is waiting in {call.words()} for rank {other}" for one, call, other in links[:6])
+    way = "; ".join(f"rank {rank} is waiting in {call.words()} for rank {other}" for rank, call, other in links[:6])
     summary = f"{rank_list(ranks)} are waiting for each other: {way}"
     return problem(state, summary, quotes(circles), confidence=Confidence.MEDIUM, ranks=ranks, fix=_SAME_ORDER)
 
@@ -510,14 +510,14 @@ def link(state: RunState, links: Sequence[lf.Link]) -> Problem:
     return problem(state, summary, said, confidence=Confidence.MEDIUM, hosts=hosts, fix=first.fix)
 
 
-def lost(state: RunState, one: Lost) -> Problem:
-    ranks = (one.rank,) if one.rank is not None else ()
-    hosts = (one.host,) if one.host else ()
+def lost(state: RunState, peer: Lost) -> Problem:
+    ranks = (peer.rank,) if peer.rank is not None else ()
+    hosts = (peer.host,) if peer.host else ()
     summary = (
-        f"{who_words(state, ranks, hosts)} may have ended first: {len(one.facts)} other processes lost their "
+        f"{who_words(state, ranks, hosts)} may have ended first: {len(peer.facts)} other processes lost their "
         "connection to it, and it reports no lost connection; the reason is unknown"
     )
-    said, fix = (*quotes(one.facts), *victim_words(state, ranks)), "; ".join(collect(state))
+    said, fix = (*quotes(peer.facts), *victim_words(state, ranks)), "; ".join(collect(state))
     return problem(state, summary, said, confidence=Confidence.LOW, ranks=ranks, hosts=hosts, fix=fix)
 
 
@@ -528,11 +528,11 @@ def stopped(state: RunState, facts: Sequence[lf.Stopped]) -> Problem:
 
 
 def inside(state: RunState, facts: Sequence[lf.Inside]) -> Problem:
-    one = facts[0]
+    call = facts[0]
     limits = quotes(fact for fact in state.all[lf.Waiting] if fact.timed_out)
     said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
     summary = (
-        f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
+        f"all {count_of(len(call.ranks), 'rank')} are in the same {call.operation.words()}, "
         "but it does not complete: the network or a rank's device may be at fault"
     )
     return problem(state, summary, said, confidence=Confidence.LOW, fix="; ".join(collect(state)))

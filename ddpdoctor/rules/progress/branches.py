@@ -301,11 +301,11 @@ def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
     if usual.native or line_key(usual.kind) in made:
         return False
     ours, theirs = ([frame for frame in stack_of(state.rank) if frame.user] for state in (mine, other))
-    for one, two in zip(ours, theirs, strict=False):
-        if not _same_function(one, two):
+    for our, their in zip(ours, theirs, strict=False):
+        if not _same_function(our, their):
             return False
-        if one.line != two.line:
-            return one.line > two.line
+        if our.line != their.line:
+            return our.line > their.line
     return False
 
 
@@ -343,7 +343,7 @@ def _look_up(flows: Flows, parting: Parting, states: tuple[RankState, RankState]
             returned=at is None
             and bool(now)
             and not any(_same_function(frame, call) for frame in now)
-            and (was_inside or any(_same_function(frame, one) for frame in now for one in outer)),
+            and (was_inside or any(_same_function(frame, caller) for frame in now for caller in outer)),
         )
         found = find_detours(flow, route)
         if found:
@@ -355,8 +355,8 @@ def _is_in(part: TimelineEntry | None, due: CallKind) -> bool:
     return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
 
 
-def _same_function(one: Frame, other: Frame) -> bool:
-    return (one.file, one.function) == (other.file, other.function)
+def _same_function(frame: Frame, other: Frame) -> bool:
+    return (frame.file, frame.function) == (other.file, other.function)
 
 
 def find_guard(flows: Flows, caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool) -> Frame | None:

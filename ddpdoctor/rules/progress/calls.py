@@ -131,7 +131,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         if cursor is None or event.number > cursor:
             cursor = event.number
         # A hook or a custom function calls in backward: then the phase failed because of a call inside it.
-        failed = (one.kind.failed for one in islice(events, at + 1, None) if one.started_ns < event.ended_ns)
+        failed = (later.kind.failed for later in islice(events, at + 1, None) if later.started_ns < event.ended_ns)
         if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(failed)):
             break
     if phase is not None and cursor is not None:
@@ -245,11 +245,11 @@ class _Act:
         return self.key == other.key and (None in {self.took, other.took} or self.took == other.took)
 
 
-def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
-    """Return where ``one`` diverged from ``other``, at or before the collective ``seq`` of a group."""
+def find_parting(state: RankState, other: RankState, group: str, seq: int) -> Parting | None:
+    """Return where ``state`` diverged from ``other``, at or before the collective ``seq`` of a group."""
     # Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another
     # line.
-    mine, others = _acts(one, group), _acts(other, group)
+    mine, others = _acts(state, group), _acts(other, group)
     keys = [{act.key for acts in found.values() for act in acts} for found in (mine, others)]
     shared = keys[0] & keys[1]
     first = max(min(mine, default=0), min(others, default=0)) + 1
@@ -284,8 +284,8 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
     # Whether it goes on like the others after a few extra acts of its own, and not the other way around.
     for more in range(1, MOST_SHIFT + 1):
-        for one, other, is_extra in ((ours, theirs[more:], False), (ours[more:], theirs, True)):
-            pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
+        for acts, other, is_extra in ((ours, theirs[more:], False), (ours[more:], theirs, True)):
+            pairs = list(zip(acts[:MOST_ALIKE], other, strict=False))
             if pairs and all(mine.is_like(its) for mine, its in pairs):
                 return is_extra
     return False

@@ -273,7 +273,7 @@ def _inside_words(job: JobState, conflict: Conflict, shown: TimelineEntry | None
     if len(sites) > 1 or None in sites or shown is None or len({part.kind.op for part in conflict.parts}) == 1:
         return []
     mine, other = stack_of(job.ranks[departing[0].rank]), stack_of(job.ranks[shown.rank])
-    at = next((at for at, (one, two) in enumerate(zip(mine, other, strict=False)) if one != two), None)
+    at = next((at for at, (our, their) in enumerate(zip(mine, other, strict=False)) if our != their), None)
     if at is None or at + 1 >= min(len(mine), len(other)) or mine[at].user:
         return []
     if (mine[at].file, mine[at].function) != (other[at].file, other[at].function):
@@ -296,7 +296,7 @@ def _fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, unev
     if len(ops) == 1 and len(dtypes) > 1 and len(kinds) == len(conflict.parts):
         # The dtype of a rank that is not to blame, else the widest one.
         others = [part.kind.dtype for part in conflict.agreeing]
-        widest = sorted((kind.dtype for kind in kinds), key=lambda one: ("64" in str(one), "32" in str(one)))
+        widest = sorted((kind.dtype for kind in kinds), key=lambda dtype: ("64" in str(dtype), "32" in str(dtype)))
         usual = str((others or widest)[-1]).replace("torch.", "")
         return (
             f"give the tensor the same dtype on all ranks before {kinds[0].op} ({line_of(kinds[0].site)}), for example "

@@ -452,7 +452,7 @@ def _given_up(rank: Rank) -> Call | None:
     if after is None or after.seq is None or rank.ended_ns is None:
         return None
     calls = reversed(rank.recent_calls)
-    call = next((one for one in calls if (one.group, one.seq) == (after.group, after.seq - 1)), None)
+    call = next((call for call in calls if (call.group, call.seq) == (after.group, after.seq - 1)), None)
     limit_s = _limit_s(rank, call) if call is not None else None
     if call is None or limit_s is None:
         return None
@@ -476,7 +476,7 @@ def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
             since_ns = call.started_ns + limit_s * 1e9
             for rank in ranks:
                 calls = (*rank.open_calls, *reversed(rank.recent_calls))
-                own = next((one for one in calls if (one.group, one.seq) == (call.group, call.seq)), None)
+                own = next((own for own in calls if (own.group, own.seq) == (call.group, call.seq)), None)
                 if rank is not waiter and own is not None and own.started_ns > since_ns:
                     found.setdefault(rank.rank, (own, waiter, call))
     return found
@@ -612,7 +612,7 @@ def error_of_helper(failure: Failure) -> HelperError | None:
         patience_ns = {Helper.CHILD: EXITS_AFTER_NS, Helper.THREAD: EXITS_AFTER_NS}
     ages_ns = [(helper, failure.time_ns - helper.error.time_ns) for helper in failure.rank.helper_errors]
     before = [helper for helper, age_ns in ages_ns if 0 <= age_ns < patience_ns.get(helper.who, 0)]
-    return min(before, key=lambda one: (one.error.in_call is not None, one.error.time_ns), default=None)
+    return min(before, key=lambda helper: (helper.error.in_call is not None, helper.error.time_ns), default=None)
 
 
 def is_lost_worker(failure: Failure) -> bool:

@@ -237,7 +237,7 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
 
     def both(column: str, part: str = "") -> tuple[float, float]:
         mine, *rest = (getattr(rank.kept, column) for rank in (own, *theirs))
-        return median(mine[part] if part else mine), median(median(one[part] if part else one) for one in rest)
+        return median(mine[part] if part else mine), median(median(peer[part] if part else peer) for peer in rest)
 
     mine, usual = both("parts_ms", "gc")
     if mine - usual >= needed_ms:

@@ -428,7 +428,7 @@ def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
         who = causes.listener
         server = f"process {who.pid} ({who.command})" if who is not None else "the process that accepted the connection"
         return [f"{server} accepted the connection on port {store.port}, but it is not a torch store"]
-    if connections is not None and any(one.endswith(end) for one in connections.unanswered):
+    if connections is not None and any(peer.endswith(end) for peer in connections.unanswered):
         return [f"{store.host}:{store.port} does not respond: packets are dropped, or the host does not exist"]
     if _nobody_listens(store, causes):
         return [f"no process listens on port {store.port} of {rank.host or 'this host'}; torch keeps retrying"]
@@ -455,7 +455,7 @@ def check_stuck(job: JobState) -> Answer:
     busy = [why.busy_at(job, n) for n in blamed]
     computing = (Activity.BACKWARD, Activity.NATIVE)
     inside = any(job.states[n].doing in computing or why.compiles(job.states[n]) for n in blamed)
-    spins = any(one is not None and one.may_spin for one in busy)
+    spins = any(load is not None and load.may_spin for load in busy)
     if not all(job.ranks[n].recorded for n in blamed) or spins or job.may_have_come:
         return _stuck(job, blamed, Confidence.LOW)
     return _stuck(job, blamed, Confidence.MEDIUM if any(busy) or inside else Confidence.HIGH)

@@ -121,7 +121,7 @@ def places_held_up(state: st.RankState) -> tuple[Place, ...]:
     lines = [frame for frames in below if (frame := st.innermost_user(frames)) is not None]
     child = lines[:1] if state.doing is st.Activity.DATA or in_library or is_near else []
     found += [*own[:1], *child] if is_near else [*child, *own[:1]]
-    found += [st.innermost_user(one.error.frames) for one in last_helper_errors(state)[:1]]
+    found += [st.innermost_user(helper.error.frames) for helper in last_helper_errors(state)[:1]]
     found += own[1:]
     if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
         others = st.other_threads(rank, skip_idle=False)

@@ -40,8 +40,8 @@ _DOING = {
 _STATES = {"R": "running (R): it is computing or spinning", "S": "sleeping (S)", "D": "in uninterruptible sleep (D)"}
 
 
-def doing_words(state: st.RankState, *, one: bool = True) -> str:
-    wait = "waits" if one else "wait"
+def doing_words(state: st.RankState, *, single: bool = True) -> str:
+    wait = "waits" if single else "wait"
     if state.doing is st.Activity.NATIVE and state.call is not None:
         what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
         return f"{wait} in {what}"
@@ -50,8 +50,8 @@ def doing_words(state: st.RankState, *, one: bool = True) -> str:
     if state.doing is st.Activity.USER and not state.rank.recorded:
         return "could not be inspected"
     if state.doing is st.Activity.SHUTTING_DOWN and state.error is not None:
-        return f"{'ends' if one else 'end'} with {state.error.type}"
-    return _DOING[state.doing][0 if one else 1]
+        return f"{'ends' if single else 'end'} with {state.error.type}"
+    return _DOING[state.doing][0 if single else 1]
 
 
 def line_at(state: st.RankState) -> Frame | None:
@@ -73,15 +73,15 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
         frame = line_at(state)
         dim = groups[number].mesh_dim if number in groups else ""
         at = f", {st.line_of(frame)}" if frame is not None else ""
-        merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
+        merged[doing_words(state), doing_words(state, single=False), dim, at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = []
-    for (one, many, _, at), ranks in ordered[:MAX_CLASSES]:
+    for (single, many, _, at), ranks in ordered[:MAX_CLASSES]:
         inside = _mesh_words(job, ranks)
         waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
         lasting = st.seconds(max((value for value in waited if value is not None), default=None))
         tail = f", {lasting}" if lasting else ""
-        sentences.append(f"{rank_list(ranks)} {verb(ranks, one, many)}{inside}{at}{tail}")
+        sentences.append(f"{rank_list(ranks)} {verb(ranks, single, many)}{inside}{at}{tail}")
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
     return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 

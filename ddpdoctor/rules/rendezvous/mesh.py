@@ -71,7 +71,7 @@ class Meeting:
 
     def cause(self, kinds: frozenset[str], host: str) -> Finding | None:
         """Return an error of these kinds that concerns a host, or no host in particular."""
-        errors = (one for one in self.found if one.severity is Severity.ERROR and one.kind in kinds)
+        errors = (finding for finding in self.found if finding.severity is Severity.ERROR and finding.kind in kinds)
         return next((error for error in errors if not error.hosts or host in error.hosts), None)
 
 
@@ -418,7 +418,7 @@ def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Probl
         node = meeting.node(number)
         network = known(node.network) if node is not None else None
         name = meeting.visit(number).interface
-        mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
+        mtu = next((nic.mtu for nic in network.interfaces if nic.name == name), None) if network is not None else None
         if mtu is not None:
             found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
     stalled = []

@@ -41,7 +41,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     seen = [(visit, visit.store_view) for visit in meeting.arrived() if visit.store_view is not None]
     if not seen:
         return skipped("no node tried to reach the store")
-    untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)
+    untried = next((pair for pair in seen if pair[1].serves and pair[1].without_torch), None)
     if untried is not None:
         return unknown(f"{untried[0].host} could not serve a test store: {untried[1].without_torch}")
     failing = [(visit, view) for visit, view in seen if fails(view)]

@@ -243,7 +243,7 @@ def best_cap(
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
     most_ms = max(mid_ms for _, (_, mid_ms, _) in predictions)
     good = [prediction for prediction in predictions if prediction[1][1] >= most_ms - NEARLY * gradients.end_ms]
-    return min(good, key=lambda one: abs(log(one[0] / DEFAULT_BYTES)))
+    return min(good, key=lambda cap: abs(log(cap[0] / DEFAULT_BYTES)))
 
 
 def contention(ranks: Iterable[Rank]) -> str:
