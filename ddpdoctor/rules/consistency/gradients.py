@@ -1,4 +1,4 @@
-"""DD503, DD504, DD507 and DD508: gradients, random numbers, and what the optimizer trains."""
+"""DD503, DD504, DD507, DD508 and DD511: gradients, random numbers, and what the optimizer trains."""
 
 from __future__ import annotations
 
@@ -404,3 +404,25 @@ def check_random_state(job: Job) -> Answer:
     fix = "seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)"
     summary = f"{have}, so they use the same dropout masks"
     return found(summary, ranks=stream.ranks, evidence=evidence, fix=fix)
+
+
+MIN_STEPS = 10  # our choice: a script may well take a few steps before it creates the process group
+
+
+@rule("DD511", "not-distributed", Severity.WARNING, "Each rank trains a model of its own")
+def check_distributed(job: Job) -> Answer:
+    """Report ranks of one launch that train without a process group, so that no gradient is averaged."""
+    if (job.world_size or 1) < 2 or len(job.ranks) != job.world_size or not all(rank.recorded for rank in job.ranks):
+        return skipped("a single rank, or not all ranks were recorded")
+    if any(rank.init_ns is not None or rank.initialized for rank in job.ranks):
+        return passed("init_process_group was called")
+    steps = min(rank.steps for rank in job.ranks)
+    if steps < MIN_STEPS:
+        return skipped(f"the ranks took fewer than {MIN_STEPS} optimizer steps")
+    ranks = tuple(rank.rank for rank in job.ranks)
+    lines = [seen.frame for seen in job.ranks[0].lines_seen if not seen.in_child]  # the most frequent first
+    where = tuple(to_place(ranks[0], frame) for frame in lines[:1])
+    evidence = (f"each took at least {steps} optimizer steps", "none called init_process_group")
+    fix = "call init_process_group and wrap the model in DistributedDataParallel; for one process, start one rank"
+    summary = f"{rank_list(ranks)} train separate models: no process group connects them"
+    return found(summary, ranks=ranks, where=where, evidence=evidence, fix=fix)
