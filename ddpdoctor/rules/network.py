@@ -159,11 +159,8 @@ class Choice:
     gloo: tuple[Pick, ...] | None  # None if it cannot be known
 
     def __str__(self) -> str:
-        gloo = (
-            "it is unknown which interface Gloo would use"
-            if self.gloo is None
-            else f"Gloo would use {_words(self.gloo)}"
-        )
+        unknown = "it is unknown which interface Gloo would use"
+        gloo = unknown if self.gloo is None else f"Gloo would use {_words(self.gloo)}"
         return f"{gloo}, NCCL {_words(self.nccl[:1])}"
 
 
@@ -270,12 +267,8 @@ def best_interface(network: nodes.Network) -> str | None:
 
     It is the one of the default route, else a real card, else the first that is neither loopback nor a bridge.
     """
-    usable = [
-        interface
-        for interface in network.interfaces
-        if interface.running and interface.addresses and not interface.loopback
-    ]
-    usable = [interface for interface in usable if not is_bridge(interface.name)]
+    running = (interface for interface in network.interfaces if interface.running and interface.addresses)
+    usable = [interface for interface in running if not (interface.loopback or is_bridge(interface.name))]
     by_default = [interface.name for interface in usable if interface.name == network.default_interface]
     real = [interface.name for interface in usable if not interface.virtual and not is_tunnel(interface.name)]
     return next(iter([*by_default, *real, *(interface.name for interface in usable)]), None)

@@ -388,9 +388,6 @@ def _when(sighting: Sighting) -> str:
 def _also_words(found: FoundDifference) -> str:
     sighting = found.sighting
     name = row_words(sighting.difference.splits[0].row)
-    if sighting.replica.mesh_dims:
-        return f"the same on {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
-    return (
-        f"the same in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
-        f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
-    )
+    model = sighting.replica.model
+    place = "on" if sighting.replica.mesh_dims else f"in {'DDP' if model > 0 else 'unwrapped'} model {abs(model)} of"
+    return f"the same {place} {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"

@@ -145,10 +145,7 @@ def judge_lost(job: JobState) -> Answer:
         origin=FaultOrigin.NETWORK if cut_off else FaultOrigin.MACHINE,
     )
     # A node will not come back if it said that it left, or was silent for the whole hang timeout.
-    gone = all(
-        node.presence is Presence.LEFT or quiet_ns >= job.timeout_ns
-        for node, quiet_ns in zip(lost, silent_ns, strict=True)
-    )
+    gone = all(node.presence is Presence.LEFT or ns >= job.timeout_ns for node, ns in zip(lost, silent_ns, strict=True))
     return judged([finding], certain=job.stands_still(()) and not job.is_ending(), may_resume=not gone)
 
 

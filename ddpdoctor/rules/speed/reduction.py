@@ -271,18 +271,10 @@ def ring_factor(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-def ring_cost(network: ReductionCost, measured: int, ranks: int) -> ReductionCost:
-    """Return the cost of a bucket on a ring of more ranks: more hops, and slightly more bytes on each."""
-    return ReductionCost(
-        latency_ms=network.latency_ms * (ranks - 1) / (measured - 1),
-        bytes_per_ms=network.bytes_per_ms * ring_factor(measured) / ring_factor(ranks),
-    )
-
-
-def tree_cost(network: ReductionCost, measured: int, ranks: int) -> ReductionCost:
-    """Return the cost of a bucket on a tree. The measured job is assumed to be a ring."""
+def larger_costs(network: ReductionCost, measured: int, ranks: int) -> tuple[ReductionCost, ReductionCost]:
+    """Return the cost of a bucket on a ring and on a tree of more ranks. The measured job is assumed to be a ring."""
+    sent = network.bytes_per_ms * ring_factor(measured)
     hop_ms = network.latency_ms / (2 * (measured - 1))
-    return ReductionCost(
-        latency_ms=2 * ceil(log2(ranks)) * hop_ms,
-        bytes_per_ms=network.bytes_per_ms * ring_factor(measured) / TREE_BYTES,
-    )
+    ring_ms = network.latency_ms * (ranks - 1) / (measured - 1)
+    ring = ReductionCost(latency_ms=ring_ms, bytes_per_ms=sent / ring_factor(ranks))
+    return ring, ReductionCost(latency_ms=2 * ceil(log2(ranks)) * hop_ms, bytes_per_ms=sent / TREE_BYTES)
