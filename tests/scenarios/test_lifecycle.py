@@ -151,7 +151,7 @@ def test_streams_directory_arguments_and_status_are_those_of_torchrun(tmp_path: 
     plain, recorded = outcomes
     assert (recorded.stdout, recorded.returncode) == (plain.stdout, plain.returncode)
     assert "['--help', 'a b', '--epochs=2'] typed" in plain.stdout
-    assert recorded.stderr.count("an error line") == 1
+    assert recorded.stderr.splitlines().count("an error line") == 1
 
 
 SECRETS = ("--api-key", "hunter2", "--hf_token=hunter4", "https://me:hunter5@host/x?token=hunter6", "-p", "hunter7")
